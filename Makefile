@@ -1,0 +1,30 @@
+# Every target does its own set-up: a virtual environment with the pinned dependencies.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: compare test lint learning clean
+
+compare: .venv/ready
+	$(BIN)/algos compare --run-dir runs/compare
+
+test: .venv/ready
+	$(BIN)/pytest -n 2 -q
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The learning claims of the README, all seeds: about an hour on 2 cores.
+learning: .venv/ready
+	$(BIN)/pytest -n 2 -q -m slow --timeout 3600
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,96 @@
+"""Advantages and their normalisation: pure functions over the True entries of a rollout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from textenv.rollout import check_mask
+
+
+def gae(
+    *,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    mask: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
+
+    ``delta_t = r_t + gamma * next_value_t * (not terminated_t) - value_t`` and
+    ``A_t = delta_t + gamma * lambda * A_next`` unless the episode was terminated or truncated at t, where *next* is
+    the next True entry. A reward or an end on a False entry inside an episode belongs to the True entry before
+    it; what stands on False entries after an episode's end has no effect.
+
+    Args:
+        reward: float32 ``[B, T]``, as are ``value`` and ``next_value``.
+        value: of the state at t.
+        next_value: of the episode's next True entry, or of its final observation.
+        terminated: bool ``[B, T]``: no future.
+        truncated: bool ``[B, T]``: cut, but ``next_value`` counts.
+        mask: bool ``[B, T]``.
+        gamma: discount.
+        gae_lambda: trace decay.
+
+    Returns:
+        advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
+    """
+    check_mask(mask)
+    shapes = {x.shape for x in (reward, value, next_value, terminated, truncated, mask)}
+    if len(shapes) != 1:
+        raise ValueError(f"gae got tensors of shapes {sorted(map(tuple, shapes))}, expected one shape [B, T] for all")
+    reward, terminated, truncated = _fold(reward, terminated, truncated, mask)
+    zero = torch.zeros((), dtype=value.dtype, device=value.device)
+    delta = torch.where(mask, reward - value, zero) + torch.where(mask & ~terminated, gamma * next_value, zero)
+    # True entries decay the trace, ended ones cut it, False ones hand it on as it is.
+    decay = torch.where(mask, gamma * gae_lambda * (~(terminated | truncated)).to(value.dtype), zero + 1)
+    trace = torch.zeros_like(value[:, 0])
+    columns = []
+    for delta_t, decay_t in zip(reversed(delta.unbind(1)), reversed(decay.unbind(1)), strict=True):
+        trace = torch.addcmul(delta_t, decay_t, trace)
+        columns.append(trace)
+    advantage = torch.where(mask, torch.stack(columns[::-1], dim=1), zero)
+    return advantage, torch.where(mask, advantage + value, zero)
+
+
+def _fold(reward: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Move rewards and ends on False entries inside an episode to the True entry before them."""
+    if mask.all():
+        return reward, terminated, truncated
+    columns = [x.unbind(1) for x in (reward, terminated, truncated, mask)]
+    later_reward = torch.zeros_like(reward[:, 0])
+    later_end = torch.zeros_like(terminated[:, 0]), torch.zeros_like(truncated[:, 0])
+    folded: list[tuple[Tensor, Tensor, Tensor]] = []
+    for r, stop, cut, here in zip(*(reversed(x) for x in columns), strict=True):
+        done = stop | cut
+        # What comes later belongs to this entry, unless the episode ends here.
+        r = torch.where(done, r, r + later_reward)
+        stop, cut = stop | (later_end[0] & ~done), cut | (later_end[1] & ~done)
+        folded.append((r, stop, cut))
+        later_reward = torch.where(here, 0, r)
+        later_end = stop & ~here, cut & ~here
+    reward, terminated, truncated = (torch.stack(x[::-1], dim=1) for x in zip(*folded, strict=True))
+    return reward, terminated, truncated
+
+
+def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scale to variance 1 over the True entries, and shift to mean 0 unless told to keep the mean.
+
+    Args:
+        x: ``[B, T]``.
+        mask: bool ``[B, T]``; what stands elsewhere has no effect and comes back 0.
+        shift_mean: False keeps the mean.
+
+    Returns:
+        ``[B, T]``. Fewer than two True entries have no spread and are only shifted.
+    """
+    check_mask(mask)
+    chosen = x[mask]
+    variance, mean = torch.var_mean(chosen, correction=0)
+    scale = variance.sqrt() + 1e-8 if chosen.numel() > 1 else torch.ones_like(mean)
+    white = (chosen - mean) / scale
+    return torch.zeros_like(x).masked_scatter(mask, white if shift_mean else white + mean)

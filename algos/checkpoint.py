@@ -1,0 +1,70 @@
+"""Saving an agent and loading its policy: weights in safetensors, everything else in one JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from algos.policy import Policy
+
+FORMAT = 1
+"""Version of the folder's layout."""
+
+
+def save(agent: Any, folder: str | Path) -> Path:
+    """Write an agent's policy and config; a language model lands in ``policy/`` as a `transformers` folder."""
+    folder = Path(folder)
+    weights = folder / "policy"
+    weights.mkdir(parents=True, exist_ok=True)
+    spec = agent.env.spec
+    description = {
+        "format": FORMAT,
+        "environment": None if spec is None else {"id": spec.id, "kwargs": _environment_kwargs(spec.kwargs)},
+        "algorithm": type(agent).__name__,
+        "config": dataclasses.asdict(agent.config),
+        "policy": type(agent.policy).__name__,
+        "policy_arguments": agent.policy.save(weights),
+    }
+    (folder / "config.json").write_text(json.dumps(description, indent=2, default=str) + "\n", encoding="utf-8")
+    return folder
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy of a saved agent, ready to act.
+
+    Raises:
+        FileNotFoundError: if the folder holds no saved agent.
+        ValueError: if it was written by a newer version, or holds a policy of a class not known here.
+    """
+    description = read_description(folder)
+    weights = Path(folder) / "policy"
+    if description["policy"] == "MLPPolicy":
+        from algos.mlp import MLPPolicy
+
+        return MLPPolicy.load(weights, description["policy_arguments"])
+    if description["policy"] == "LMPolicy":
+        from algos.lm import LMPolicy
+
+        return LMPolicy.load(weights)
+    raise ValueError(f"{folder} holds a {description['policy']}, known are MLPPolicy and LMPolicy")
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What ``config.json`` says about a saved agent."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
+            "or by 'algos train --run-dir'"
+        )
+    description = json.loads(path.read_text(encoding="utf-8"))
+    if description.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {description.get('format')}, this version reads {FORMAT}: update algos")
+    return description
+
+
+def _environment_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The environment's own arguments, without what Gymnasium adds for the vector form."""
+    return {k: v for k, v in kwargs.items() if k not in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")}

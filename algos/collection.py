@@ -1,0 +1,174 @@
+"""Collecting rollouts: the only code that knows autoreset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from tensordict import TensorDict
+
+from algos.policy import Policy, numpy_action
+
+
+@dataclass
+class Cursor:
+    """Where collection stopped, for the next call to go on from; a new one resets the environment.
+
+    Args:
+        seed: of the environment's first reset.
+    """
+
+    seed: int | None = None
+    observation: Any = None
+    """The observation to act on next; None before the first reset."""
+    ended: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
+    is_init: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """bool ``[N]``: slots at the first observation of an episode."""
+
+
+def collect(
+    env: VectorEnv,
+    policy: Policy,
+    *,
+    steps: int | None = None,
+    episodes: int | None = None,
+    cursor: Cursor | None = None,
+    deterministic: bool = False,
+) -> TensorDict:
+    """Let the policy act and return a rollout in the schema of `textenv.rollout`.
+
+    Args:
+        env: a vector environment in any of Gymnasium's three autoreset modes, or one of whole episodes
+            (`textenv.rollout.EpisodeEnv`), which takes ``episodes``.
+        policy: who acts.
+        steps: steps in each slot; the rollout is ``[num_envs, steps]``.
+        episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
+            short episodes are not favoured, and what it does after is False in the mask.
+        cursor: where the last call stopped; it is moved on. Without one the environment is reset.
+        deterministic: the most probable action instead of a sample.
+
+    Returns:
+        The rollout, with ``log_prob`` of the policy as it acted.
+
+    Raises:
+        ValueError: unless exactly one of ``steps`` and ``episodes`` is given and fits the environment.
+    """
+    if (steps is None) == (episodes is None):
+        raise ValueError(f"steps is {steps} and episodes is {episodes}: give exactly one of them")
+    cursor = Cursor() if cursor is None else cursor
+    if hasattr(env, "take_episodes"):
+        if episodes is None:
+            raise ValueError("a text environment is collected in whole episodes: give episodes, not steps")
+        return _collect_text(env, policy, episodes, cursor, deterministic)
+    if episodes is not None:
+        return _collect_shares(env, policy, episodes, cursor, deterministic)
+    assert steps is not None
+    return _collect_steps(env, policy, steps, cursor, deterministic)
+
+
+@torch.no_grad()
+def _collect_text(env: Any, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
+    if cursor.observation is None:
+        cursor.observation, _ = env.reset(seed=cursor.seed)
+    observation = env.start_episodes(episodes)
+    policy.reset()
+    log_prob = torch.zeros(episodes, observation["tokens"].shape[1])
+    while (running := env.running).any():
+        step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
+        row, column = env.cursor
+        log_prob[row, column] = step.log_prob.cpu()[running]
+        observation, changed = env.advance(numpy_action(step.action))
+        if changed.any():
+            policy.reset(changed)
+    rollout = env.take_episodes()
+    rollout["log_prob"] = log_prob[:, : rollout.shape[1]]
+    return rollout
+
+
+def _collect_steps(env: VectorEnv, policy: Policy, steps: int, cursor: Cursor, deterministic: bool) -> TensorDict:
+    _begin(env, policy, cursor)
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for _ in range(steps):
+        _one_step(env, policy, cursor, columns, deterministic)
+    return _rollout(columns)
+
+
+def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
+    cursor.observation = None  # whole episodes start from a reset
+    _begin(env, policy, cursor)
+    share = np.full(env.num_envs, episodes // env.num_envs)
+    share[: episodes % env.num_envs] += 1
+    columns: dict[str, list[Any]] = defaultdict(list)
+    while (share > 0).any():
+        _one_step(env, policy, cursor, columns, deterministic)
+        columns["mask"][-1] &= share > 0
+        share -= columns["terminated"][-1] | columns["truncated"][-1]
+    cursor.observation, cursor.seed = None, None  # the slots are in mid-episode: the next call resets them
+    rollout = _rollout(columns)
+    return rollout[torch.from_numpy(rollout["mask"].numpy().any(axis=1))]
+
+
+def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
+    if cursor.observation is None:
+        cursor.observation, _ = env.reset(seed=cursor.seed)
+        cursor.ended = np.zeros(env.num_envs, dtype=bool)
+        cursor.is_init = np.ones(env.num_envs, dtype=bool)
+        policy.reset()
+
+
+def _one_step(
+    env: VectorEnv, policy: Policy, cursor: Cursor, columns: dict[str, list[Any]], deterministic: bool
+) -> None:
+    """Act once in every slot, append to the columns and move the cursor."""
+    mode = env.metadata["autoreset_mode"]
+    step = policy.act(cursor.observation, deterministic=deterministic)
+    action = numpy_action(step.action)
+    observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
+    done = terminated | truncated
+    final = observation
+    if mode is AutoresetMode.SAME_STEP and done.any():
+        final = observation.copy()
+        for slot in np.flatnonzero(done):
+            final[slot] = info["final_obs"][slot]
+    columns["observation"].append(cursor.observation)
+    columns["next_observation"].append(final)
+    columns["action"].append(step.action)
+    columns["log_prob"].append(step.log_prob)
+    columns["reward"].append(reward)
+    columns["terminated"].append(terminated)
+    columns["truncated"].append(truncated)
+    columns["mask"].append(~cursor.ended)
+    columns["is_init"].append(cursor.is_init)
+    if mode is AutoresetMode.DISABLED and done.any():
+        # The mask is taken out of the options by some environments, so each call gets its own dictionary.
+        observation, _ = env.reset(options={"reset_mask": done.copy()})
+    begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
+    cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
+    cursor.observation, cursor.is_init = observation, begun
+    if begun.any():
+        policy.reset(begun)
+
+
+def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:
+    """The action that a Box environment is given; the rollout keeps the one that was drawn."""
+    return np.clip(action, space.low, space.high) if isinstance(space, spaces.Box) else action
+
+
+def _rollout(columns: dict[str, list[Any]]) -> TensorDict:
+    """Stack the steps along time, once, at the end: ``[N, T]``."""
+    steps, slots = len(columns["mask"]), len(columns["mask"][0])
+    data = {}
+    for name, column in columns.items():
+        if isinstance(column[0], torch.Tensor):
+            data[name] = torch.stack(column, dim=1)
+        else:
+            data[name] = torch.from_numpy(np.stack(column, axis=1))
+    data["reward"] = data["reward"].to(torch.float32)
+    data["group"] = torch.arange(slots)[:, None].expand(slots, steps)
+    return TensorDict(data, batch_size=[slots, steps])

@@ -1,0 +1,143 @@
+"""The learning loop: collect, penalise, update, log, save. It is here once, for every algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+
+from algos.collection import Cursor, collect
+from algos.logs import Logs
+from algos.metrics import EpisodeMeter, reference_metrics
+from algos.policy import Policy
+
+Metrics = dict[str, float]
+
+
+class Penalty(Protocol):
+    """Changes the rewards of a rollout (`textenv.kl.KLPenalty`)."""
+
+    coefficient: float
+
+    def __call__(self, rollout: TensorDict, policy: Any) -> None:
+        """Add ``kl`` and ``reference_log_prob`` to the rollout and subtract from its ``reward``."""
+        ...
+
+
+class Agent(Protocol):
+    """What the loop needs of an algorithm."""
+
+    env: VectorEnv
+    policy: Policy
+    config: Any
+    penalty: Penalty | None
+    cursor: Cursor
+    progress: float
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Improve the policy on a rollout."""
+        ...
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the agent into a folder."""
+        ...
+
+
+def learn(
+    agent: Agent,
+    total_steps: int,
+    *,
+    run_dir: str | Path | None = None,
+    progress: bool = False,
+    on_iteration: Callable[[Metrics], None] | None = None,
+) -> list[Metrics]:
+    """Train until that many steps (True entries) were taken; the iteration under way is finished.
+
+    Args:
+        agent: the algorithm.
+        total_steps: at least 1.
+        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end, the saved agent.
+        progress: show a progress bar.
+        on_iteration: called with the metrics of each iteration.
+
+    Returns:
+        The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
+        the environment paid, over the episodes that ended; it is absent where none did.
+    """
+    if total_steps < 1:
+        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
+    history: list[Metrics] = []
+    meters = EpisodeMeter(), EpisodeMeter()
+    with Logs(run_dir, total_steps=total_steps, progress=progress) as logs:
+        steps, start = 0, time.perf_counter()
+        while steps < total_steps:
+            agent.progress = steps / total_steps
+            metrics = iterate(agent, meters)
+            steps += int(metrics["rollout/steps"])
+            seconds = time.perf_counter() - start
+            metrics = {"steps": steps} | metrics | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
+            logs.write(metrics)
+            history.append(metrics)
+            if on_iteration is not None:
+                on_iteration(metrics)
+    if run_dir is not None:
+        agent.save(run_dir)
+    return history
+
+
+def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
+    clock = [time.perf_counter()]
+    config = agent.config
+    rollout = collect(agent.env, agent.policy, steps=config.steps, episodes=config.episodes, cursor=agent.cursor)
+    metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
+    rollout = rollout.to(next(agent.policy.parameters()).device)
+    clock.append(time.perf_counter())
+    if agent.penalty is not None:
+        agent.penalty(rollout, agent.policy)
+        metrics |= reference_metrics(rollout, coefficient=agent.penalty.coefficient)
+        metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
+    clock.append(time.perf_counter())
+    metrics |= agent.update(rollout)
+    clock.append(time.perf_counter())
+    return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
+
+
+def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:
+    returns, lengths = meter.finished(rollout)
+    if not returns:
+        return {}
+    metrics = {name: float(np.mean(returns))}
+    return metrics if name != "episode/return" else metrics | {"episode/length": float(np.mean(lengths))}
+
+
+def choose_penalty(env: Any, penalty: Penalty | None) -> Penalty | None:
+    """The penalty given, else the one that the environment carries, else none."""
+    return getattr(env, "penalty", None) if penalty is None else penalty
+
+
+def check_environment(env: Any, config: Any) -> None:
+    """Refuse environments that an agent cannot collect from, and configs of the other kind.
+
+    Raises:
+        TypeError: if it is no vector environment.
+        ValueError: if it charges the KL by itself, or the config counts what it does not have.
+    """
+    if not isinstance(env, VectorEnv):
+        raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
+    space = env.single_action_space
+    if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
+        raise ValueError(
+            "this environment charges the KL step by step (KLReward); our agents charge it in batches: "
+            "use TextVectorEnv with KLPenalty, or the KL would be charged twice"
+        )
+    if hasattr(env, "take_episodes") and config.episodes is None:
+        raise ValueError(
+            f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
+            "set steps=None and episodes, or start from algos.presets.TEXT"
+        )

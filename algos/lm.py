@@ -1,0 +1,138 @@
+"""`LMPolicy`: a causal language model with a value head, as a policy over tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.policy import Observation, Step
+from textenv.lm.decoding import Decoder
+from textenv.lm.loading import EMBEDDED
+from textenv.lm.model import LanguageModel
+from textenv.lm.sampling import greedy, restrict, sample
+from textenv.rollout import Evaluation, following, sequences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class LMPolicy(nn.Module):
+    """Any decoder-only model as a recurrent policy: its cache is the hidden state, the prefix is the state.
+
+    The value head is one linear layer on the model's trunk, zero at the start, so that it adds no noise to the
+    first advantages; it computes in fp32 whatever the model's dtype.
+
+    Args:
+        model: a decoder-only `transformers` model; the policy trains it in place.
+        tokenizer: its tokenizer.
+        temperature: one for acting and scoring; a reference made by `reference` has it too.
+        detach_value: True keeps the value's gradient out of the trunk.
+        seed: of the sampled tokens.
+
+    Raises:
+        ValueError: as `LanguageModel` does.
+
+    Example:
+        >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
+    """
+
+    sequential = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        temperature: float = 1.0,
+        detach_value: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.lm = LanguageModel(model, tokenizer, temperature=temperature)
+        self.detach_value = detach_value
+        self.value_head = nn.Linear(self.lm.hidden_size, 1, device=self.lm.device, dtype=torch.float32)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def load(cls, name: str | Path = EMBEDDED, **options: Any) -> LMPolicy:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name. A saved policy comes back
+        with its value head."""
+        lm = LanguageModel.load(name)
+        saved = Path(name) / "value_head.safetensors"
+        if not saved.is_file():
+            return cls(lm.model, lm.tokenizer, **options)
+        return cls._restore(lm, saved, options)
+
+    @property
+    def temperature(self) -> float:
+        """What divides the logits, in acting and scoring."""
+        return self.lm.temperature
+
+    def reference(self) -> LanguageModel:
+        """A frozen copy of the model as it is now, for a KL penalty."""
+        return self.lm.frozen_copy()
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
+        assert isinstance(observation, dict), "a language model reads the observations of a text environment"
+        tokens, length = observation["tokens"], observation["length"]
+        if self._decoder is None or self._decoder.shape != tokens.shape:
+            self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
+        allowed = None if action_mask is None else action_mask.to(self.lm.device)
+        logits = restrict(self._decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
+        return Step(*(greedy(logits) if deterministic else sample(logits, generator=self.generator)))
+
+    def reset(self, rows: np.ndarray | None = None) -> None:
+        """Forget what was read in these slots."""
+        if self._decoder is not None:
+            self._decoder.reset(rows)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; logits exist only at the True entries."""
+        hidden = self.lm.hidden(rollout["observation"])
+        log_prob, entropy, _ = self.lm.score(hidden, rollout)
+        return Evaluation(log_prob, entropy, self._value(hidden))
+
+    @torch.no_grad()
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`."""
+        value = self._value(self.lm.hidden(sequences(rollout)))
+        done = rollout["terminated"] | rollout["truncated"]
+        return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it."""
+        from safetensors.torch import save_file
+
+        self.lm.model.save_pretrained(folder)
+        self.lm.tokenizer.save_pretrained(folder)
+        options = {"temperature": self.temperature, "detach_value": self.detach_value}
+        save_file(
+            self.value_head.state_dict(), folder / "value_head.safetensors", metadata={"options": json.dumps(options)}
+        )
+        return {}
+
+    @classmethod
+    def _restore(cls, lm: LanguageModel, saved: Path, options: dict[str, Any]) -> LMPolicy:
+        from safetensors import safe_open
+
+        with safe_open(saved, framework="pt") as file:
+            options = json.loads(file.metadata()["options"]) | options
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        policy = cls(lm.model, lm.tokenizer, **options)
+        policy.value_head.load_state_dict(weights)
+        return policy
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.detach() if self.detach_value else hidden
+        return self.value_head(hidden.float()).squeeze(-1)

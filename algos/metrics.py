@@ -1,0 +1,111 @@
+"""What is logged: means over the True entries of a rollout and over the minibatches of an update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from textenv.rollout import masked_mean
+
+
+class EpisodeMeter:
+    """Return and length of the episodes that end in a rollout; those under way are carried to the next one."""
+
+    def __init__(self) -> None:
+        self._total = np.zeros(0)
+        self._steps = np.zeros(0, dtype=np.int64)
+        self._open = np.zeros(0, dtype=bool)
+
+    def finished(self, rollout: TensorDict) -> tuple[list[float], list[int]]:
+        """Return (sum of ``reward``) and length (True entries) of each episode that ends here."""
+        reward, mask, begins = (rollout[key].numpy() for key in ("reward", "mask", "is_init"))
+        done = (rollout["terminated"] | rollout["truncated"]).numpy()
+        if len(self._total) != len(mask):
+            self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
+            self._open = np.zeros(len(mask), dtype=bool)
+        returns: list[float] = []
+        lengths: list[int] = []
+        for t in range(mask.shape[1]):
+            self._open |= begins[:, t]
+            self._total = np.where(begins[:, t], 0.0, self._total)
+            self._steps = np.where(begins[:, t], 0, self._steps)
+            # Rewards on False entries inside an episode count; what follows its end does not.
+            self._total = np.where(self._open, self._total + reward[:, t], self._total)
+            self._steps += self._open & mask[:, t]
+            ended = self._open & done[:, t]
+            if ended.any():
+                returns += self._total[ended].tolist()
+                lengths += self._steps[ended].tolist()
+                self._open &= ~ended
+        return returns, lengths
+
+
+class Means:
+    """Means of quantities over the minibatches of an update, read off the device once at the end."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        """Take one value of each quantity, a scalar without gradient."""
+        for name, value in values.items():
+            self._values[name].append(value)
+
+    def result(self) -> dict[str, float]:
+        """Mean of each quantity."""
+        return {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
+
+
+def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float) -> dict[str, Tensor]:
+    """How far a minibatch has moved from the old policy.
+
+    Args:
+        log_ratio: 0 where the mask is False.
+        count: True entries to divide by.
+        clip_range: of the loss.
+
+    Returns:
+        ``policy/approx_kl``, nats a step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
+        ``policy/clip_frac``, the share of ratios outside the clip range.
+    """
+    change = log_ratio.expm1()
+    return {
+        "policy/approx_kl": (change - log_ratio).sum() / count,
+        "policy/clip_frac": (change.abs() > clip_range).sum() / count,
+    }
+
+
+def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
+    """What a rollout with advantages says about itself, over its True entries."""
+    mask = rollout["mask"]
+    return {
+        "value/explained_variance": explained_variance(
+            value=rollout["value"], value_target=rollout["value_target"], mask=mask
+        ),
+        "value/mean": rollout["value"][mask].mean().item(),
+        "advantage/mean": rollout["advantage"][mask].mean().item(),
+        "advantage/std": rollout["advantage"][mask].std(correction=0).item(),
+        "rollout/empty_rows": int((~mask.any(dim=1)).sum()),
+    }
+
+
+def explained_variance(*, value: Tensor, value_target: Tensor, mask: Tensor) -> float:
+    """1 - var(target - value) / var(target) over the True entries; 0 where the target does not vary."""
+    target, error = value_target[mask], (value_target - value)[mask]
+    variance = target.var(correction=0)
+    return (1 - error.var(correction=0) / variance).item() if variance > 1e-12 else 0.0
+
+
+def reference_metrics(rollout: TensorDict, *, coefficient: float) -> dict[str, float]:
+    """KL to the reference in nats a finished episode (text: a response) and a step, and the coefficient."""
+    total = masked_mean(rollout["kl"], mask=rollout["mask"]).item() * int(rollout["mask"].sum())
+    episodes = int((rollout["terminated"] | rollout["truncated"]).sum())
+    return {
+        "reference/kl": total / max(episodes, 1),
+        "reference/kl_per_step": total / int(rollout["mask"].sum()),
+        "reference/coefficient": coefficient,
+    }

@@ -1,0 +1,38 @@
+"""Cutting a rollout into minibatches: of steps, or of whole rows where a policy is sequential."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDict
+
+
+ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group")
+"""Columns that advantages are made from and that nothing reads afterwards."""
+
+
+def minibatches(
+    rollout: TensorDict, *, size: int, sequential: bool, generator: torch.Generator
+) -> Iterator[TensorDict]:
+    """One epoch: every True entry once, in a new random order.
+
+    Args:
+        rollout: ``[B, T]``.
+        size: rows in a minibatch if ``sequential``, else steps.
+        sequential: whole rows (True), or True entries one by one (False: what the mask leaves out is gone).
+        generator: of the order.
+
+    Yields:
+        ``[size, T]`` or ``[size]``; the last may be smaller. Rows without a True entry are left out.
+    """
+    rollout = rollout.exclude(*ADVANTAGES_ONLY)
+    if sequential:
+        units = rollout[rollout["mask"].any(dim=1)]
+    else:
+        units = rollout.flatten()
+        if not units["mask"].all():
+            units = units[units["mask"]]
+    order = torch.randperm(len(units), generator=generator)
+    # One gather an epoch and views after it, rather than a gather a minibatch.
+    yield from units[order].split(size)

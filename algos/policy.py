@@ -1,0 +1,63 @@
+"""What a policy is: the one interface between algorithms and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from textenv.rollout import Evaluation
+
+Observation = np.ndarray | dict[str, np.ndarray]
+
+
+class Step(NamedTuple):
+    """One action a slot."""
+
+    action: Tensor
+    """int64 ``[N]`` (Discrete) or float32 ``[N, *]`` (Box)."""
+    log_prob: Tensor
+    """Log-probability under the distribution that the action was drawn from, float32 ``[N]``, nats."""
+
+
+class Policy(Protocol):
+    """Acts in slots and scores rollouts. Algorithms know `sequential` and nothing else about its kind."""
+
+    sequential: bool
+    """Minibatch unit: True for whole rows, False for single steps."""
+    generator: torch.Generator
+    """Source of every sampled action."""
+
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """Choose an action for each slot; keeps whatever state the next call needs."""
+        ...
+
+    def reset(self, rows: np.ndarray | None = None) -> None:
+        """Forget what is remembered of these slots (bool ``[N]``), or of all."""
+        ...
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """Log-probability, entropy and value of the rollout's actions and states; differentiable."""
+        ...
+
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """Value of each state and of the one after it (`textenv.rollout`), ``[B, T]`` each; no gradient."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What the optimiser trains."""
+        ...
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the weights into a folder; returns the JSON-able rest that `algos.load` needs."""
+        ...
+
+
+def numpy_action(action: Tensor) -> np.ndarray:
+    """The action as an environment wants it."""
+    return action.cpu().numpy()

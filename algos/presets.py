@@ -1,0 +1,46 @@
+"""Named hyper-parameters. Where they come from stands beside each."""
+
+from __future__ import annotations
+
+from algos.ppo import PPOConfig
+
+CARTPOLE = PPOConfig(
+    steps=64,
+    epochs=8,
+    minibatch_size=256,
+    learning_rate=3e-3,
+    final_learning_rate=1.5e-4,
+    gamma=0.98,
+    gae_lambda=0.9,
+    value_coefficient=0.5,
+    max_grad_norm=1.0,
+)
+"""CartPole-v1 in 100,000 steps with 16 environments; found here, see the README."""
+
+CARTPOLE_ZOO = PPOConfig(
+    steps=32,
+    epochs=20,
+    minibatch_size=256,
+    learning_rate=1e-3,
+    final_learning_rate=0.0,
+    gamma=0.98,
+    gae_lambda=0.8,
+    clip_range=0.2,
+    final_clip_range=0.0,
+    max_grad_norm=0.5,
+)
+"""CartPole-v1 in 100,000 steps with 8 environments; rl-baselines3-zoo, ``hyperparams/ppo.yml``."""
+
+TEXT = PPOConfig(
+    steps=None,
+    episodes=128,
+    epochs=2,
+    minibatch_size=32,
+    learning_rate=5e-4,
+    gamma=1.0,
+    gae_lambda=0.95,
+    value_coefficient=0.1,
+    max_grad_norm=1.0,
+    bootstrap_truncated=False,
+)
+"""Short texts by small models, with a KL penalty; found here, see the README."""

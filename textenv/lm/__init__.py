@@ -1,0 +1,1 @@
+"""The language-model runtime: loading, scoring, cached decoding, sampling."""

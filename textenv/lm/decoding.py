@@ -1,0 +1,184 @@
+"""Cached decoding in slots: every row of the cache is at a position of its own, so a slot can be refilled.
+
+`transformers`' own caches advance all rows together. Here a row's keys stand at the row's own positions, new
+prompts enter a slot while its neighbours are in mid-sentence, and an additive mask says which keys each query
+sees. Models with sliding-window, recurrent or otherwise special caches take the padded path: the whole prefix
+is read again at every step.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+if TYPE_CHECKING:
+    from textenv.lm.model import LanguageModel
+
+
+logger = logging.getLogger(__name__)
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Keys and values ``[slots, heads, max_length, head size]`` of one attention layer."""
+
+    def __init__(self, num_slots: int, max_length: int) -> None:
+        super().__init__()
+        self.num_slots, self.max_length = num_slots, max_length
+        self.rows: Tensor | None = None  # slots of this forward pass; None is all of them
+        self.positions = torch.empty(0)  # int64 [n, q], where the new keys go
+        self.width = 0  # keys up to here may be looked at
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        heads, size = self.num_slots, self.max_length
+        self.keys = key_states.new_zeros(heads, key_states.shape[1], size, key_states.shape[3])
+        self.values = value_states.new_zeros(heads, value_states.shape[1], size, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values at their positions and return those of the rows at work."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        rows = torch.arange(self.num_slots, device=key_states.device) if self.rows is None else self.rows
+        self.keys[rows[:, None], :, self.positions] = key_states.transpose(1, 2)
+        self.values[rows[:, None], :, self.positions] = value_states.transpose(1, 2)
+        if self.rows is None:
+            return self.keys[:, :, : self.width], self.values[:, :, : self.width]
+        return self.keys[rows, :, : self.width], self.values[rows, :, : self.width]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.width, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are given explicitly
+
+    def get_max_length(self) -> int:
+        return self.max_length
+
+
+class Decoder:
+    """Next-token logits for slots that grow token by token, each at its own pace.
+
+    Args:
+        lm: the model.
+        num_slots: rows that are decoded side by side.
+        max_length: longest prefix of a slot, in tokens.
+
+    Raises:
+        ValueError: if the model has fewer positions than ``max_length``.
+    """
+
+    def __init__(self, lm: LanguageModel, *, num_slots: int, max_length: int) -> None:
+        limit = getattr(lm.model.config, "max_position_embeddings", None)
+        if limit is not None and max_length > limit:
+            raise ValueError(
+                f"the environment's texts may be {max_length} tokens long, the model has {limit} positions: "
+                "lower max_prompt_tokens or max_new_tokens, or take a model with a longer context."
+            )
+        self.lm = lm
+        self.num_slots = num_slots
+        self.shape = (num_slots, max_length)
+        self.read = np.zeros(num_slots, dtype=np.int64)
+        """Tokens of each slot that are in the cache."""
+        self._last = np.zeros(num_slots, dtype=np.int64)
+        layers = DynamicCache(config=lm.model.config).layers
+        self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
+        # The exact type: its subclasses are the special caches.
+        self.cached = bool(layers) and all(type(layer) is DynamicLayer for layer in layers) and self._cache_agrees()
+        """False for a model that takes the padded path."""
+
+    @torch.no_grad()
+    def _cache_agrees(self) -> bool:
+        """Whether the model's forward takes this cache: two prefixes of unequal length against a plain pass."""
+        self.cached = True
+        slots = min(2, self.num_slots)
+        tokens = np.arange(4 * slots).reshape(slots, 4) % self.lm.num_tokens
+        if self._layers[0].max_length < 4:
+            return False
+        try:
+            for length in (np.array([3, 2]), np.array([4, 3])):
+                cached = self._extend(np.arange(slots), tokens, length[:slots])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            logger.warning("%s decodes without a cache: %s", type(self.lm.model).__name__, error)
+            return False
+        finally:
+            self.reset()
+        plain = self.lm.hidden(torch.from_numpy(tokens).to(self.lm.device))
+        plain = self.lm.logits(plain[torch.arange(slots), torch.tensor([3, 2])[:slots]])
+        tolerance = {torch.float32: 1e-3}.get(plain.dtype, 0.1) * max(1.0, plain.abs().max().item())
+        agrees = (cached - plain).abs().max().item() < tolerance
+        if not agrees:
+            logger.warning("%s decodes without a cache: its own gives other logits", type(self.lm.model).__name__)
+        return agrees
+
+    def reset(self, rows: np.ndarray | None = None) -> None:
+        """Forget these slots (bool ``[num_slots]``), or all."""
+        self.read[slice(None) if rows is None else rows] = 0
+
+    @torch.no_grad()
+    def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
+        """Logits after each slot's prefix; a slot of length 0 is empty and gets zeros.
+
+        Args:
+            tokens: int64 ``[num_slots, max_length]``, right-padded prefixes that extend those seen before.
+            length: int64 ``[num_slots]``.
+
+        Returns:
+            ``[num_slots, num_tokens]``.
+        """
+        self._forget_other_texts(tokens, length)
+        new = length - self.read
+        if (new == 1).all():
+            return self._extend(None, tokens, length)
+        out = torch.zeros(self.num_slots, self.lm.num_tokens, dtype=self.lm.model.dtype, device=self.lm.device)
+        # Rows with one new token and rows with a whole prompt go separately: one must not be padded to the other.
+        for rows in (np.flatnonzero(new == 1), np.flatnonzero(new > 1)):
+            if len(rows):
+                out[torch.from_numpy(rows).to(out.device)] = self._extend(rows, tokens[rows], length[rows])
+        return out
+
+    def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
+        """Start again where the prefix does not go on from what was read (asked twice, or a new text)."""
+        slots = np.arange(self.num_slots)
+        other = (length <= self.read) | (tokens[slots, self.read - 1] != self._last)
+        self.read[other & (self.read > 0)] = 0
+
+    def _extend(self, rows: np.ndarray | None, tokens: np.ndarray, length: np.ndarray) -> Tensor:
+        """Read what is new in these slots and return the logits after it."""
+        read = self.read if rows is None else self.read[rows]
+        if not self.cached:
+            read = np.zeros_like(read)
+        new = length - read
+        positions = read[:, None] + np.arange(new.max())
+        columns = np.minimum(positions, tokens.shape[1] - 1)
+        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.lm.device)
+        if self.cached:
+            hidden = self._forward(rows, fresh, torch.from_numpy(columns).to(self.lm.device))
+        else:
+            hidden = self.lm.hidden(fresh)
+        at = slice(None) if rows is None else rows
+        self.read[at] = length
+        self._last[at] = np.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        last = torch.from_numpy(new - 1).to(self.lm.device)
+        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last])
+
+    def _forward(self, rows: np.ndarray | None, fresh: Tensor, positions: Tensor) -> Tensor:
+        width = int(positions.max()) + 1
+        for layer in self._layers:
+            layer.rows = None if rows is None else torch.from_numpy(rows).to(fresh.device)
+            layer.positions, layer.width = positions, width
+        hidden_from = torch.arange(width, device=fresh.device) > positions[:, None, :, None]
+        dtype = self.lm.model.dtype
+        mask = torch.zeros(hidden_from.shape, dtype=dtype, device=fresh.device)
+        return self.lm.model.base_model(
+            input_ids=fresh,
+            position_ids=positions,
+            attention_mask=mask.masked_fill(hidden_from, torch.finfo(dtype).min),
+            past_key_values=Cache(layers=list(self._layers)),
+            use_cache=True,
+        ).last_hidden_state

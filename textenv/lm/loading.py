@@ -1,0 +1,72 @@
+"""Loading tokenizers and language models: the embedded one, a local folder, or a hub name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "embedded"
+"""The name of the model that the project makes itself, without any download."""
+
+
+def model_folder(name: str | Path, part: str = "lm") -> str:
+    """Path or hub name to hand to ``from_pretrained``; ``"embedded"`` becomes a folder, made at first use."""
+    if str(name) != EMBEDDED:
+        return str(name)
+    from textenv.embedded import embedded_folder
+
+    return str(embedded_folder() / part)
+
+
+def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: Any) -> Any:
+    """Call ``loader.from_pretrained`` with an error that teaches.
+
+    Raises:
+        ValueError: if the name is neither the embedded model, nor a folder with one, nor a reachable hub name.
+    """
+    folder = model_folder(name, part)
+    try:
+        return loader.from_pretrained(folder, **options)
+    except (OSError, ValueError) as error:
+        where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
+        raise ValueError(
+            f"cannot load {str(name)!r} by {loader.__name__}: it is {where} that could be read ({error}). "
+            f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
+        ) from error
+
+
+def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; see `model_folder` for the names."""
+    from transformers import AutoTokenizer
+
+    return from_pretrained(AutoTokenizer, name)
+
+
+def load_causal_lm(name: str | Path = EMBEDDED) -> PreTrainedModel:
+    """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
+
+    Raises:
+        ValueError: if it cannot be read, or is an encoder-decoder model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = from_pretrained(AutoConfig, name)
+    if config.is_encoder_decoder:
+        raise ValueError(encoder_decoder_message(name))
+    return from_pretrained(AutoModelForCausalLM, name, use_safetensors=True).eval()
+
+
+def encoder_decoder_message(name: str | Path) -> str:
+    """The sentence that refuses an encoder-decoder model."""
+    return (
+        f"{str(name)!r} is an encoder-decoder model; a policy here reads one growing prefix, so it must be "
+        "decoder-only: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
+    )
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of actions that a tokenizer stands for: its greatest id plus one."""
+    return max(tokenizer.get_vocab().values()) + 1

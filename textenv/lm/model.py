@@ -1,0 +1,206 @@
+"""`LanguageModel`: any decoder of `AutoModelForCausalLM`, scored at the entries that matter and no others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from textenv.lm.decoding import Decoder
+from textenv.lm.loading import (
+    EMBEDDED,
+    encoder_decoder_message,
+    load_causal_lm,
+    load_tokenizer,
+    vocabulary_size,
+)
+from textenv.lm.sampling import restrict
+from textenv.rollout import Evaluation, allowed_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CHUNK_ELEMENTS = 2**24
+"""Most logits in memory at a time while scoring (64 MiB in fp32); larger batches go in chunks."""
+
+
+class LanguageModel(nn.Module):
+    """A causal language model as a distribution over the tokenizer's ids.
+
+    Dropout is off, always: scoring must be repeatable, in training too. As a KL penalty's reference it is
+    frozen: `evaluate` then builds no graph.
+
+    Args:
+        model: a decoder-only `transformers` model.
+        tokenizer: its tokenizer; logits beyond the tokenizer's ids are cut off everywhere.
+        temperature: divides the logits wherever they are used, in sampling and scoring alike; > 0.
+
+    Raises:
+        ValueError: on an encoder-decoder model, a tokenizer with ids beyond the model's vocabulary, a model whose
+            logits are not its output layer applied to its trunk, or a temperature that is not positive.
+
+    Example:
+        >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
+        if model.config.is_encoder_decoder:
+            raise ValueError(encoder_decoder_message(model.config.name_or_path or type(model).__name__))
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.num_tokens = vocabulary_size(tokenizer)
+        self._finish = _logit_finish(model.config)
+        _check_vocabulary(self.num_tokens, model)
+        self._check_head()
+
+    @classmethod
+    def load(cls, name: str | Path = EMBEDDED, *, temperature: float = 1.0) -> LanguageModel:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name."""
+        return cls(load_causal_lm(name), load_tokenizer(name), temperature=temperature)
+
+    def train(self, mode: bool = True) -> LanguageModel:
+        """Stay in evaluation mode: dropout while scoring would make every ratio noise."""
+        return super().train(False)
+
+    def frozen_copy(self) -> LanguageModel:
+        """A copy with its own weights that no optimiser touches: what a KL penalty refers to."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the trunk's output."""
+        return self.model.get_output_embeddings().weight.shape[1]
+
+    def hidden(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``."""
+        if "attention_mask" not in inputs:  # padding is on the right, behind everything that is read
+            inputs["attention_mask"] = torch.ones_like(tokens)
+        return self.model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
+        return self._finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
+
+    def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
+        """A decoder with a cache for that many slots."""
+        return Decoder(self, num_slots=num_slots, max_length=max_length)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """Log-probability and entropy of the actions at the rollout's True entries, 0 elsewhere; no value."""
+        return self.score(self.hidden(rollout["observation"]), rollout)
+
+    def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
+        """`evaluate` from the trunk's output ``[B, T, hidden_size]``, for whoever has other uses for it."""
+        mask = rollout["mask"]
+        log_prob, entropy = self.score_actions(
+            hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout)
+        )
+        # Explicit zeros elsewhere: a NaN there would survive a product with the mask.
+        blank = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+        return Evaluation(blank.masked_scatter(mask, log_prob), blank.masked_scatter(mask, entropy), None)
+
+    def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log-probability of each action and entropy of its distribution, in chunks.
+
+        With a gradient the logits of a chunk are computed again in the backward pass, so no more than
+        `CHUNK_ELEMENTS` of them are ever in memory.
+
+        Args:
+            hidden: ``[m, hidden_size]``.
+            action: int64 ``[m]``.
+            allowed: bool ``[m, num_tokens]`` or None.
+
+        Returns:
+            Two float32 ``[m]``, nats.
+        """
+        size = max(1, CHUNK_ELEMENTS // self.num_tokens)
+        recompute = torch.is_grad_enabled() and len(hidden) > size
+        parts = []
+        for start in range(0, max(len(hidden), 1), size):
+            rows = slice(start, start + size)
+            chunk = (hidden[rows], action[rows], None if allowed is None else allowed[rows])
+            parts.append(
+                checkpoint(self._score_chunk, *chunk, use_reentrant=False) if recompute else self._score_chunk(*chunk)
+            )
+        log_prob, entropy = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return log_prob, entropy
+
+    def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed)
+        log_probs = logits.log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+    @torch.no_grad()
+    def perplexity(self, texts: list[str]) -> float:
+        """Perplexity per token of whole texts, each after its first token; texts of one token say nothing."""
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True).to(self.device)
+        return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
+
+    def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Log-probability of every real token after each row's first, whichever side the padding is on.
+
+        Args:
+            input_ids: int64 ``[B, L]``.
+            attention_mask: int64 ``[B, L]``, 1 on real tokens.
+
+        Returns:
+            float32 ``[number of tokens scored]``, row after row.
+        """
+        hidden = self.hidden(input_ids, attention_mask=attention_mask, position_ids=position_ids(attention_mask))
+        real = attention_mask.bool()
+        scored = real[:, :-1] & real[:, 1:]
+        return self.score_actions(hidden[:, :-1][scored], action=input_ids[:, 1:][scored], allowed=None)[0]
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Output layer over trunk must be the model's own logits, or every log-probability would be wrong."""
+        tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
+        own = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, :, : self.num_tokens]
+        ours = self.logits(self.hidden(tokens)[0])
+        gap = (own - ours).abs().max().item()
+        if gap > 1e-3 * max(1.0, own.abs().max().item()):
+            raise ValueError(
+                f"{type(self.model).__name__} changes its logits after the output layer (by up to {gap:.3g}) in a way "
+                "not known here; known are final_logit_softcapping, logit_scale and logits_scaling."
+            )
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """Positions that count real tokens only: int64 ``[B, L]``, so that padding on either side moves nothing."""
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if num_tokens > size:
+        raise ValueError(
+            f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "
+            "belong together. Load both from one folder, or call model.resize_token_embeddings(len(tokenizer))."
+        )
+
+
+def _logit_finish(config: Any) -> Callable[[Tensor], Tensor]:
+    """What a family does to its logits after the output layer (Gemma, Cohere, Granite); nothing for the others."""
+    if cap := getattr(config, "final_logit_softcapping", None):
+        return lambda logits: cap * torch.tanh(logits / cap)
+    if scale := getattr(config, "logit_scale", None):
+        return lambda logits: logits * scale
+    if divisor := getattr(config, "logits_scaling", None):
+        return lambda logits: logits / divisor
+    return lambda logits: logits

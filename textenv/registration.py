@@ -1,0 +1,66 @@
+"""The registered environments: ``gymnasium.make("textenv/Reviews-v0")`` and ``gymnasium.make_vec``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from textenv.env import TextEnv
+    from textenv.vector_env import TextVectorEnv
+
+TASKS = ("Periods", "Reviews", "Copy", "Sort")
+
+
+def register_envs() -> None:
+    """Register every task as ``textenv/NAME-v0``; called by Gymnasium's plug-in mechanism and on import."""
+    import gymnasium
+
+    for name in TASKS:
+        if f"textenv/{name}-v0" not in gymnasium.registry:
+            gymnasium.register(
+                f"textenv/{name}-v0",
+                entry_point="textenv.registration:make_env",
+                vector_entry_point="textenv.registration:make_vector_env",
+                kwargs={"task": name},
+            )
+
+
+def make_env(task: str, **arguments: Any) -> TextEnv:
+    """A ready-made task as a single environment; the arguments are those of `make_vector_env`."""
+    from textenv.env import TextEnv
+
+    return TextEnv(**_environment(task, **arguments))
+
+
+def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVectorEnv:
+    """A ready-made task in ``num_envs`` slots.
+
+    Args:
+        task: ``"Periods"``, ``"Reviews"``, ``"Copy"`` or ``"Sort"``.
+        num_envs: slots.
+        arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or
+            ``"test"``: prompts that never overlap), ``kl_coefficient`` (β towards the model as it was loaded;
+            0 for no penalty), the task's own, and those of `TextVectorEnv`.
+    """
+    from textenv.vector_env import TextVectorEnv
+
+    return TextVectorEnv(num_envs=num_envs, **_environment(task, **arguments))
+
+
+def _environment(
+    task: str, *, model: str = "embedded", split: str = "train", kl_coefficient: float = 0.0, **arguments: Any
+) -> dict[str, Any]:
+    """Arguments for the environment's constructor, with tokenizer, task and penalty made."""
+    from textenv.kl import KLPenalty
+    from textenv.lm.loading import load_tokenizer
+    from textenv.tasks import make_task
+
+    task_object, limits, rest = make_task(task, split=split, **arguments)
+
+    def reference() -> Any:
+        from textenv.lm.model import LanguageModel
+
+        return LanguageModel.load(model).requires_grad_(False)
+
+    penalty = KLPenalty(reference, kl_coefficient) if kl_coefficient != 0 else None
+    return {"task": task_object, "tokenizer": load_tokenizer(model), "penalty": penalty} | limits | rest

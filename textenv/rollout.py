@@ -1,0 +1,119 @@
+"""The rollout: one schema for control and for text.
+
+A rollout is a `TensorDict` with batch size ``[B, T]``; every key has those two dimensions first and no
+trailing 1. In control a row is one environment slot, T steps long. In text a row is one whole episode: it
+starts at position 0 and is padded on the right, so causal attention needs no attention mask.
+
+============================  =====================================  ==========================================
+key                           control                                text
+============================  =====================================  ==========================================
+``observation``               ``[B, T, *]``                          int64, the token at position t; the state
+                                                                     at t is the prefix ``[:, :t+1]``
+``next_observation``          ``[B, T, *]``, the final observation   absent (the shifted observation, then the
+                              where an episode ended                 last action)
+``action``                    int64 or float32                       int64, the token at position t+1
+``reward``                    float32, the environment's             float32, the score on the last token
+``terminated``, ``truncated`` bool; the first stops the bootstrap,   EOS; the length limit
+                              both cut the trace
+``mask``                      False on reset rows only               True on the tokens that the policy chose
+``is_init``                   True on an episode's first observation True at position 0
+``log_prob``                  of the behaviour policy                the same
+``allowed``                   absent                                 int64 index into ``allowed_sets``
+``group``                     int64, the slot                        int64, rows that share a prompt
+``value``, ``next_value``,    added by whoever needs them            the same
+``advantage``,
+``value_target``,
+``reference_log_prob``, ``kl``
+============================  =====================================  ==========================================
+
+Beside the columns a text rollout may carry ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` of which
+row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+class Evaluation(NamedTuple):
+    """What a policy says about the actions of a rollout; every tensor is ``[B, T]``, 0 where the mask is False."""
+
+    log_prob: Tensor
+    """log π(action | state), float32, nats."""
+    entropy: Tensor
+    """Entropy of π(· | state), float32, nats."""
+    value: Tensor | None
+    """Value of the state, float32; None from a reference, which has none."""
+
+
+class Reference(Protocol):
+    """Anything that scores the actions of a rollout can be a KL penalty's reference."""
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """Score the rollout's actions."""
+        ...
+
+
+class EpisodeEnv(Protocol):
+    """A vector environment that hands over whole episodes in the schema (`TextVectorEnv` is one)."""
+
+    num_envs: int
+
+    def start_episodes(self, episodes: int) -> dict[str, Tensor]:
+        """Deal prompts for exactly that many episodes and return the first observation."""
+        ...
+
+    def take_episodes(self) -> TensorDict:
+        """Return the finished episodes, scored, one a row."""
+        ...
+
+
+def check_mask(mask: Tensor) -> None:
+    """Raise a TypeError unless the mask is bool (a swapped argument of equal shape is caught here)."""
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask has dtype {mask.dtype}, expected torch.bool: pass the rollout's 'mask' column")
+
+
+def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
+    """Mean of ``x`` over the True entries; what stands elsewhere (NaN included) has no effect."""
+    check_mask(mask)
+    return torch.where(mask, x, 0).sum() / mask.sum()
+
+
+def sequences(rollout: TensorDict) -> Tensor:
+    """Tokens of a text rollout with the last action appended: int64 ``[B, T+1]``."""
+    return torch.cat([rollout["observation"][:, :1], rollout["action"]], dim=1)
+
+
+def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
+    """Value at each entry's successor: the episode's next True entry, or its final observation.
+
+    Args:
+        values: ``[B, T+1]``, the value at every position.
+        mask: bool ``[B, T]``.
+        done: bool ``[B, T]``, terminated or truncated.
+
+    Returns:
+        ``[B, T]``: entry t holds ``values`` at the first position after t that is a True entry, or at the
+        position after the one where the episode ends.
+    """
+    steps = mask.shape[1]
+    position = torch.arange(steps, device=mask.device).expand_as(mask)
+    # A stop is a place where a state is looked at: the start of a True entry, or the end of an episode.
+    stop_here = torch.where(mask, position, steps)
+    stop_after = torch.where(done, position + 1, steps)
+    coming = torch.cat([stop_here[:, 1:], stop_here.new_full((len(mask), 1), steps)], dim=1)
+    nearest = torch.minimum(stop_after, coming).flip(1).cummin(dim=1).values.flip(1)
+    return values.gather(1, nearest)
+
+
+def allowed_tokens(rollout: TensorDict) -> Tensor | None:
+    """Bool ``[number of True entries, n]``: the tokens allowed at each True entry; None if all are everywhere."""
+    if "allowed" not in rollout.keys():
+        return None
+    sets = rollout.get_non_tensor("allowed_sets")
+    return sets[rollout["allowed"][rollout["mask"]]]

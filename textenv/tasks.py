@@ -1,0 +1,186 @@
+"""Ready-made one-turn tasks, each with a written definition of prompt, score and best score."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from textenv.task import FunctionTask, PromptList, Turn
+
+if TYPE_CHECKING:
+    from textenv.lm.classifier import Classifier
+
+SPLITS = {"train": range(0, 3), "test": range(3, 4)}
+"""Quarters of the prompts, by a hash of their content, in each split."""
+
+
+def split_prompts(prompts: Sequence[str], split: str) -> list[str]:
+    """The prompts of one split: ``"train"`` is about three quarters, ``"test"`` the rest; no text is in both.
+
+    Raises:
+        ValueError: on another split, or one that gets no prompt.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    chosen = [p for p in prompts if hashlib.sha256(p.encode()).digest()[0] % 4 in SPLITS[split]]
+    if not chosen:
+        raise ValueError(f"none of the {len(prompts)} prompts falls into split {split!r}: give more of them")
+    return chosen
+
+
+class Periods(PromptList):
+    """Write full stops.
+
+    Prompt: the opening of a review. Score: ``min(full stops in the answer, k) / k``. Best score: 1.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        k: full stops that earn the best score.
+    """
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 16}
+
+    def __init__(self, split: str = "train", *, k: int = 8) -> None:
+        from textenv.embedded.grammar import openings
+
+        super().__init__(split_prompts(openings(), split))
+        if not k >= 1:
+            raise ValueError(f"k is {k}, expected at least 1 full stop for the best score")
+        self.k = k
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        return [min(turn.completion.count("."), self.k) / self.k for turn in turns]
+
+
+class Reviews(PromptList):
+    """Write positive movie reviews.
+
+    Prompt: the neutral opening of a review. Score: the probability, by a classifier, that opening and answer
+    together are of positive sentiment. Best score: below 1, which is the supremum.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        classifier: ``"embedded"``, or folder or hub name of a sentiment classifier.
+    """
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 48}
+
+    def __init__(self, split: str = "train", *, classifier: str | Path = "embedded") -> None:
+        from textenv.embedded.grammar import openings
+
+        super().__init__(split_prompts(openings(), split))
+        self._name = classifier
+        self._classifier: Classifier | None = None
+
+    @property
+    def classifier(self) -> Classifier:
+        """The classifier, loaded at first use."""
+        if self._classifier is None:
+            from textenv.lm.classifier import Classifier
+
+            self._classifier = Classifier.load(self._name)
+        return self._classifier
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        return self.classifier.probability([turn.prompt_text + turn.completion for turn in turns]).tolist()
+
+    @staticmethod
+    def accepts(turn: Turn) -> bool:
+        """Whether the grammar of reviews accepts opening and answer together (the recogniser)."""
+        from textenv.embedded.grammar import accepts
+
+        return turn.terminated and accepts(turn.prompt_text + turn.completion)
+
+
+class _Digits(PromptList):
+    """Answer a list of digits with another one; scored by position."""
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 12}
+    VERB = ""
+
+    def __init__(self, split: str = "train", *, length: int = 4) -> None:
+        if not 1 <= length <= 8:
+            raise ValueError(f"length is {length}, expected 1 to 8 digits")
+        lists = np.random.default_rng(0).integers(0, 10, size=(4000, length))
+        texts = sorted({f"{self.VERB} " + " ".join(map(str, digits)) + " =" for digits in lists.tolist()})
+        super().__init__(split_prompts(texts, split))
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The right answer to a list of digits."""
+        raise NotImplementedError
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        scores = []
+        for turn in turns:
+            right, given = self.answer(turn.prompt_text.split()[1:-1]), turn.completion.split()
+            hits = sum(a == b for a, b in zip(right, given, strict=False))
+            scores.append(hits / max(len(right), len(given)))
+        return scores
+
+
+class Copy(_Digits):
+    """Copy digits.
+
+    Prompt: ``copy 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
+    between spaces). Best score: 1, for ``3 1 2 0``.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        length: digits in a prompt, 1 to 8.
+    """
+
+    VERB = "copy"
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The digits themselves."""
+        return digits
+
+
+class Sort(_Digits):
+    """Sort digits.
+
+    Prompt: ``sort 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
+    between spaces). Best score: 1, for ``0 1 2 3``.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        length: digits in a prompt, 1 to 8.
+    """
+
+    VERB = "sort"
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The digits in ascending order."""
+        return sorted(digits)
+
+
+TASKS: dict[str, type[Periods] | type[Reviews] | type[Copy] | type[Sort]] = {
+    task.__name__: task for task in (Periods, Reviews, Copy, Sort)
+}
+
+
+def make_task(name: str, *, split: str = "train", **arguments: Any) -> tuple[Any, dict[str, int], dict[str, Any]]:
+    """Make a ready-made task from its name.
+
+    Returns:
+        The task, the limits it was written for, and the arguments that are not its own.
+
+    Raises:
+        ValueError: if there is no such task.
+    """
+    if name not in TASKS:
+        raise ValueError(f"there is no task {name!r}; ready-made are {', '.join(TASKS)}")
+    task = TASKS[name]
+    own = {key: arguments.pop(key) for key in list(arguments) if key in inspect.signature(task).parameters}
+    return task(split, **own), dict(task.LIMITS), arguments
