@@ -20,7 +20,7 @@ class Cursor:
     """Where collection stopped, for the next call to go on from; a new one resets the environment.
 
     Args:
-        seed: of the environment's first reset.
+        seed: of the environment's next reset; None once it was used.
     """
 
     seed: int | None = None
@@ -28,6 +28,8 @@ class Cursor:
     """The observation to act on next; None before the first reset."""
     ended: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
+    action_mask: torch.Tensor | None = None
+    """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None where it has none."""
     is_init: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """bool ``[N]``: slots at the first observation of an episode."""
 
@@ -74,9 +76,8 @@ def collect(
 
 @torch.no_grad()
 def _collect_text(env: Any, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
-    if cursor.observation is None:
-        cursor.observation, _ = env.reset(seed=cursor.seed)
-    observation = env.start_episodes(episodes)
+    observation = env.start_episodes(episodes, seed=cursor.seed)
+    cursor.seed = None
     policy.reset()
     log_prob = torch.zeros(episodes, observation["tokens"].shape[1])
     while (running := env.running).any():
@@ -109,14 +110,15 @@ def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Curso
         _one_step(env, policy, cursor, columns, deterministic)
         columns["mask"][-1] &= share > 0
         share -= columns["terminated"][-1] | columns["truncated"][-1]
-    cursor.observation, cursor.seed = None, None  # the slots are in mid-episode: the next call resets them
+    cursor.observation = None  # the slots are in mid-episode: the next call resets them
     rollout = _rollout(columns)
     return rollout[torch.from_numpy(rollout["mask"].numpy().any(axis=1))]
 
 
 def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
     if cursor.observation is None:
-        cursor.observation, _ = env.reset(seed=cursor.seed)
+        cursor.observation, info = env.reset(seed=cursor.seed)
+        cursor.action_mask, cursor.seed = _action_mask(info), None
         cursor.ended = np.zeros(env.num_envs, dtype=bool)
         cursor.is_init = np.ones(env.num_envs, dtype=bool)
         policy.reset()
@@ -127,7 +129,7 @@ def _one_step(
 ) -> None:
     """Act once in every slot, append to the columns and move the cursor."""
     mode = env.metadata["autoreset_mode"]
-    step = policy.act(cursor.observation, deterministic=deterministic)
+    step = policy.act(cursor.observation, action_mask=cursor.action_mask, deterministic=deterministic)
     action = numpy_action(step.action)
     observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
     done = terminated | truncated
@@ -143,16 +145,23 @@ def _one_step(
     columns["reward"].append(reward)
     columns["terminated"].append(terminated)
     columns["truncated"].append(truncated)
+    if cursor.action_mask is not None:
+        columns["action_mask"].append(cursor.action_mask)
     columns["mask"].append(~cursor.ended)
     columns["is_init"].append(cursor.is_init)
     if mode is AutoresetMode.DISABLED and done.any():
         # The mask is taken out of the options by some environments, so each call gets its own dictionary.
-        observation, _ = env.reset(options={"reset_mask": done.copy()})
+        observation, info = env.reset(options={"reset_mask": done.copy()})
     begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
     cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
-    cursor.observation, cursor.is_init = observation, begun
+    cursor.observation, cursor.action_mask, cursor.is_init = observation, _action_mask(info), begun
     if begun.any():
         policy.reset(begun)
+
+
+def _action_mask(info: dict[str, Any]) -> torch.Tensor | None:
+    """What Gymnasium's environments say about the actions that are open now."""
+    return torch.from_numpy(info["action_mask"]).bool() if "action_mask" in info else None
 
 
 def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:

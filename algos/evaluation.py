@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import numpy as np
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
-from algos.metrics import EpisodeMeter
+from algos.metrics import EpisodeMeter, reference_metrics
 from algos.policy import Policy
 
 
@@ -28,7 +30,35 @@ def evaluate(
         The return of each episode, as the environment paid it, and the rollout itself.
     """
     policy.generator.manual_seed(seed)
-    cursor = Cursor(seed=seed)
-    rollout = collect(env, policy, episodes=episodes, cursor=cursor, deterministic=deterministic)
-    returns: list[Any] = EpisodeMeter().finished(rollout)[0]
-    return returns, rollout
+    rollout = collect(env, policy, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+    return EpisodeMeter().finished(rollout)[0], rollout
+
+
+def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
+    """`evaluate` in figures.
+
+    Args:
+        env: as in `evaluate`; the KL penalty that it carries is measured too.
+        policy: who plays.
+        options: those of `evaluate`.
+
+    Returns:
+        ``mean_return`` and ``std_return`` of what the environment paid, ``steps``, ``seconds``. With a penalty also
+        ``score`` (the same as ``mean_return``: without KL), ``kl`` in nats an episode, ``penalised_return``.
+    """
+    start = time.perf_counter()
+    returns, rollout = evaluate(env, policy, **options)
+    result = {
+        "mean_return": float(np.mean(returns)),
+        "std_return": float(np.std(returns)),
+        "episodes": len(returns),
+        "steps": int(rollout["mask"].sum()),
+        "seconds": time.perf_counter() - start,
+    }
+    penalty = getattr(env, "penalty", None)
+    if penalty is None:
+        return result
+    penalty(rollout, policy)
+    kl = reference_metrics(rollout, coefficient=penalty.coefficient)["reference/kl"]
+    penalised = result["mean_return"] - penalty.coefficient * kl
+    return result | {"score": result["mean_return"], "kl": kl, "penalised_return": penalised}

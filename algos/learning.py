@@ -81,7 +81,7 @@ def learn(
             metrics = iterate(agent, meters)
             steps += int(metrics["rollout/steps"])
             seconds = time.perf_counter() - start
-            metrics = {"steps": steps} | metrics | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
+            metrics = {"steps": steps, "iteration": len(history) + 1} | metrics | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
             logs.write(metrics)
             history.append(metrics)
             if on_iteration is not None:
@@ -92,6 +92,7 @@ def learn(
 
 
 def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
+    """One turn of the loop; the meters take the returns before and after the penalty."""
     clock = [time.perf_counter()]
     config = agent.config
     rollout = collect(agent.env, agent.policy, steps=config.steps, episodes=config.episodes, cursor=agent.cursor)

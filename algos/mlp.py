@@ -52,10 +52,13 @@ class MLPPolicy(nn.Module):
     ) -> None:
         super().__init__()
         _check_spaces(observation_space, action_space)
+        observation_shape: tuple[int, ...] = observation_space.shape or ()
         self.observation_space, self.action_space, self.hidden = observation_space, action_space, tuple(hidden)
         self.discrete = isinstance(action_space, spaces.Discrete)
-        size = int(np.prod(observation_space.shape or ()))
-        outputs = int(action_space.n) if isinstance(action_space, spaces.Discrete) else math.prod(action_space.shape)
+        size = math.prod(observation_shape)
+        outputs = (
+            int(action_space.n) if isinstance(action_space, spaces.Discrete) else math.prod(action_space.shape or ())
+        )
         self.generator = torch.Generator().manual_seed(seed)
         self.actor = _tower(size, self.hidden, outputs, gain=0.01, generator=self.generator)
         self.critic = _tower(size, self.hidden, 1, gain=1.0, generator=self.generator)

@@ -42,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """Log-probability, entropy and value of the rollout's actions and states; differentiable."""
+        """Log-probability, entropy and (never None here) value of the rollout's actions and states; differentiable."""
         ...
 
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:

@@ -175,6 +175,7 @@ class PPO:
         config, mask = self.config, part["mask"]
         clip_range = self._scheduled(config.clip_range, config.final_clip_range)
         log_prob, entropy, value = self.policy.evaluate(part)
+        assert value is not None, "a policy's evaluation has a value; only a reference's has none"
         log_ratios = log_ratio(log_prob=log_prob, old_log_prob=part["log_prob"], mask=mask)
         if first:
             check_ratio_is_one(log_ratios, dtype=self._parameters[0].dtype)

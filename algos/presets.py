@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from algos.ppo import PPOConfig
 
 CARTPOLE = PPOConfig(
@@ -15,7 +17,7 @@ CARTPOLE = PPOConfig(
     value_coefficient=0.5,
     max_grad_norm=1.0,
 )
-"""CartPole-v1 in 100,000 steps with 16 environments; found here, see the README."""
+"""CartPole-v1 with 16 environments; found here, see the README."""
 
 CARTPOLE_ZOO = PPOConfig(
     steps=32,
@@ -44,3 +46,27 @@ TEXT = PPOConfig(
     bootstrap_truncated=False,
 )
 """Short texts by small models, with a KL penalty; found here, see the README."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What the command line starts from: a preset and the choices around it."""
+
+    config: PPOConfig = PPOConfig()
+    num_envs: int = 8
+    total_steps: int = 500_000
+    kl_coefficient: float | None = None
+
+
+RECIPES = {
+    "CartPole-v1": Recipe(config=CARTPOLE, num_envs=16, total_steps=100_000),
+    "textenv/Reviews-v0": Recipe(config=TEXT, num_envs=64, total_steps=80_000, kl_coefficient=0.1),
+    "textenv/Periods-v0": Recipe(config=TEXT, num_envs=64, total_steps=50_000, kl_coefficient=0.01),
+    "textenv/Copy-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
+    "textenv/Sort-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
+}
+
+
+def recipe(env_id: str) -> Recipe:
+    """The recipe of an environment, PPO's defaults for one that has none."""
+    return RECIPES.get(env_id, Recipe())

@@ -4,7 +4,6 @@ Over 4 symbols and EOS and at most 3 tokens there are 85 responses. The best pol
 π*(y|x) ∝ π_ref(y|x)·exp(r(x, y)/β), and J* - J = β·KL(π‖π*) exactly.
 """
 
-import numpy as np
 import torch
 from conftest import make_tokenizer
 from torch import nn

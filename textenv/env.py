@@ -29,6 +29,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         """The vector environment whose only slot this is."""
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
+        self.max_length = self.vector.max_length
         self.render_mode = self.vector.render_mode
 
     def reset(
@@ -48,7 +49,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         observation, reward, terminated, truncated, info = self.vector.step(np.asarray([action]))
         return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The text so far, in render mode ``"ansi"``."""
         texts = self.vector.render()
         return None if texts is None else texts[0]

@@ -31,7 +31,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
             raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0 (reward per nat)")
         self.reference, self.coefficient = reference, coefficient
         self._text = text
-        self._decoder = reference.decoder(num_slots=1, max_length=text.observation_space["tokens"].shape[0])
+        self._decoder = reference.decoder(num_slots=1, max_length=text.max_length)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""

@@ -40,7 +40,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
         num_envs: slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or
             ``"test"``: prompts that never overlap), ``kl_coefficient`` (β towards the model as it was loaded;
-            0 for no penalty), the task's own, and those of `TextVectorEnv`.
+            0 measures the KL only, None does not), the task's own, and those of `TextVectorEnv`.
     """
     from textenv.vector_env import TextVectorEnv
 
@@ -48,7 +48,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
 
 def _environment(
-    task: str, *, model: str = "embedded", split: str = "train", kl_coefficient: float = 0.0, **arguments: Any
+    task: str, *, model: str = "embedded", split: str = "train", kl_coefficient: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
     """Arguments for the environment's constructor, with tokenizer, task and penalty made."""
     from textenv.kl import KLPenalty
@@ -62,5 +62,5 @@ def _environment(
 
         return LanguageModel.load(model).requires_grad_(False)
 
-    penalty = KLPenalty(reference, kl_coefficient) if kl_coefficient != 0 else None
+    penalty = KLPenalty(reference, kl_coefficient) if kl_coefficient is not None else None
     return {"task": task_object, "tokenizer": load_tokenizer(model), "penalty": penalty} | limits | rest

@@ -18,7 +18,7 @@ key                           control                                text
 ``mask``                      False on reset rows only               True on the tokens that the policy chose
 ``is_init``                   True on an episode's first observation True at position 0
 ``log_prob``                  of the behaviour policy                the same
-``allowed``                   absent                                 int64 index into ``allowed_sets``
+``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
 ``group``                     int64, the slot                        int64, rows that share a prompt
 ``value``, ``next_value``,    added by whoever needs them            the same
 ``advantage``,
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -63,7 +64,7 @@ class EpisodeEnv(Protocol):
 
     num_envs: int
 
-    def start_episodes(self, episodes: int) -> dict[str, Tensor]:
+    def start_episodes(self, episodes: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
         """Deal prompts for exactly that many episodes and return the first observation."""
         ...
 

@@ -42,12 +42,12 @@ class Turn:
     def prompt_text(self) -> str:
         """The prompt as it was given, or decoded if it was given as ids."""
         content = self.prompt.content
-        return content if isinstance(content, str) else self.tokenizer.decode(self.prompt_ids)
+        return content if isinstance(content, str) else str(self.tokenizer.decode(self.prompt_ids))
 
     @functools.cached_property
     def completion(self) -> str:
         """The answer without special tokens and without the prompt."""
-        return self.tokenizer.decode(self.completion_ids, skip_special_tokens=True)
+        return str(self.tokenizer.decode(self.completion_ids, skip_special_tokens=True))
 
 
 class Task(Protocol):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from textenv.task import FunctionTask, PromptList, Turn
+from textenv.task import PromptList, Turn
 
 if TYPE_CHECKING:
     from textenv.lm.classifier import Classifier
 
-SPLITS = {"train": range(0, 3), "test": range(3, 4)}
+SPLITS = {"train": range(3), "test": range(3, 4)}
 """Quarters of the prompts, by a hash of their content, in each split."""
 
 

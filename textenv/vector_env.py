@@ -77,7 +77,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._limits = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
         self._slots = Transcript(num_envs, tokenizer, **self._limits)
         self.allowed_sets = _allowed_sets(forbidden, self._slots.num_tokens)
-        self._define_spaces(max_prompt_tokens + max_new_tokens)
+        self.max_length = max_prompt_tokens + max_new_tokens
+        """Longest prefix, in tokens."""
+        self._define_spaces(self.max_length)
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
         self._started = False
         self._batch: Transcript | None = None
@@ -144,13 +146,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if len(ended):
             reward[ended] = score_turns(self.task, self._slots.turns(ended))
         terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
-        self._ended = done
+        self._ended = done.copy()
         if next_step:
             self._begin(resetting)
             return self._observe(), reward, terminated, truncated, self._info() | self._end_info(ended)
         info = self._end_info(ended)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and len(ended):
-            info = {"final_obs": self._observe(), "_final_obs": done, "final_info": info, "_final_info": done}
+            info = self._final_info(ended, done, info)
             self._begin(ended)
         return self._observe(), reward, terminated, truncated, self._info() | info
 
@@ -159,18 +161,25 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.render_mode is None:
             return None
         return tuple(
-            self.tokenizer.decode(ids[:length])
+            str(self.tokenizer.decode(ids[:length]))
             for ids, length in zip(self._slots.tokens, self._slots.length, strict=True)
         )
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
-    def start_episodes(self, episodes: int, *, group_size: int = 1) -> Observation:
+    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> Observation:
         """Deal prompts for exactly this many episodes, fill the slots and return the first observation.
 
-        A slot whose length is 0 has nothing to do.
+        Args:
+            episodes: rows of the coming rollout; prompts that fit a multiple of ``group_size``.
+            seed: starts the prompts anew, as in `reset`; None goes on.
+            group_size: neighbouring rows that share a prompt.
+
+        Returns:
+            As `reset`; a slot whose length is 0 has nothing to do.
         """
         self._check_open()
+        super().reset(seed=seed)
         _check_at_least_one("episodes", episodes)
         self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
         prompts = self.task.deal(episodes, self.np_random, group_size=group_size)
@@ -259,6 +268,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             info["prompt"][row], info["completion"][row] = turn.prompt_text, turn.completion
         here = np.isin(np.arange(self.num_envs), ended)
         return info | {f"_{name}": here.copy() for name in info}
+
+    def _final_info(self, ended: np.ndarray, done: np.ndarray, info: dict[str, Any]) -> dict[str, Any]:
+        """What SAME_STEP mode says of the episodes that ended: as Gymnasium does, an object array with holes."""
+        observation, final = self._observe(), np.full(self.num_envs, None, dtype=object)
+        for slot in ended:
+            final[slot] = {name: column[slot] for name, column in observation.items()}
+        return {"final_obs": final, "_final_obs": done, "final_info": info, "_final_info": done.copy()}
 
     def _check_open(self) -> None:
         if self.closed:

@@ -33,13 +33,13 @@ class Classifier:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, label: str | int = "positive"
     ) -> None:
-        labels = {name.lower(): index for index, name in model.config.id2label.items()}
-        index = label if isinstance(label, int) else labels.get(label.lower())
-        if index not in model.config.id2label:
+        labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
+        index = label if isinstance(label, int) else labels.get(label.lower(), -1)
+        if index not in labels.values():
             raise ValueError(f"label is {label!r}, the classifier has {sorted(labels)}")
         if tokenizer.pad_token_id is None:
             raise ValueError("the classifier's tokenizer has no pad token: set tokenizer.pad_token to its EOS token")
-        self.model, self.tokenizer, self.index = model.eval().requires_grad_(False), tokenizer, int(index)
+        self.model, self.tokenizer, self.index = model.eval().requires_grad_(False), tokenizer, index
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, label: str | int = "positive") -> Classifier:

@@ -187,7 +187,8 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
+    embeddings: Any = model.get_input_embeddings()
+    size = embeddings.weight.shape[0]
     if num_tokens > size:
         raise ValueError(
             f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "

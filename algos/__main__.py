@@ -1,0 +1,5 @@
+"""``python -m algos``."""
+
+from algos.cli import main
+
+main()

@@ -1,0 +1,163 @@
+"""The command line: ``algos train|evaluate|compare``, also as ``textenv`` and ``python -m algos``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from algos import presets
+from algos.ppo import PPOConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train PPO on an environment, write metrics and the agent to a run folder, and evaluate it."""
+
+    env: tyro.conf.Positional[str]
+    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0."""
+    seed: int = 1
+    """Of weights, environment, sampled actions and minibatches."""
+    total_steps: int = 500_000
+    """Steps to train for: actions in control, chosen tokens in text."""
+    num_envs: int = 8
+    """Environment slots side by side."""
+    run_dir: Path | None = None
+    """Folder for metrics, TensorBoard files and the agent; default runs/ENV-SEED."""
+    model: str = "embedded"
+    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    kl_coefficient: float | None = None
+    """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
+    episodes: int = 20
+    """Episodes of the evaluation after training (prompts of the test split in text)."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+    config: PPOConfig = field(default_factory=PPOConfig)
+    """Hyper-parameters; the defaults shown are those of the environment's preset."""
+
+    def run(self) -> dict[str, Any]:
+        """Train, save, evaluate."""
+        import dataclasses
+
+        from algos.environments import make_environment
+        from algos.ppo import PPO
+
+        start = time.perf_counter()
+        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.seed}"
+        env, policy = make_environment(self, split="train")
+        agent = PPO(env, policy, dataclasses.replace(self.config, seed=self.seed))
+        history = agent.learn(self.total_steps, run_dir=run_dir, progress=not self.json)
+        test_env = make_environment(self, split="test", policy=policy)[0]
+        result = _summary(test_env, policy, episodes=self.episodes, seed=self.seed)
+        seconds = time.perf_counter() - start
+        return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Play episodes with a saved agent."""
+
+    folder: tyro.conf.Positional[Path]
+    """Run folder of a trained agent."""
+    episodes: int = 20
+    """Episodes to play (prompts of the test split in text)."""
+    deterministic: bool = False
+    """Take the most probable action instead of a sample."""
+    seed: int = 0
+    """Of start states or prompts, and of sampled actions."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Load and play."""
+        from algos.checkpoint import load, read_description
+        from algos.environments import remake_environment
+
+        env = remake_environment(read_description(self.folder), num_envs=min(self.episodes, 64))
+        options = {"episodes": self.episodes, "deterministic": self.deterministic, "seed": self.seed}
+        return _summary(env, load(self.folder), **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train the same PPO on CartPole and on reviews, and put the two side by side on a page."""
+
+    run_dir: Path = Path("runs/compare")
+    """Folder for the runs, report.html and report.png."""
+    seeds: int = 3
+    """Runs of each."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Train, draw, write."""
+        from algos.compare import compare
+
+        return compare(self.run_dir, seeds=self.seeds, quiet=self.json)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console scripts; exit status 2 on wrong input."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    commands = (
+        Annotated[Train, tyro.conf.subcommand("train", default=_train_defaults(arguments))]
+        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+        | Annotated[Compare, tyro.conf.subcommand("compare")]
+    )
+    description = "Train and compare policies for control and text through one PPO."
+    command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)  # type: ignore[call-overload]
+    _one_thread()
+    try:
+        result = command.run()
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"algos: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    if command.json:
+        print(json.dumps(result))
+    elif not isinstance(command, Compare):
+        _print_table(result)
+
+
+def _train_defaults(arguments: Sequence[str]) -> Train:
+    """The defaults of ``train`` are those of the environment that is named."""
+    env_id = next((word for word in arguments[1:] if word in presets.RECIPES), "")
+    recipe = presets.recipe(env_id)
+    return Train(
+        env=tyro.MISSING,
+        total_steps=recipe.total_steps,
+        num_envs=recipe.num_envs,
+        kl_coefficient=recipe.kl_coefficient,
+        config=recipe.config,
+    )
+
+
+def _one_thread() -> None:
+    """Small models are fastest on one thread; a user's OMP_NUM_THREADS is left in force."""
+    import os
+
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def _summary(env: Any, policy: Any, **options: Any) -> dict[str, Any]:
+    from algos.evaluation import summarise
+
+    return summarise(env, policy, **options)
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    for name, value in result.items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)

@@ -1,0 +1,217 @@
+"""Wrong input: the error names the value, what was expected and what to do."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import WORDS, make_gpt2, make_tokenizer
+
+import algos
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from textenv import Classifier, KLPenalty, LanguageModel, TextVectorEnv, make_task
+
+EOS = WORDS.index("<eos>")
+
+
+def make_env(**options):
+    arguments = dict(prompts=["a b"], reward=lambda prompts, **_: [1.0] * len(prompts), tokenizer=make_tokenizer(WORDS))
+    return TextVectorEnv(**(arguments | options))
+
+
+def refused(kind, *words):
+    """The error must mention each of these words."""
+    return pytest.raises(kind, match="(?s)" + "".join(f"(?=.*{word})" for word in words))
+
+
+def test_unknown_task():
+    with refused(ValueError, "Poems", "Periods, Reviews, Copy, Sort"):
+        make_task("Poems")
+    with refused(gymnasium.error.Error, "Poems", "textenv"):
+        gymnasium.make("textenv/Poems-v0")
+
+
+def test_unknown_split():
+    with refused(ValueError, "'eval'", "'test', 'train'"):
+        make_task("Periods", split="eval")
+
+
+def test_unknown_model(tmp_path):
+    with refused(ValueError, "no-such-model", "save_pretrained", "embedded"):
+        LMPolicy.load("no-such-model")
+    with refused(ValueError, str(tmp_path), "folder without the files"):
+        LMPolicy.load(tmp_path)
+    with refused(ValueError, "no-such-model"):
+        Classifier.load("no-such-model")
+
+
+def test_tokenizer_with_an_id_beyond_the_models_vocabulary():
+    with refused(ValueError, "up to 8", "ends at 6", "resize_token_embeddings"):
+        LMPolicy(make_gpt2(7), make_tokenizer(WORDS))
+
+
+def test_encoder_decoder_model(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=9, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    model = T5ForConditionalGeneration(config)
+    with refused(ValueError, "encoder-decoder", "decoder-only"):
+        LMPolicy(model, make_tokenizer(WORDS))
+    model.save_pretrained(tmp_path)
+    with refused(ValueError, "encoder-decoder", str(tmp_path)):
+        LMPolicy.load(tmp_path)
+
+
+@pytest.mark.parametrize("prompts", [[], "a b", [""], [[]], [{"question": "a"}]])
+def test_empty_or_malformed_prompts(prompts):
+    with refused(ValueError, "expected|empty"):
+        make_env(prompts=prompts)
+
+
+def test_prompt_longer_than_the_limit_and_ids_outside_the_vocabulary():
+    env = make_env(prompts=["a b c d"], max_prompt_tokens=3)
+    with refused(ValueError, "'a b c d'", "4 tokens", "limit is 3", "max_prompt_tokens"):
+        env.reset(seed=0)
+    with refused(ValueError, "99", "0 to 8"):
+        make_env(prompts=[[1, 99]]).reset(seed=0)
+
+
+def play_one_turn(reward):
+    env = make_env(reward=reward)
+    env.reset(seed=0)
+    env.step(np.array([5]))
+    env.step(np.array([EOS]))
+
+
+def test_reward_that_returns_the_wrong_number_of_values():
+    def forgetful(prompts, completions, **columns):
+        return []
+
+    with refused(ValueError, "forgetful", "0 values", "1 completions"):
+        play_one_turn(forgetful)
+    with refused(ValueError, "7.5", "1 completions"):
+        play_one_turn(lambda **_: 7.5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "good"])
+def test_reward_that_is_no_finite_number(value):
+    def broken(prompts, completions, **columns):
+        return [value]
+
+    with refused(ValueError, "broken", "row 0", "a b", "good", "finite"):
+        play_one_turn(broken)
+
+
+@pytest.mark.parametrize("action", [-1, len(WORDS)])
+def test_action_outside_the_vocabulary(action):
+    env = make_env()
+    env.reset(seed=0)
+    with refused(ValueError, str(action), "slot 0", "0 to 8"):
+        env.step(np.array([action]))
+
+
+def test_actions_of_the_wrong_shape_or_type():
+    env = make_env(num_envs=2)
+    env.reset(seed=0)
+    for actions in (np.array([1]), np.array([1.0, 2.0])):
+        with refused(ValueError, "shape", "integers"):
+            env.step(actions)
+
+
+def test_stepping_before_reset_after_the_end_and_after_close():
+    env = make_env(autoreset_mode="Disabled")
+    with refused(ValueError, "reset before step"):
+        env.step(np.array([1]))
+    env.reset(seed=0)
+    env.step(np.array([EOS]))
+    with refused(ValueError, "over", "reset_mask"):
+        env.step(np.array([1]))
+    env.close()
+    for call in (lambda: env.step(np.array([1])), env.reset, lambda: env.start_episodes(1)):
+        with refused(ValueError, "closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("gamma", 1.5, "0 to 1"),
+        ("gae_lambda", -0.1, "0 to 1"),
+        ("learning_rate", 0.0, "above 0"),
+        ("learning_rate", float("nan"), "above 0"),
+        ("epochs", 0, "at least 1"),
+        ("minibatch_size", 2.5, "integer"),
+        ("clip_range", -0.2, "above 0"),
+        ("entropy_coefficient", -1.0, "at least 0"),
+        ("max_grad_norm", "big", "above 0"),
+    ],
+)
+def test_config_value_out_of_range(field, value, expected):
+    with refused(ValueError, f"PPOConfig.{field}", str(value), expected):
+        PPOConfig(**{field: value})
+
+
+def test_config_with_both_or_neither_of_steps_and_episodes():
+    for steps, episodes in ((8, 8), (None, None)):
+        with refused(ValueError, "steps", "episodes", "give one"):
+            PPOConfig(steps=steps, episodes=episodes)
+
+
+def test_environment_that_does_not_fit_the_agent():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    with refused(ValueError, "whole episodes", "presets.TEXT"):
+        PPO(make_env(), policy, PPOConfig(steps=8))
+    with refused(TypeError, "make_vec"):
+        PPO(gymnasium.make("CartPole-v1"), policy)
+    with refused(ValueError, "exactly one"):
+        collect(make_env(), policy)
+
+
+def test_spaces_that_the_perceptron_cannot_read():
+    box, spaces = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces
+    with refused(ValueError, "Discrete\\(4\\)", "Box"):
+        MLPPolicy(spaces.Discrete(4), spaces.Discrete(2))
+    with refused(ValueError, "MultiDiscrete", "Discrete or Box"):
+        MLPPolicy(box, spaces.MultiDiscrete([2, 2]))
+
+
+def test_text_longer_than_the_models_context():
+    env = make_env(max_prompt_tokens=32, max_new_tokens=64)
+    with refused(ValueError, "96 tokens", "64 positions"):
+        collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), episodes=1)
+
+
+def test_limits_coefficients_and_temperatures_out_of_range():
+    for name in ("num_envs", "max_prompt_tokens", "max_new_tokens"):
+        with refused(ValueError, name, "at least 1"):
+            make_env(**{name: 0})
+    with refused(ValueError, "12", "0 to 8"):
+        make_env(forbidden=[12])
+    with refused(ValueError, "-0.1"):
+        KLPenalty(LanguageModel(make_gpt2(), make_tokenizer(WORDS)), -0.1)
+    with refused(ValueError, "temperature", "0"):
+        LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.0)
+
+
+def test_classifier_without_such_a_label():
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    config = GPT2Config(vocab_size=9, n_layer=1, n_embd=8, n_head=1, n_positions=16, pad_token_id=8)
+    with refused(ValueError, "positive", "label_0"):
+        Classifier(GPT2ForSequenceClassification(config), make_tokenizer(WORDS))
+
+
+def test_folder_without_an_agent(tmp_path):
+    with refused(FileNotFoundError, str(tmp_path), "config.json", "run-dir"):
+        algos.load(tmp_path)
+
+
+def test_a_non_finite_gradient_stops_before_the_weights_change():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    agent = PPO(env, policy, PPOConfig(steps=8, minibatch_size=16))
+    rollout = collect(env, policy, steps=8)
+    rollout["reward"][0, 0] = torch.inf
+    before = [p.clone() for p in policy.parameters()]
+    with refused(FloatingPointError, "norm", "weights were left"):
+        agent.update(rollout)
+    assert all(torch.equal(one, other) for one, other in zip(before, policy.parameters(), strict=True))

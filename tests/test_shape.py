@@ -1,0 +1,63 @@
+"""The shape of the code: one import direction, light control runs, small files."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted([*ROOT.glob("textenv/**/*.py"), *ROOT.glob("algos/**/*.py")])
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_textenv_never_imports_algos():
+    for path in FILES:
+        if path.is_relative_to(ROOT / "textenv"):
+            assert not [name for name in imported_names(path) if name.split(".")[0] == "algos"], path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_over_400_lines_and_no_function_over_60(path):
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno - node.lineno + 1 <= 60, node.name
+
+
+def test_there_is_not_a_word_about_text_in_ppo():
+    words = (ROOT / "algos" / "ppo.py").read_text()
+    names = {node.id for node in ast.walk(ast.parse(words)) if isinstance(node, ast.Name)}
+    assert not names & {"isinstance", "tokenizer", "LMPolicy", "TextVectorEnv", "hasattr"}
+    assert not [name for name in imported_names(ROOT / "algos" / "ppo.py") if ".lm" in name or "vector_env" in name]
+
+
+def test_a_control_run_imports_neither_transformers_nor_what_it_does_not_use():
+    program = """
+import sys, gymnasium
+from algos import PPO, MLPPolicy, PPOConfig
+env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+PPO(env, policy, PPOConfig(steps=8, minibatch_size=8)).learn(16)
+heavy = [m for m in ("transformers", "torchrl", "matplotlib", "tensorboard", "tokenizers") if m in sys.modules]
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_gymnasium_alone_knows_the_environments_where_the_package_is_installed():
+    program = "import gymnasium; gymnasium.spec('textenv/Reviews-v0'); import sys; assert 'torch' not in sys.modules"
+    from importlib.metadata import entry_points
+
+    if not [entry for entry in entry_points(group="gymnasium.envs") if "textenv" in entry.value]:
+        pytest.skip("textenv is not installed here, only on the path")
+    subprocess.run([sys.executable, "-c", program], check=True)
