@@ -37,11 +37,11 @@ def make_gpt2(vocab_size=len(WORDS), *, seed=0, **options):
     """A GPT-2 of 2 layers, 32 wide, with spread-out weights so that its logits are not all alike."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    defaults = dict(n_layer=2, n_embd=32, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    config = GPT2Config(
-        vocab_size=vocab_size, bos_token_id=7, eos_token_id=7, pad_token_id=8, initializer_range=0.2,
-        **(defaults | options),
+    defaults = dict(
+        n_layer=2, n_embd=32, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=7, eos_token_id=7, pad_token_id=8,
     )  # fmt: skip
+    config = GPT2Config(vocab_size=vocab_size, initializer_range=0.2, **(defaults | options))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return GPT2LMHeadModel(config)

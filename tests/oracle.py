@@ -4,11 +4,15 @@ Over 4 symbols and EOS and at most 3 tokens there are 85 responses. The best pol
 π*(y|x) ∝ π_ref(y|x)·exp(r(x, y)/β), and J* - J = β·KL(π‖π*) exactly.
 """
 
+import dataclasses
+
 import torch
 from conftest import make_tokenizer
 from torch import nn
 
 from algos import PPO, PPOConfig
+from algos.learning import iterate
+from algos.metrics import EpisodeMeter
 from algos.policy import Step
 from textenv import KLPenalty, PromptList, TextVectorEnv
 from textenv.lm.sampling import greedy, sample
@@ -152,47 +156,16 @@ CONFIG = PPOConfig(
 )  # fmt: skip
 
 
-def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG):
-    """Train by PPO; returns the optimum and the policy."""
-    import dataclasses
-
-    problem = Problem(seed, beta)
+def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG, problem=None):
+    """Train by PPO; returns the optimum and the policy. What is not given is the tabular problem's own."""
+    problem = Problem(seed, beta) if problem is None else problem
     policy = TabularPolicy(problem.reference) if policy is None else policy
     reference = TabularPolicy(problem.reference).requires_grad_(False)
-    penalty = KLPenalty(reference, beta) if penalty is None else penalty(reference, beta)
+    penalty = (KLPenalty if penalty is None else penalty)(reference, beta)
     env = problem.environment() if environment is None else environment(problem)
     agent = PPO(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
-    # Responses differ in length, so the number of iterations is counted, not the steps.
+    # Responses differ in length, so iterations are counted here, not steps.
     for iteration in range(iterations):
         agent.progress = iteration / iterations
-        yield_iteration(agent)
+        iterate(agent, (EpisodeMeter(), EpisodeMeter()))
     return Optimum(problem), policy
-
-
-def yield_iteration(agent):
-    from algos.learning import _iterate
-    from algos.metrics import EpisodeMeter
-
-    return _iterate(agent, (EpisodeMeter(), EpisodeMeter()))
-
-
-if __name__ == "__main__":
-    import sys
-    import time
-
-    torch.set_num_threads(1)
-    for beta in map(float, sys.argv[1].split(",")):
-        for seed in map(int, sys.argv[2].split(",")):
-            start = time.time()
-            optimum, policy = run(seed, beta)
-            found, first = response_log_probs(policy.logits), optimum.reference
-            share = optimum.divergence(found) / optimum.divergence(first)
-            gap = optimum.objective(optimum.best) - optimum.objective(found)
-            print(
-                beta,
-                seed,
-                f"{share:.4%} of the start, {optimum.divergence(found):.5f} nats",
-                f"identity {abs(gap - beta * optimum.divergence(found)):.1e}",
-                f"{time.time() - start:.1f} s",
-                flush=True,
-            )

@@ -12,7 +12,7 @@ TASKS = ("Periods", "Reviews", "Copy", "Sort")
 
 
 def register_envs() -> None:
-    """Register every task as ``textenv/NAME-v0``; called by Gymnasium's plug-in mechanism and on import."""
+    """Register every task as ``textenv/NAME-v0``; ``import textenv`` calls it."""
     import gymnasium
 
     for name in TASKS:
