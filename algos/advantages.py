@@ -39,10 +39,7 @@ def gae(
     Returns:
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
-    check_mask(mask)
-    shapes = {x.shape for x in (reward, value, next_value, terminated, truncated, mask)}
-    if len(shapes) != 1:
-        raise ValueError(f"gae got tensors of shapes {sorted(map(tuple, shapes))}, expected one shape [B, T] for all")
+    check_mask(mask, reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
     reward, terminated, truncated = _fold(reward, terminated, truncated, mask)
     zero = torch.zeros((), dtype=value.dtype, device=value.device)
     delta = torch.where(mask, reward - value, zero) + torch.where(mask & ~terminated, gamma * next_value, zero)
@@ -88,7 +85,7 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
     Returns:
         ``[B, T]``. Fewer than two True entries have no spread and are only shifted.
     """
-    check_mask(mask)
+    check_mask(mask, x=x)
     chosen = x[mask]
     variance, mean = torch.var_mean(chosen, correction=0)
     scale = variance.sqrt() + 1e-8 if chosen.numel() > 1 else torch.ones_like(mean)

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         | Annotated[Compare, tyro.conf.subcommand("compare")]
     )
     description = "Train and compare policies for control and text through one PPO."
-    command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)  # type: ignore[call-overload]
+    command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
     _one_thread()
     try:
         result = command.run()

@@ -108,7 +108,11 @@ def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Curso
     columns: dict[str, list[Any]] = defaultdict(list)
     while (share > 0).any():
         _one_step(env, policy, cursor, columns, deterministic)
-        columns["mask"][-1] &= share > 0
+        playing = share > 0
+        # Slots that have played their share step on until the last is done: no step, no end, no episode.
+        for name in ("mask", "is_init", "terminated", "truncated"):
+            columns[name][-1] = columns[name][-1] & playing
+        columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
         share -= columns["terminated"][-1] | columns["truncated"][-1]
     cursor.observation = None  # the slots are in mid-episode: the next call resets them
     rollout = _rollout(columns)
@@ -117,7 +121,8 @@ def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Curso
 
 def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
     if cursor.observation is None:
-        cursor.observation, info = env.reset(seed=cursor.seed)
+        observation, info = env.reset(seed=cursor.seed)
+        cursor.observation = observation.copy()
         cursor.action_mask, cursor.seed = _action_mask(info), None
         cursor.ended = np.zeros(env.num_envs, dtype=bool)
         cursor.is_init = np.ones(env.num_envs, dtype=bool)
@@ -133,7 +138,8 @@ def _one_step(
     action = numpy_action(step.action)
     observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
     done = terminated | truncated
-    final = observation
+    # Copied, because an environment may write into the array that it handed out.
+    observation = final = observation.copy()
     if mode is AutoresetMode.SAME_STEP and done.any():
         final = observation.copy()
         for slot in np.flatnonzero(done):
@@ -149,12 +155,14 @@ def _one_step(
         columns["action_mask"].append(cursor.action_mask)
     columns["mask"].append(~cursor.ended)
     columns["is_init"].append(cursor.is_init)
+    action_mask = _action_mask(info)
     if mode is AutoresetMode.DISABLED and done.any():
         # The mask is taken out of the options by some environments, so each call gets its own dictionary.
         observation, info = env.reset(options={"reset_mask": done.copy()})
+        observation, action_mask = observation.copy(), _merge(action_mask, _action_mask(info), done)
     begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
     cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
-    cursor.observation, cursor.action_mask, cursor.is_init = observation, _action_mask(info), begun
+    cursor.observation, cursor.action_mask, cursor.is_init = observation, action_mask, begun
     if begun.any():
         policy.reset(begun)
 
@@ -162,6 +170,13 @@ def _one_step(
 def _action_mask(info: dict[str, Any]) -> torch.Tensor | None:
     """What Gymnasium's environments say about the actions that are open now."""
     return torch.from_numpy(info["action_mask"]).bool() if "action_mask" in info else None
+
+
+def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
+    """Action masks of the slots that were reset, and of the others as they were: a reset speaks of its own only."""
+    if before is None or after is None:
+        return after
+    return torch.where(torch.from_numpy(done)[:, None], after, before)
 
 
 def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:

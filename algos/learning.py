@@ -81,7 +81,11 @@ def learn(
             metrics = iterate(agent, meters)
             steps += int(metrics["rollout/steps"])
             seconds = time.perf_counter() - start
-            metrics = {"steps": steps, "iteration": len(history) + 1} | metrics | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
+            metrics = (
+                {"steps": steps, "iteration": len(history) + 1}
+                | metrics
+                | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
+            )
             logs.write(metrics)
             history.append(metrics)
             if on_iteration is not None:

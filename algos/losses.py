@@ -14,7 +14,7 @@ from textenv.rollout import check_mask
 
 def log_ratio(*, log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:
     """log π(a|s) - log π_old(a|s) at the True entries, 0 elsewhere; no gradient from what stands elsewhere."""
-    _check(mask, log_prob=log_prob, old_log_prob=old_log_prob)
+    check_mask(mask, log_prob=log_prob, old_log_prob=old_log_prob)
     return torch.where(mask, log_prob - old_log_prob, 0.0)
 
 
@@ -27,7 +27,7 @@ def clipped_policy_loss(*, log_ratio: Tensor, advantage: Tensor, mask: Tensor, c
         mask: bool ``[B, T]``.
         clip_range: ε; the ratio counts between 1 - ε and 1 + ε.
     """
-    _check(mask, log_ratio=log_ratio, advantage=advantage)
+    check_mask(mask, log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
     gain = torch.where(mask, advantage, 0.0)
     return -torch.minimum(gain * ratio, gain * ratio.clamp(1 - clip_range, 1 + clip_range))
@@ -48,22 +48,14 @@ def value_loss(
         old_value: ``[B, T]``, needed with ``clip_range``.
         clip_range: most that the value may move from the old one, in units of the return.
     """
-    _check(mask, value=value, value_target=value_target)
+    check_mask(mask, value=value, value_target=value_target)
     value, target = torch.where(mask, value, 0.0), torch.where(mask, value_target, 0.0)
     error = (value - target).square()
     if clip_range is not None:
         if old_value is None:
             raise ValueError("clip_range was given without old_value: pass the rollout's 'value' column")
-        _check(mask, value=value, old_value=old_value)
+        check_mask(mask, value=value, old_value=old_value)
         old = torch.where(mask, old_value, 0.0)
         clipped = old + (value - old).clamp(-clip_range, clip_range)
         error = torch.maximum(error, (clipped - target).square())
     return 0.5 * error
-
-
-def _check(mask: Tensor, **tensors: Tensor) -> None:
-    """Equal shapes or an error: ``[B]`` against ``[B, 1]`` would broadcast to ``[B, B]`` without a word."""
-    check_mask(mask)
-    for name, x in tensors.items():
-        if x.shape != mask.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, mask has {tuple(mask.shape)}: they must be equal")

@@ -49,9 +49,12 @@ class Means:
 
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = defaultdict(list)
+        self.count = 0
+        """Minibatches so far."""
 
     def add(self, values: dict[str, Tensor]) -> None:
         """Take one value of each quantity, a scalar without gradient."""
+        self.count += 1
         for name, value in values.items():
             self._values[name].append(value)
 
@@ -82,14 +85,16 @@ def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float) -> dic
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     """What a rollout with advantages says about itself, over its True entries."""
     mask = rollout["mask"]
-    return {
+    empty = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
+    if not mask.any():
+        return empty
+    return empty | {
         "value/explained_variance": explained_variance(
             value=rollout["value"], value_target=rollout["value_target"], mask=mask
         ),
-        "value/mean": rollout["value"][mask].mean().item(),
-        "advantage/mean": rollout["advantage"][mask].mean().item(),
+        "value/mean": masked_mean(rollout["value"], mask=mask).item(),
+        "advantage/mean": masked_mean(rollout["advantage"], mask=mask).item(),
         "advantage/std": rollout["advantage"][mask].std(correction=0).item(),
-        "rollout/empty_rows": int((~mask.any(dim=1)).sum()),
     }
 
 
@@ -102,10 +107,10 @@ def explained_variance(*, value: Tensor, value_target: Tensor, mask: Tensor) -> 
 
 def reference_metrics(rollout: TensorDict, *, coefficient: float) -> dict[str, float]:
     """KL to the reference in nats a finished episode (text: a response) and a step, and the coefficient."""
-    total = masked_mean(rollout["kl"], mask=rollout["mask"]).item() * int(rollout["mask"].sum())
+    total = torch.where(rollout["mask"], rollout["kl"], 0).sum().item()
     episodes = int((rollout["terminated"] | rollout["truncated"]).sum())
     return {
         "reference/kl": total / max(episodes, 1),
-        "reference/kl_per_step": total / int(rollout["mask"].sum()),
+        "reference/kl_per_step": total / max(int(rollout["mask"].sum()), 1),
         "reference/coefficient": coefficient,
     }

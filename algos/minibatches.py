@@ -32,6 +32,8 @@ def minibatches(
         units = rollout.flatten()
         if not units["mask"].all():
             units = units[units["mask"]]
+    if not len(units):
+        return
     order = torch.randperm(len(units), generator=generator)
     # One gather an epoch and views after it, rather than a gather a minibatch.
     yield from units[order].split(size)

@@ -114,15 +114,15 @@ class PPO:
 
     def update(self, rollout: TensorDict) -> dict[str, float]:
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
-        config, means = self.config, Means()
+        means, target_kl = Means(), self.config.target_kl
         self._add_advantages(rollout)
         self._set_learning_rate()
-        for count, batch in enumerate(self._minibatches(rollout)):
-            totals = self._improve(batch, first=count == 0)
+        for batch in self._minibatches(rollout):
+            totals = self._improve(batch, first=means.count == 0)
             means.add(totals)
-            if config.target_kl is not None and totals["policy/approx_kl"].item() > config.target_kl:
+            if target_kl is not None and totals["policy/approx_kl"].item() > target_kl:
                 break
-        return means.result() | rollout_metrics(rollout) | {"update/minibatches": count + 1}
+        return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
 
     def save(self, folder: str | Path) -> Path:
         """Write policy and config; `algos.load` gives the policy back."""

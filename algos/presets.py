@@ -39,9 +39,10 @@ TEXT = PPOConfig(
     epochs=2,
     minibatch_size=32,
     learning_rate=5e-4,
+    final_learning_rate=1e-4,
     gamma=1.0,
     gae_lambda=0.95,
-    value_coefficient=0.1,
+    value_coefficient=0.5,
     max_grad_norm=1.0,
     bootstrap_truncated=False,
 )
@@ -60,7 +61,7 @@ class Recipe:
 
 RECIPES = {
     "CartPole-v1": Recipe(config=CARTPOLE, num_envs=16, total_steps=50_000),
-    "textenv/Reviews-v0": Recipe(config=TEXT, num_envs=64, total_steps=80_000, kl_coefficient=0.1),
+    "textenv/Reviews-v0": Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
     "textenv/Periods-v0": Recipe(config=TEXT, num_envs=64, total_steps=50_000, kl_coefficient=0.01),
     "textenv/Copy-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
     "textenv/Sort-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),

@@ -131,7 +131,7 @@ def _panel(axis: Any, runs: Sequence[Run], name: str, colour: str) -> None:
         axis.text(0.5, 0.5, "no reference policy", ha="center", va="center", color="#59636e", transform=axis.transAxes)
         return
     grid = np.linspace(0, min(curve[-1][0] for curve in curves), 100)
-    values = np.array([np.interp(grid, *zip(*curve, strict=True)) for curve in curves])
+    values = np.array([np.interp(grid, *np.array(curve).T) for curve in curves])
     axis.plot(grid, values.mean(0), color=colour)
     axis.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 

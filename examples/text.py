@@ -13,7 +13,7 @@ from algos import PPO, LMPolicy, evaluate, presets
 torch.set_num_threads(1)  # fastest for networks of this size
 
 
-def main(total_steps=80_000, seed=1):
+def main(total_steps=48_000, seed=1):
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coefficient=0.1)
     policy = LMPolicy.load("embedded", seed=seed)
     agent = PPO(env, policy, presets.TEXT)

@@ -71,8 +71,9 @@ class KLPenalty:
         """
         reference, mask = self.reference, rollout["mask"]
         temperature = getattr(policy, "temperature", None)
-        if temperature is not None and hasattr(reference, "temperature"):
-            reference.temperature = temperature
+        scorer = getattr(reference, "lm", reference)  # a policy's language model, or the reference itself
+        if temperature is not None and hasattr(scorer, "temperature"):
+            scorer.temperature = temperature
         reference_log_prob = reference.evaluate(rollout).log_prob
         # Selected before the estimator, so that what stands outside the mask is never computed with.
         log_ratio = torch.where(mask, rollout["log_prob"] - reference_log_prob, 0.0)

@@ -73,15 +73,26 @@ class EpisodeEnv(Protocol):
         ...
 
 
-def check_mask(mask: Tensor) -> None:
-    """Raise a TypeError unless the mask is bool (a swapped argument of equal shape is caught here)."""
+def check_mask(mask: Tensor, **tensors: Tensor) -> None:
+    """Raise unless the mask is bool and the tensors have its shape.
+
+    A swapped argument of equal shape is caught by its dtype; ``[B]`` against ``[B, 1]`` would broadcast to
+    ``[B, B]`` without a word.
+
+    Raises:
+        TypeError: if the mask is not bool.
+        ValueError: if a tensor has another shape; names it and prints both.
+    """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask has dtype {mask.dtype}, expected torch.bool: pass the rollout's 'mask' column")
+    for name, x in tensors.items():
+        if x.shape != mask.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, mask has {tuple(mask.shape)}: they must be equal")
 
 
 def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
     """Mean of ``x`` over the True entries; what stands elsewhere (NaN included) has no effect."""
-    check_mask(mask)
+    check_mask(mask, x=x)
     return torch.where(mask, x, 0).sum() / mask.sum()
 
 

@@ -39,6 +39,8 @@ class Classifier:
             raise ValueError(f"label is {label!r}, the classifier has {sorted(labels)}")
         if tokenizer.pad_token_id is None:
             raise ValueError("the classifier's tokenizer has no pad token: set tokenizer.pad_token to its EOS token")
+        # `transformers` finds a text's last token by the model's pad id, which must be the one that pads here.
+        model.config.pad_token_id = tokenizer.pad_token_id
         self.model, self.tokenizer, self.index = model.eval().requires_grad_(False), tokenizer, index
 
     @classmethod

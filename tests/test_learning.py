@@ -1,0 +1,138 @@
+"""What the README claims to learn: a short check of each here, every seed in the slow suite (`make learning`)."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import textenv  # noqa: F401 (registers the environments)
+from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
+from algos.cli import main
+from textenv import KLPenalty
+from textenv.embedded.grammar import accepts
+from textenv.rollout import sequences
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def train_cartpole(config, *, num_envs, total_steps, seed):
+    """Mean return of 20 evaluation episodes, deterministic and sampled."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=seed)
+    PPO(env, policy, dataclasses.replace(config, seed=seed)).learn(total_steps)
+    test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
+    return [np.mean(evaluate(test_env, policy, deterministic=greedy, seed=seed)[0]) for greedy in (True, False)]
+
+
+def own_preset(seed):
+    recipe = presets.recipe("CartPole-v1")
+    return train_cartpole(recipe.config, num_envs=recipe.num_envs, total_steps=recipe.total_steps, seed=seed)
+
+
+def test_cartpole_is_solved_by_the_projects_own_preset():
+    assert own_preset(1) == [500, 500]
+
+
+@pytest.mark.slow
+def test_cartpole_is_solved_by_the_projects_own_preset_on_five_seeds():
+    assert [own_preset(seed) for seed in range(1, 6)] == [[500, 500]] * 5
+
+
+@pytest.mark.slow
+def test_cartpole_with_the_zoos_hyper_parameters_on_five_seeds():
+    runs = [train_cartpole(presets.CARTPOLE_ZOO, num_envs=8, total_steps=100_000, seed=seed) for seed in range(1, 6)]
+    assert min(min(run) for run in runs) >= 475
+    assert sum(run == [500, 500] for run in runs) >= 4
+
+
+def judge(env, policy, reference, episodes=288):
+    """Score, KL in nats a response, share that the grammar accepts, share of distinct texts; unseen prompts."""
+    returns, rollout = evaluate(env, policy, episodes=episodes, seed=7)
+    KLPenalty(reference, 0.0)(rollout, policy)
+    texts, grammatical = [], 0
+    for tokens, mask, terminated in zip(
+        sequences(rollout).tolist(), rollout["mask"], rollout["terminated"].any(1), strict=True
+    ):
+        end = int(mask.nonzero()[-1]) + 2
+        texts.append(env.tokenizer.decode(tokens[:end], skip_special_tokens=True))
+        grammatical += bool(terminated) and accepts(texts[-1])
+    return {
+        "score": float(np.mean(returns)),
+        "kl": rollout["kl"].sum().item() / episodes,
+        "grammatical": grammatical / episodes,
+        "distinct": len(set(texts)) / episodes,
+    }
+
+
+def train_text(env_id, *, seed, share=1.0):
+    """Judgements before and after training with the recipe of the command line."""
+    recipe = presets.recipe(env_id)
+    options = {"kl_coefficient": recipe.kl_coefficient}
+    env = gymnasium.make_vec(env_id, num_envs=recipe.num_envs, **options)
+    test_env = gymnasium.make_vec(env_id, num_envs=96, split="test")
+    policy = LMPolicy.load("embedded", seed=seed)
+    reference = policy.reference()
+    before = judge(test_env, policy, reference)
+    PPO(env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(int(share * recipe.total_steps))
+    return before, judge(test_env, policy, reference)
+
+
+def test_reviews_improve_within_a_third_of_the_training():
+    before, after = train_text("textenv/Reviews-v0", seed=1, share=0.33)
+    assert 0.4 <= before["score"] <= 0.6 and abs(before["kl"]) < 1e-2
+    assert after["score"] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_reviews_become_positive_and_stay_grammatical_and_various(seed):
+    before, after = train_text("textenv/Reviews-v0", seed=seed)
+    assert 0.4 <= before["score"] <= 0.6 and before["grammatical"] >= 0.9
+    assert after["score"] >= 0.9
+    assert after["kl"] <= 3
+    assert after["grammatical"] >= before["grammatical"] - 0.08
+    assert after["distinct"] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_periods_are_learnt(seed):
+    assert train_text("textenv/Periods-v0", seed=seed)[1]["score"] >= 0.9
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id", "episodes", "steps"),
+    [("cartpole", "CartPole-v1", 20, 2048), ("text", "textenv/Reviews-v0", 288, 2000)],
+)
+def test_the_flat_examples_agree_with_the_command_line(name, env_id, episodes, steps, tmp_path, capsys):
+    returns = load_example(name).main(total_steps=steps, seed=2)
+    arguments = ["--seed", "2", "--total-steps", str(steps), "--episodes", str(episodes), "--json"]
+    main(["train", env_id, *arguments, "--run-dir", str(tmp_path)])
+    assert np.mean(returns) == json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
+
+
+def test_the_twins_are_short_and_differ_only_in_environment_policy_and_preset():
+    one, two = ((EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("cartpole", "text"))
+    assert max(len(one), len(two)) < 60
+    code = [[line for line in file[file.index("import gymnasium") :] if line.strip()] for file in (one, two)]
+    different = set(code[0]) ^ set(code[1])
+    assert all(
+        any(word in line for word in ("make_vec", "olicy", "presets", "print", "textenv", "evaluate(", "main("))
+        for line in different
+    ), different
+
+
+def test_the_custom_reward_example_is_short_and_runs():
+    assert (EXAMPLES / "custom_reward.py").read_text().count("\n") < 30
+    load_example("custom_reward").main(total_steps=300)
