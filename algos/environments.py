@@ -18,8 +18,9 @@ def make_vector_environment(env_id: str, num_envs: int, **arguments: Any) -> Vec
     """
     try:
         spec = gymnasium.spec(env_id)
-        # SAME_STEP wastes no step on a reset.
-        options = {} if spec.vector_entry_point else {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
+        options: dict[str, Any] = {}
+        if not spec.vector_entry_point:  # SAME_STEP wastes no step on a reset
+            options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
         return gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
     except gymnasium.error.Error as error:
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from algos.policy import Observation, Step
 from textenv.lm.decoding import Decoder
-from textenv.lm.loading import EMBEDDED
+from textenv.lm.loading import EMBEDDED, no_progress_bars
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample
 from textenv.rollout import Evaluation, following, sequences
@@ -114,7 +114,8 @@ class LMPolicy(nn.Module):
         """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it."""
         from safetensors.torch import save_file
 
-        self.lm.model.save_pretrained(folder)
+        with no_progress_bars():
+            self.lm.model.save_pretrained(folder)
         self.lm.tokenizer.save_pretrained(folder)
         options = {"temperature": self.temperature, "detach_value": self.detach_value}
         save_file(

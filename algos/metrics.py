@@ -85,7 +85,7 @@ def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float) -> dic
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     """What a rollout with advantages says about itself, over its True entries."""
     mask = rollout["mask"]
-    empty = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
+    empty: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
     if not mask.any():
         return empty
     return empty | {

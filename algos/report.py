@@ -69,8 +69,12 @@ def table_rows(result: dict[str, dict[str, float]]) -> list[list[str]]:
     }
     rows = [["", *result]]
     for key, label in names.items():
-        rows.append([label, *(f"{column[key]:,.4g}" if key in column else "–" for column in result.values())])
+        rows.append([label, *(_figure(column[key]) if key in column else "–" for column in result.values())])
     return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def print_table(result: dict[str, dict[str, float]]) -> None:
@@ -130,7 +134,7 @@ def _panel(axis: Any, runs: Sequence[Run], name: str, colour: str) -> None:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "no reference policy", ha="center", va="center", color="#59636e", transform=axis.transAxes)
         return
-    grid = np.linspace(0, min(curve[-1][0] for curve in curves), 100)
+    grid = np.linspace(max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves), 100)
     values = np.array([np.interp(grid, *np.array(curve).T) for curve in curves])
     axis.plot(grid, values.mean(0), color=colour)
     axis.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
@@ -150,7 +154,8 @@ Only the environment, the policy and the preset differ. Figures are means over {
 episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
 {_html_table(header, rows)}
 <h2>While learning</h2>
-<p><small>Lines are means over the seeds, bands their range.</small></p>
+<p><small>Lines are means over the seeds, bands their range. Once every episode earns the same, there is no variance
+left for the value to explain, and the share that it explains means nothing.</small></p>
 <img alt="Learning curves of both environments" src="data:image/png;base64,{picture}">
 <h2>What the language model writes</h2>
 {_html_table(["prompt", "before", "after"], samples)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +31,28 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     """
     folder = model_folder(name, part)
     try:
-        return loader.from_pretrained(folder, **options)
+        with no_progress_bars() if Path(folder).is_dir() else nullcontext():
+            return loader.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
         raise ValueError(
             f"cannot load {str(name)!r} by {loader.__name__}: it is {where} that could be read ({error}). "
             f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
         ) from error
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Without the bars of `transformers`, which a folder on disk does not need."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:

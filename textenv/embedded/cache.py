@@ -1,0 +1,86 @@
+"""A folder in the user's cache that is made once, and is either whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+
+MANIFEST = "manifest.json"
+"""Lists every other file of a cached folder with its SHA-256; written last."""
+
+
+def cache_root() -> Path:
+    """``textenv`` inside ``TEXTENV_CACHE``, else inside ``XDG_CACHE_HOME``, else inside ``~/.cache``."""
+    root = os.environ.get("TEXTENV_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser().absolute() / "textenv"
+
+
+def fingerprint(sources: Iterable[Path], packages: Iterable[str]) -> str:
+    """Twelve hexadecimal digits that change with any of the source files or the packages' versions."""
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(f"{source.name} {_sha256(source)}\n".encode())
+    for package in packages:
+        digest.update(f"{package} {version(package)}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def cached(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Return the folder, first filled by `build` if it is absent or damaged.
+
+    `build` gets an empty sibling that takes the folder's place only when it is complete. Of several processes
+    one builds and the others wait. Raises OSError if the cache cannot be written.
+    """
+    try:
+        if _intact(folder):  # without the lock, so that a finished cache may be read-only
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not _intact(folder):  # else another process built it while this one waited
+                _replace(folder, build)
+    except OSError as error:
+        raise OSError(
+            f"cannot make {folder}: {error}. "
+            "Set the environment variable TEXTENV_CACHE to a folder that you can write to."
+        ) from error
+    return folder
+
+
+def _replace(folder: Path, build: Callable[[Path], None]) -> None:
+    print(f"textenv: making the embedded model (about 40 s, once) in {folder}", file=sys.stderr, flush=True)
+    unfinished = Path(f"{folder}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a build that was killed: we hold the lock, so not in use
+    unfinished.mkdir()
+    try:
+        build(unfinished)
+        hashes = {name: _sha256(unfinished / name) for name in _files(unfinished)}
+        (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _intact(folder: Path) -> bool:
+    """Whether the manifest is there and every file is as it says."""
+    try:
+        hashes = json.loads((folder / MANIFEST).read_text())
+        return len(hashes) > 0 and all(_sha256(folder / name) == digest for name, digest in hashes.items())
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
+        return False
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,74 @@
+"""The embedded language model: a GPT-2 of two layers that writes reviews."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from textenv.embedded.grammar import sample_review
+from textenv.embedded.tokenizer import CONTEXT
+from textenv.embedded.training import batched, isolated, train
+
+REVIEWS = 12_000
+BATCH = 16
+LEARNING_RATE = 4e-3
+SEED = 1
+SHARPNESS = 1.2
+"""What the logits are multiplied by after training (see `_sharpen`)."""
+
+
+def train_language_model(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIEWS) -> GPT2LMHeadModel:
+    """Train on sampled reviews, each seen once and followed by the end token; about 18 s on one thread."""
+    rng = np.random.default_rng(SEED)
+    texts = [sample_review(rng).text for _ in range(reviews)]
+    rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
+    with isolated(SEED):
+        model = GPT2LMHeadModel(_config(tokenizer))
+
+        def loss_of(ids: Tensor) -> Tensor:
+            known = ids != tokenizer.pad_token_id
+            body = model.transformer(input_ids=ids[:, :-1], attention_mask=known[:, :-1], use_cache=False)
+            return cross_entropy(model.lm_head(body.last_hidden_state[known[:, 1:]]), ids[:, 1:][known[:, 1:]])
+
+        train(
+            model,
+            batched(rows, size=BATCH, pad=tokenizer.pad_token_id),
+            loss_of=loss_of,
+            learning_rate=LEARNING_RATE,
+        )
+        _sharpen(model)
+    return model
+
+
+def _config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=CONTEXT,
+        n_embd=128,
+        n_layer=2,
+        n_head=4,
+        n_inner=256,
+        activation_function="gelu_pytorch_tanh",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.05,  # nearer to 1/sqrt(128) than GPT-2's .02: learns much sooner
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+@torch.no_grad()
+def _sharpen(model: GPT2LMHeadModel) -> None:
+    """Fit the temperature after training (Guo et al. 2017): scaling the last norm scales every logit.
+
+    A short training leaves a little probability on every wrong token, and a review has twenty chances to
+    draw one. The held-out loss is lowest near 1.1 and only .002 nats a token higher at 1.2, where samples that
+    break the grammar fall from 8 % to 2 %.
+    """
+    model.transformer.ln_f.weight.mul_(SHARPNESS)
+    model.transformer.ln_f.bias.mul_(SHARPNESS)

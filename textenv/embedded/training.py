@@ -1,0 +1,71 @@
+"""Supervised training of the embedded models: one loop for both, repeatable, without traces in the caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Batch = TypeVar("Batch")
+
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises; afterwards it falls along a cosine to 0."""
+WEIGHT_DECAY = 1e-3
+GRADIENT_NORM = 1.0
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Seeded float32 training on one CPU thread, whatever the caller had set, which is put back after.
+
+    One thread, because the order of the sums, and so the weights, would otherwise depend on the cores.
+    """
+    with ExitStack() as caller:
+        caller.callback(torch.set_num_threads, torch.get_num_threads())
+        caller.callback(torch.set_default_dtype, torch.get_default_dtype())
+        caller.enter_context(torch.random.fork_rng(devices=[]))
+        caller.enter_context(torch.device("cpu"))
+        caller.enter_context(torch.inference_mode(False))
+        caller.enter_context(torch.enable_grad())
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs as well, for good
+        yield
+
+
+def train(
+    model: nn.Module, batches: Sequence[Batch], *, loss_of: Callable[[Batch], Tensor], learning_rate: float
+) -> None:
+    """Take one AdamW step on `loss_of(batch)` for each batch, in order; leaves the model in eval mode."""
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate((step + 1) / len(batches)))
+    model.train()
+    for batch in batches:
+        optimiser.zero_grad()
+        loss_of(batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
+        optimiser.step()
+        schedule.step()
+    model.eval()
+
+
+def batched(rows: Sequence[Sequence[int]], *, size: int, pad: int) -> list[Tensor]:
+    """Cut rows of ids, in order, into batches ``[size, longest row]``, int64, padded on the right."""
+    tensors = [torch.tensor(row) for row in rows]
+    return [
+        nn.utils.rnn.pad_sequence(tensors[start : start + size], batch_first=True, padding_value=pad)
+        for start in range(0, len(rows), size)
+    ]
+
+
+def _rate(progress: float) -> float:
+    """Learning rate as a share of its peak, at a progress from 0 to 1."""
+    if progress < WARM_UP:
+        return progress / WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
