@@ -13,9 +13,9 @@ from algos import PPO, LMPolicy, evaluate, presets
 torch.set_num_threads(1)  # fastest for networks of this size
 
 
-def main(total_steps=48_000, seed=1):
+def main(total_steps=48_000):
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coefficient=0.1)
-    policy = LMPolicy.load("embedded", seed=seed)
+    policy = LMPolicy.load("embedded", seed=1)
     agent = PPO(env, policy, presets.TEXT)
 
     history = agent.learn(total_steps)
@@ -23,7 +23,7 @@ def main(total_steps=48_000, seed=1):
         print(f"{metrics['steps']:>7} steps  return {metrics.get('episode/return', float('nan')):6.3f}")
 
     test_env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, split="test")
-    returns, _ = evaluate(test_env, policy, episodes=288, seed=seed)
+    returns, _ = evaluate(test_env, policy, episodes=288, seed=1)
     print(f"mean score of 288 reviews: {sum(returns) / len(returns):.3f} (best possible: below 1)")
     return returns
 

@@ -22,7 +22,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
     """
 
-    metadata = {"render_modes": ["ansi"]}
+    metadata = {"render_modes": ["ansi"], "render_fps": 10}
 
     def __init__(self, task: Task | None = None, **arguments: Any) -> None:
         self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)

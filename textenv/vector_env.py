@@ -73,7 +73,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.metadata = {"render_modes": ["ansi"], "autoreset_mode": self.autoreset_mode}
+        self.metadata = {"render_modes": ["ansi"], "render_fps": 10, "autoreset_mode": self.autoreset_mode}
         self._limits = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
         self._slots = Transcript(num_envs, tokenizer, **self._limits)
         self.allowed_sets = _allowed_sets(forbidden, self._slots.num_tokens)
