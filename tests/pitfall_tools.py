@@ -7,7 +7,7 @@ from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
 from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import Prompt, TextVectorEnv
 
 EOS, PAD, GOOD = WORDS.index("<eos>"), WORDS.index("<pad>"), WORDS.index("good")
@@ -93,7 +93,7 @@ def control_rollout(steps=48, seed=0):
     """CartPole with reset rows inside: environment, policy and rollout."""
     env = cartpole()
     policy = mlp_for(env, seed=seed)
-    rollout = collect(env, policy, steps=steps)
+    rollout = collect(env, policy, steps=steps, cursor=Cursor(seed=seed))
     assert not rollout["mask"].all(), "a rollout without reset rows guards nothing"
     return env, policy, rollout
 

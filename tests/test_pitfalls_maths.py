@@ -1,0 +1,286 @@
+"""PITFALLS rows about pure functions: GAE, whitening, losses, and their agreement with torchrl."""
+
+import inspect
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from algos import advantages, losses
+from algos.advantages import gae, whiten
+from algos.losses import clipped_policy_loss, log_ratio, value_loss
+from textenv.rollout import following, masked_mean
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def random_columns(rows, steps, seed=0):
+    """Random figures and ends; nothing is padded."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = {name: torch.randn(rows, steps, generator=generator) for name in ("reward", "value", "next_value")}
+    end = torch.rand(rows, steps, generator=generator)
+    return columns | {"terminated": end < 0.1, "truncated": end > 0.9}
+
+
+def gae_by_hand(columns):
+    """One sequence without gaps, in plain Python: Schulman et al. 2016, eq. 16."""
+    advantage, found = 0.0, []
+    for t in reversed(range(len(columns["reward"]))):
+        r, v, after, stop, cut = (columns[k][t].item() for k in ("reward", "value", "next_value", *ENDS))
+        delta = r + (0.0 if stop else GAMMA * after) - v
+        advantage = delta + (0.0 if stop or cut else GAMMA * LAMBDA * advantage)
+        found.append(advantage)
+    return torch.tensor(found[::-1])
+
+
+ENDS = ("terminated", "truncated")
+JUNK = [float("nan"), float("inf"), -float("inf"), 1e30, 3.0]
+
+
+def junk(shape, seed=0):
+    chosen = torch.randint(len(JUNK), shape, generator=torch.Generator().manual_seed(seed))
+    return torch.tensor(JUNK)[chosen]
+
+
+def test_gae_equals_hand_worked_numbers():
+    """γ .5, λ .5; rewards 1 2 4, values 1 1 1, V after 1 1 8; terminated, truncated or not at the last."""
+    for stop, cut, last in [(True, False, 3.0), (False, True, 7.0), (False, False, 7.0)]:
+        advantage, target = gae(
+            reward=torch.tensor([[1.0, 2.0, 4.0]]), value=torch.ones(1, 3), next_value=torch.tensor([[1.0, 1.0, 8.0]]),
+            terminated=torch.tensor([[False, False, stop]]), truncated=torch.tensor([[False, False, cut]]),
+            mask=torch.ones(1, 3, dtype=torch.bool), gamma=0.5, gae_lambda=0.5,
+        )  # fmt: skip
+        second = 1.5 + 0.25 * last
+        assert advantage.tolist() == [[0.5 + 0.25 * second, second, last]]
+        assert torch.equal(target, advantage + 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gae_agrees_with_torchrl(seed):
+    from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+    columns = random_columns(5, 40, seed)
+    assert columns["terminated"].any() and columns["truncated"].any()
+    mask = torch.ones(5, 40, dtype=torch.bool)
+    found = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
+    wide = {name: x.unsqueeze(-1) for name, x in columns.items()}
+    expected = generalized_advantage_estimate(
+        GAMMA, LAMBDA, wide["value"], wide["next_value"], wide["reward"],
+        done=wide["terminated"] | wide["truncated"], terminated=wide["terminated"],
+    )  # fmt: skip
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.squeeze(-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_row_07_gae_on_a_padded_batch_equals_gae_row_by_row(seed):
+    """Rows of length 1 to 9, each ended at its last step; whatever stands in the padding, flags included."""
+    lengths, steps = [9, 1, 4, 6], 9
+    columns = random_columns(4, steps, seed)
+    end = torch.tensor(lengths)[:, None] - 1
+    position = torch.arange(steps)
+    mask = position <= end
+    columns["terminated"] = columns["terminated"] & (position != end) | (position == end) & (end % 2 == 0)
+    columns["truncated"] = columns["truncated"] & (position != end) | (position == end) & (end % 2 == 1)
+    dirty = dict(columns)
+    for name in ("reward", "value", "next_value"):
+        dirty[name] = torch.where(mask, columns[name], junk(mask.shape, seed))
+    for name in ENDS:
+        dirty[name] = torch.where(mask, columns[name], junk(mask.shape, seed).isfinite())
+    advantage, target = gae(**dirty, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
+    for row, length in enumerate(lengths):
+        expected = gae_by_hand({name: x[row, :length] for name, x in columns.items()})
+        torch.testing.assert_close(advantage[row, :length], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(target[row, :length], expected + columns["value"][row, :length], atol=1e-5, rtol=0)
+        assert (advantage[row, length:] == 0).all() and (target[row, length:] == 0).all()
+
+
+def gap_row(seed, steps=24):
+    """One row with gaps: rewards and an end on False entries belong to the True entry before them.
+
+    Returns the columns, and the compressed sequence that says the same without gaps.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(1, steps, generator=generator) < 0.5
+    mask[0, 3], mask[0, -1] = True, False  # the conversation ends in the environment's words
+    columns = random_columns(1, steps, seed)
+    columns["terminated"], columns["truncated"] = torch.zeros_like(mask), torch.zeros_like(mask)
+    columns[ENDS[seed % 2]][0, -1] = True
+    values = torch.randn(1, steps + 1, generator=generator)
+    chosen = mask[0].nonzero()[:, 0].tolist()
+    later = [*chosen[1:], steps]
+    short = {name: x[0, chosen].clone() for name, x in columns.items()}
+    for i, (here, after) in enumerate(zip(chosen, later, strict=True)):
+        short["reward"][i] = columns["reward"][0, here:after].sum()
+        short["value"][i], short["next_value"][i] = values[0, here], values[0, after]
+        for name in ENDS:
+            short[name][i] = columns[name][0, here:after].any()
+    done = columns["terminated"] | columns["truncated"]
+    columns["value"] = torch.where(mask, values[:, :-1], junk(mask.shape, seed))
+    columns["next_value"] = following(values, mask=mask, done=done)
+    columns["next_value"] = torch.where(mask, columns["next_value"], junk(mask.shape, seed + 1))
+    return columns, mask, short
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_row_08_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
+    columns, mask, short = gap_row(seed)
+    advantage, target = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
+    expected = gae_by_hand(short)
+    torch.testing.assert_close(advantage[mask], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(target[mask], expected + short["value"], atol=1e-5, rtol=0)
+    assert (advantage[~mask] == 0).all() and (target[~mask] == 0).all()
+
+
+def test_row_08_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_between():
+    """Two episodes in one row with a False reset row between them: its reward and what follows do not leak back."""
+    columns = random_columns(1, 7, 5)
+    columns["terminated"] = torch.tensor([[False, False, True, False, False, False, False]])
+    columns["truncated"] = torch.tensor([[False, False, False, False, False, False, True]])
+    mask = torch.tensor([[True, True, True, False, True, True, True]])
+    advantage, _ = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
+    for rows in (slice(0, 3), slice(4, 7)):
+        expected = gae_by_hand({name: x[0, rows] for name, x in columns.items()})
+        torch.testing.assert_close(advantage[0, rows], expected, atol=1e-5, rtol=0)
+
+
+def test_row_11_whitening_is_over_the_mask_alone():
+    generator = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(6, 30, generator=generator) * 7 + 3, torch.rand(6, 30, generator=generator) < 0.6
+    dirty = torch.where(mask, x, junk(mask.shape))
+    white, kept = whiten(dirty, mask=mask), whiten(dirty, mask=mask, shift_mean=False)
+    for found, mean in [(white, 0.0), (kept, x[mask].mean().item())]:
+        assert found[mask].mean().item() == pytest.approx(mean, abs=1e-5)
+        assert found[mask].var(correction=0).item() == pytest.approx(1.0, abs=1e-5)
+        assert (found[~mask] == 0).all()
+    torch.testing.assert_close(white[mask].argsort(), x[mask].argsort())
+
+
+def test_row_11_whitening_one_entry_or_equal_entries_gives_zero():
+    one = torch.tensor([[5.0, torch.nan]])
+    assert whiten(one, mask=torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
+    for value in (0.1, 1 / 3, 1000.1):
+        equal = torch.full((7, 143), value)
+        assert whiten(equal, mask=torch.ones_like(equal, dtype=torch.bool)).abs().max() == 0
+
+
+FUNCTIONS = [gae, log_ratio, clipped_policy_loss, value_loss]
+
+
+def arguments(function, shape=(4, 1)):
+    """Valid arguments of a loss or estimator, by their names."""
+    no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
+    columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
+    return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
+
+
+@pytest.mark.parametrize("module", [advantages, losses])
+def test_row_19_tensors_are_passed_by_name(module):
+    public = [f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    public = [f for f in public if not f.__name__.startswith("_")]
+    assert len(public) >= 2
+    for function in public:
+        kinds = {name: p.kind for name, p in inspect.signature(function).parameters.items()}
+        by_position = [name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY]
+        assert by_position in ([], ["x"]), f"{function.__name__} takes {by_position} by position"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+def test_row_19_a_mask_that_is_not_bool_raises(function, dtype):
+    right = arguments(function)
+    function(**right)
+    with pytest.raises(TypeError, match="expected torch.bool"):
+        function(**(right | {"mask": right["mask"].to(dtype)}))
+
+
+@pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
+def test_row_19_a_mask_of_a_mean_that_is_not_bool_raises(function):
+    with pytest.raises(TypeError, match="expected torch.bool"):
+        function(torch.ones(3), mask=torch.ones(3))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_row_29_unequal_shapes_raise_and_both_are_printed(function):
+    right = arguments(function)
+    tensors = [name for name, x in right.items() if isinstance(x, torch.Tensor)]
+    for name in tensors:
+        # [B] against [B, 1] would broadcast to [B, B] without a word.
+        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
+            function(**(right | {name: right[name][:, 0]}))
+
+
+@pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
+def test_row_29_a_mean_over_a_mask_of_another_shape_raises_and_prints_both(function):
+    with pytest.raises(ValueError, match=r"(?s)(?=.*\(3,\))(?=.*\(3, 1\))"):
+        function(torch.arange(3.0)[:, None], mask=torch.tensor([True, True, False]))
+
+
+def test_clipped_value_loss_without_old_value_raises():
+    right = arguments(value_loss)
+    with pytest.raises(ValueError, match="old_value"):
+        value_loss(**(right | {"old_value": None}))
+
+
+# --- torchrl's PPO loss ----------------------------------------------------------------------------------------------
+
+
+def torchrl_losses(data, *, clip_value):
+    """Policy and value loss by torchrl, of a softmax policy and values that are its networks' very outputs."""
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torch import nn
+    from torchrl.objectives import ClipPPOLoss
+
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Identity(), in_keys=["logits_in"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+    critic = TensorDictModule(nn.Identity(), in_keys=["value_in"], out_keys=["state_value"])
+    loss = ClipPPOLoss(
+        actor, critic, clip_epsilon=0.2, entropy_bonus=False, critic_coeff=0.5, loss_critic_type="l2",
+        normalize_advantage=False, clip_value=clip_value, reduction="none",
+    )  # fmt: skip
+    found = loss(data)
+    return found["loss_objective"], found["loss_critic"]
+
+
+@pytest.mark.parametrize("clip_value", [None, 0.3])
+def test_losses_agree_with_torchrl(clip_value):
+    generator = torch.Generator().manual_seed(0)
+    n, mask = 400, torch.ones(400, dtype=torch.bool)
+    logits, old, value, target = (torch.randn(n, k, generator=generator) for k in (5, 1, 1, 1))
+    action = torch.randint(5, (n,), generator=generator)
+    log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
+    old_log_prob = log_prob + 0.4 * torch.randn(n, generator=generator)
+    advantage = torch.randn(n, generator=generator)
+    data = TensorDict(
+        {"logits_in": logits, "value_in": value, "state_value": old, "action": action, "action_log_prob": old_log_prob,
+         "advantage": advantage[:, None], "value_target": target}, batch_size=[n],
+    )  # fmt: skip
+    objective, critic = torchrl_losses(data, clip_value=clip_value)
+    ratios = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    ours = clipped_policy_loss(log_ratio=ratios, advantage=advantage, mask=mask, clip_range=0.2)
+    assert ((ratios.exp() - 1).abs() > 0.2).sum() > 50
+    torch.testing.assert_close(ours, objective.reshape(n), atol=1e-5, rtol=0)
+    found = value_loss(
+        value=value[:, 0], value_target=target[:, 0], mask=mask, old_value=old[:, 0], clip_range=clip_value
+    )
+    torch.testing.assert_close(found, critic.reshape(n), atol=1e-5, rtol=0)
+
+
+def test_losses_of_hand_worked_entries():
+    """Ratio 1.5 and .5 with advantages of both signs: clipped where that is the worse."""
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
+    advantage, mask = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0]), torch.ones(5, dtype=torch.bool)
+    found = clipped_policy_loss(log_ratio=ratio.log(), advantage=advantage, mask=mask, clip_range=0.2)
+    torch.testing.assert_close(found, torch.tensor([-2.4, 3.0, -1.0, 1.6, -2.2]))
+    found = value_loss(
+        value=torch.tensor([2.0, 0.1]), value_target=torch.tensor([3.0, 3.0]), mask=torch.ones(2, dtype=torch.bool),
+        old_value=torch.tensor([0.0, 0.0]), clip_range=0.5,
+    )  # fmt: skip
+    torch.testing.assert_close(found, torch.tensor([0.5 * 2.5**2, 0.5 * 2.9**2]))
