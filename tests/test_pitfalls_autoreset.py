@@ -167,6 +167,16 @@ def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
         assert all(torch.equal(mine[name].double(), expected[name].double()) for name in COLUMNS)
 
 
+@MODES
+def test_row_27_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
+    env, cursor = cartpole(3, mode), Cursor(seed=7)
+    collect(env, Lean(), steps=6, cursor=cursor)
+    for _ in range(2):
+        rollout = collect(env, Lean(), episodes=3, cursor=cursor)
+        assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
+        assert rollout["observation"][:, 0].abs().max() <= 0.05
+
+
 @pytest.mark.parametrize("episodes", [3, 4, 7])
 @pytest.mark.parametrize("kind", [*(mode.name for mode in AutoresetMode), "native"])
 def test_row_27_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):

@@ -272,7 +272,7 @@ def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
         seen.extend((turn.prompt_text, turn.completion, turn.completion_ids) for turn in turns)
         return [0.0] * len(turns)
 
-    env = text_env(Script([(0, 1), (2,)], scores=score), num_envs=2)
+    env = text_env(Script([(0, 1), (2,), (3, 0, 1)], scores=score), num_envs=2)
     play(env, [(EOS,), (5, 6, EOS)])
     expected = [("a b", "", [EOS]), ("c", "good bad", [5, 6, EOS])]
     assert seen == expected
@@ -281,4 +281,4 @@ def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
     env.reset()
     for actions in ([EOS, 5], [0, 6], [EOS, EOS]):  # slot 0 is reset by the second step
         env.step(np.array(actions))
-    assert sorted(seen) == sorted([*expected, ("a b", "", [EOS])])
+    assert sorted(seen) == sorted([*expected, ("d a b", "", [EOS])])

@@ -96,21 +96,23 @@ def test_row_07_gae_on_a_padded_batch_equals_gae_row_by_row(seed):
 
 
 def gap_row(seed, steps=24):
-    """One row with gaps: rewards and an end on False entries belong to the True entry before them.
+    """One row with gaps: rewards and ends on False entries belong to the True entry before them.
 
+    An episode ends inside the gap of 10 to 13, and what follows in that gap is a reset; another ends at the last entry.
     Returns the columns, and the compressed sequence that says the same without gaps.
     """
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(1, steps, generator=generator) < 0.5
-    mask[0, 3], mask[0, -1] = True, False  # the conversation ends in the environment's words
+    mask[0, [3, 9, 14]], mask[0, 10:14], mask[0, -1] = True, False, False
     columns = random_columns(1, steps, seed)
     columns["terminated"], columns["truncated"] = torch.zeros_like(mask), torch.zeros_like(mask)
-    columns[ENDS[seed % 2]][0, -1] = True
+    columns[ENDS[seed % 2]][0, [11, -1]] = True
     values = torch.randn(1, steps + 1, generator=generator)
     chosen = mask[0].nonzero()[:, 0].tolist()
     later = [*chosen[1:], steps]
     short = {name: x[0, chosen].clone() for name, x in columns.items()}
     for i, (here, after) in enumerate(zip(chosen, later, strict=True)):
+        after = 12 if here == 9 else after  # the state that the first episode ended in
         short["reward"][i] = columns["reward"][0, here:after].sum()
         short["value"][i], short["next_value"][i] = values[0, here], values[0, after]
         for name in ENDS:
@@ -172,6 +174,24 @@ def arguments(function, shape=(4, 1)):
     no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
     return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
+
+
+def test_row_13_losses_and_their_gradients_ignore_junk_outside_the_mask():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(4, 9, generator=generator) < 0.5
+    names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
+    clean = {name: torch.randn(4, 9, generator=generator) * mask for name in names}
+    outside = torch.where(mask, 0.0, junk(mask.shape))
+    found = []
+    for columns in (clean, {name: x + outside.roll(i, 0) * ~mask for i, (name, x) in enumerate(clean.items())}):
+        dirty = {name: torch.where(mask, clean[name], x).requires_grad_() for name, x in columns.items()}
+        ratios = log_ratio(log_prob=dirty["log_prob"], old_log_prob=dirty["old_log_prob"], mask=mask)
+        loss = clipped_policy_loss(log_ratio=ratios, advantage=dirty["advantage"], mask=mask, clip_range=0.2)
+        error = value_loss(**{name: dirty[name] for name in names[3:]}, mask=mask, clip_range=0.3)
+        (loss + error).sum().backward()
+        found.append([loss, error, dirty["log_prob"].grad, dirty["value"].grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other) and (one[~mask] == 0).all() and (one != 0).any()
 
 
 @pytest.mark.parametrize("module", [advantages, losses])

@@ -9,6 +9,7 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 from gymnasium import spaces
 from pitfall_tools import (
     MODELS,
+    Script,
     agent_of,
     cartpole,
     control_rollout,
@@ -64,6 +65,7 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
     rollout = collect(env, policy, episodes=16)
     agent.update(rollout)
     assert len(gaps) == 2 * parts(16, minibatch, micro) and max(gaps) < 1e-5
+    assert policy.lm.decoder(num_slots=3, max_length=9).cached, "it acted by the padded path: no cache was tested"
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
@@ -119,8 +121,10 @@ def test_row_01_a_box_of_two_dimensions_is_scored_like_its_samples():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_row_01_nothing_stale_is_left_in_the_cache_after_an_update(name):
-    env, policy = text_env(), lm_policy(MODELS[name])
+def test_row_01_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_last_text(name):
+    """One slot, answers of one token: 2 1 0 4 seems to go on from 3 1, and every text from its last reading."""
+    task = Script([(3, 1), (2, 1, 0, 4), (2, 1), (2, 1, 5)])
+    env, policy = text_env(task, num_envs=1, max_new_tokens=1), lm_policy(MODELS[name])
     agent = agent_of(env, policy, learning_rate=1e-2)
     for _ in range(3):
         rollout = collect(env, policy, episodes=16, cursor=agent.cursor)

@@ -89,9 +89,19 @@ def spoil_policy(policy, seed):
     return policy
 
 
-def update_with_penalty(env, policy, rollout, options):
-    """All figures of an update, the gradient of its last minibatch and the new weights."""
+def other_weights(policy):
+    """A reference near the policy."""
     reference = copy.deepcopy(policy.lm if hasattr(policy, "lm") else policy).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for weight in reference.parameters():
+        weight += 0.1 * torch.randn(weight.shape, generator=generator)
+    return reference
+
+
+def update_with_penalty(env, policy, rollout, options, *, spoilt=None):
+    """All figures of an update, the gradient of its last minibatch and the new weights."""
+    reference = other_weights(policy)
+    policy = policy if spoilt is None or not policy.sequential else spoil_policy(policy, spoilt)
     agent = agent_of(env, policy, penalty=KLPenalty(reference, 0.2), **options)
     agent.penalty(rollout, policy)
     metrics = reference_metrics(rollout, coefficient=0.2) | agent.update(rollout)
@@ -103,8 +113,7 @@ def test_row_13_what_stands_outside_the_mask_changes_no_bit(make):
     expected = update_with_penalty(*make())
     for seed in range(3):
         env, policy, rollout, options = make()
-        policy = spoil_policy(policy, seed) if policy.sequential else policy
-        found = update_with_penalty(env, policy, spoil(rollout, seed), options)
+        found = update_with_penalty(env, policy, spoil(rollout, seed), options, spoilt=seed)
         assert found[0] == expected[0] and all(map(math.isfinite, found[0].values()))
         for one, other in zip(found[1:], expected[1:], strict=True):
             assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -229,7 +238,7 @@ def test_row_25_empty_rows_move_nothing_and_are_counted():
     env, policy, rollout, options = make_lm()
     plain, *expected = update_with_penalty(env, policy, rollout, options)
     env, policy, rollout, options = make_lm()
-    agent = agent_of(env, policy, penalty=KLPenalty(policy.reference(), 0.2), **options)
+    agent = agent_of(env, policy, penalty=KLPenalty(other_weights(policy), 0.2), **options)
     rollout = with_empty_rows(rollout, 2)
     agent.penalty(rollout, policy)
     metrics = agent.update(rollout)
