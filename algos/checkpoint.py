@@ -18,16 +18,15 @@ def save(agent: Any, folder: str | Path) -> Path:
     folder = Path(folder)
     weights = folder / "policy"
     weights.mkdir(parents=True, exist_ok=True)
-    spec = agent.env.spec
     description = {
         "format": FORMAT,
-        "environment": None if spec is None else {"id": spec.id, "kwargs": _environment_kwargs(spec.kwargs)},
+        "environment": _environment(agent.env.spec),
         "algorithm": type(agent).__name__,
         "config": dataclasses.asdict(agent.config),
         "policy": type(agent.policy).__name__,
         "policy_arguments": agent.policy.save(weights),
     }
-    (folder / "config.json").write_text(json.dumps(description, indent=2, default=str) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -65,6 +64,16 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
-def _environment_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The environment's own arguments, without what Gymnasium adds for the vector form."""
-    return {k: v for k, v in kwargs.items() if k not in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")}
+def _environment(spec: Any) -> dict[str, Any] | None:
+    """How to make the environment again; None for one made by hand, or from objects that JSON cannot hold."""
+    if spec is None:
+        return None
+    vector_only = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+    arguments = {
+        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
+    }
+    try:
+        json.dumps(arguments)
+    except TypeError:
+        return None
+    return {"id": spec.id, "kwargs": arguments}

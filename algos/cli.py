@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +22,8 @@ class Train:
 
     env: tyro.conf.Positional[str]
     """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0."""
-    seed: int = 1
-    """Of weights, environment, sampled actions and minibatches."""
+    seed: int | None = None
+    """Of weights, environment, sampled actions and minibatches; the same as --config.seed."""
     total_steps: int = 500_000
     """Steps to train for: actions in control, chosen tokens in text."""
     num_envs: int = 8
@@ -43,20 +43,32 @@ class Train:
 
     def run(self) -> dict[str, Any]:
         """Train, save, evaluate."""
-        import dataclasses
-
-        from algos.environments import make_environment
+        from algos.environments import make_policy, make_vector_environment
+        from algos.evaluation import summarise
         from algos.ppo import PPO
 
         start = time.perf_counter()
-        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.seed}"
-        env, policy = make_environment(self, split="train")
-        agent = PPO(env, policy, dataclasses.replace(self.config, seed=self.seed))
+        config = self.config if self.seed is None else replace(self.config, seed=self.seed)
+        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{config.seed}"
+        arguments = self._environment_arguments()
+        env = make_vector_environment(self.env, self.num_envs, **arguments)
+        policy = make_policy(env, model=self.model, seed=config.seed)
+        agent = PPO(env, policy, config)
         history = agent.learn(self.total_steps, run_dir=run_dir, progress=not self.json)
-        test_env = make_environment(self, split="test", policy=policy)[0]
-        result = _summary(test_env, policy, episodes=self.episodes, seed=self.seed)
+        split = {"split": "test"} if arguments else {}
+        test_env = make_vector_environment(self.env, min(self.episodes, 64), **(arguments | split))
+        result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+
+    def _environment_arguments(self) -> dict[str, Any]:
+        from algos.environments import is_text
+
+        if is_text(self.env):
+            return {"model": self.model, "kl_coefficient": self.kl_coefficient}
+        if self.model != "embedded" or self.kl_coefficient is not None:
+            raise ValueError(f"--model and --kl-coefficient are for text environments, {self.env} is none")
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +90,11 @@ class Evaluate:
         """Load and play."""
         from algos.checkpoint import load, read_description
         from algos.environments import remake_environment
+        from algos.evaluation import summarise
 
         env = remake_environment(read_description(self.folder), num_envs=min(self.episodes, 64))
         options = {"episodes": self.episodes, "deterministic": self.deterministic, "seed": self.seed}
-        return _summary(env, load(self.folder), **options)
+        return summarise(env, load(self.folder), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +158,6 @@ def _one_thread() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def _summary(env: Any, policy: Any, **options: Any) -> dict[str, Any]:
-    from algos.evaluation import summarise
-
-    return summarise(env, policy, **options)
 
 
 def _print_table(result: dict[str, Any]) -> None:

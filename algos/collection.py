@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict
 
 from algos.policy import Policy, numpy_action
+from textenv.rollout import EpisodeEnv, is_episode_env
 
 
-@dataclass
+@dataclass(eq=False)
 class Cursor:
     """Where collection stopped, for the next call to go on from; a new one resets the environment.
 
@@ -64,7 +66,7 @@ def collect(
     if (steps is None) == (episodes is None):
         raise ValueError(f"steps is {steps} and episodes is {episodes}: give exactly one of them")
     cursor = Cursor() if cursor is None else cursor
-    if hasattr(env, "take_episodes"):
+    if is_episode_env(env):
         if episodes is None:
             raise ValueError("a text environment is collected in whole episodes: give episodes, not steps")
         return _collect_text(env, policy, episodes, cursor, deterministic)
@@ -75,7 +77,7 @@ def collect(
 
 
 @torch.no_grad()
-def _collect_text(env: Any, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
+def _collect_text(env: EpisodeEnv, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
     observation = env.start_episodes(episodes, seed=cursor.seed)
     cursor.seed = None
     policy.reset()
@@ -119,8 +121,13 @@ def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Curso
     return rollout[torch.from_numpy(rollout["mask"].numpy().any(axis=1))]
 
 
+_LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
+"""Whose rollout each environment was stepped for last: another one's episodes are not gone on with."""
+
+
 def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
-    if cursor.observation is None:
+    if cursor.observation is None or _LAST_CURSOR.get(env) is not cursor:
+        _LAST_CURSOR[env] = cursor
         observation, info = env.reset(seed=cursor.seed)
         cursor.observation = observation.copy()
         cursor.action_mask, cursor.seed = _action_mask(info), None

@@ -106,10 +106,11 @@ def _run(env_id: str, seed: int, run_dir: Path, quiet: bool) -> Run:
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
     """A few prompts of a text environment and the policy's answers; none in control."""
-    if not hasattr(env, "take_episodes"):
-        return []
     from algos.evaluation import evaluate
-    from textenv.rollout import sequences
+    from textenv.rollout import is_episode_env, sequences
+
+    if not is_episode_env(env.unwrapped):
+        return []
 
     _, rollout = evaluate(env, policy, episodes=count)
     found = []

@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from algos.policy import Policy
+from textenv.rollout import is_episode_env
 
 
 def make_vector_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:
@@ -35,21 +36,9 @@ def is_text(env_id: str) -> bool:
     return env_id.startswith("textenv/")
 
 
-def make_environment(train: Any, *, split: str, policy: Policy | None = None) -> tuple[VectorEnv, Policy]:
-    """Environment and policy that the ``train`` command describes; the policy is made unless given."""
-    arguments: dict[str, Any] = {}
-    if is_text(train.env):
-        arguments = {"model": train.model, "split": split, "kl_coefficient": train.kl_coefficient}
-    num_envs = train.num_envs if split == "train" else min(train.episodes, 64)
-    env = make_vector_environment(train.env, num_envs, **arguments)
-    if policy is None:
-        policy = make_policy(env, model=train.model, seed=train.seed)
-    return env, policy
-
-
 def make_policy(env: VectorEnv, *, model: str = "embedded", seed: int = 1) -> Policy:
     """A language model for a text environment, two perceptrons for the others."""
-    if hasattr(env, "take_episodes"):
+    if is_episode_env(env):
         from algos.lm import LMPolicy
 
         return LMPolicy.load(model, seed=seed)

@@ -21,7 +21,7 @@ def evaluate(
 
     Args:
         env: reset with ``seed`` first.
-        policy: who plays; its generator is seeded with ``seed``.
+        policy: who plays; its generator is as it was afterwards.
         episodes: exactly this many.
         deterministic: the most probable action instead of a sample.
         seed: of prompts or start states, and of the sampled actions.
@@ -29,8 +29,12 @@ def evaluate(
     Returns:
         The return of each episode, as the environment paid it, and the rollout itself.
     """
+    state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
-    rollout = collect(env, policy, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+    try:
+        rollout = collect(env, policy, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+    finally:
+        policy.generator.set_state(state)  # evaluating in mid-training changes nothing that is trained
     return EpisodeMeter().finished(rollout)[0], rollout
 
 

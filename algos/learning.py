@@ -16,6 +16,7 @@ from algos.collection import Cursor, collect
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.policy import Policy
+from textenv.rollout import is_episode_env
 
 Metrics = dict[str, float]
 
@@ -126,12 +127,13 @@ def choose_penalty(env: Any, penalty: Penalty | None) -> Penalty | None:
     return getattr(env, "penalty", None) if penalty is None else penalty
 
 
-def check_environment(env: Any, config: Any) -> None:
-    """Refuse environments that an agent cannot collect from, and configs of the other kind.
+def check_environment(env: Any, policy: Any, config: Any) -> None:
+    """Refuse environments that an agent cannot collect from, and policies and configs of another kind.
 
     Raises:
         TypeError: if it is no vector environment.
-        ValueError: if it charges the KL by itself, or the config counts what it does not have.
+        ValueError: if it charges the KL by itself, if policy and environment count different actions, or if the
+            config counts what the environment does not have.
     """
     if not isinstance(env, VectorEnv):
         raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
@@ -141,8 +143,20 @@ def check_environment(env: Any, config: Any) -> None:
             "this environment charges the KL step by step (KLReward); our agents charge it in batches: "
             "use TextVectorEnv with KLPenalty, or the KL would be charged twice"
         )
-    if hasattr(env, "take_episodes") and config.episodes is None:
+    if is_episode_env(env.unwrapped) and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} wraps a text environment and hides its whole episodes: give the environment itself"
+        )
+    actions = getattr(policy, "num_actions", None)
+    if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
+        raise ValueError(
+            f"the policy chooses from {actions} actions, the environment has {space.n}: "
+            "make both from the same tokenizer or space"
+        )
+    if is_episode_env(env) and config.episodes is None:
         raise ValueError(
             f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
             "set steps=None and episodes, or start from algos.presets.TEXT"
         )
+    if config.whiten_advantages and config.minibatch_size == 1 and not policy.sequential:
+        raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")

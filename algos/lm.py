@@ -63,14 +63,21 @@ class LMPolicy(nn.Module):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def load(cls, name: str | Path = EMBEDDED, **options: Any) -> LMPolicy:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name. A saved policy comes back
-        with its value head."""
-        lm = LanguageModel.load(name)
+    def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LMPolicy:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
+
+        A saved policy comes back with its value head. The options are those of the constructor.
+        """
+        lm = LanguageModel.load(name, dtype=dtype)
         saved = Path(name) / "value_head.safetensors"
         if not saved.is_file():
             return cls(lm.model, lm.tokenizer, **options)
         return cls._restore(lm, saved, options)
+
+    @property
+    def num_actions(self) -> int:
+        """Tokens to choose from."""
+        return self.lm.num_tokens
 
     @property
     def temperature(self) -> float:

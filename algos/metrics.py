@@ -22,8 +22,8 @@ class EpisodeMeter:
 
     def finished(self, rollout: TensorDict) -> tuple[list[float], list[int]]:
         """Return (sum of ``reward``) and length (True entries) of each episode that ends here."""
-        reward, mask, begins = (rollout[key].numpy() for key in ("reward", "mask", "is_init"))
-        done = (rollout["terminated"] | rollout["truncated"]).numpy()
+        reward, mask, begins = (rollout[key].cpu().numpy() for key in ("reward", "mask", "is_init"))
+        done = (rollout["terminated"] | rollout["truncated"]).cpu().numpy()
         if len(self._total) != len(mask):
             self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
@@ -63,20 +63,23 @@ class Means:
         return {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
 
 
-def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float) -> dict[str, Tensor]:
+def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float, first: bool) -> dict[str, Tensor]:
     """How far a minibatch has moved from the old policy.
 
     Args:
         log_ratio: 0 where the mask is False.
         count: True entries to divide by.
         clip_range: of the loss.
+        first: True before the first step of an update, where the policy is the one that acted.
 
     Returns:
         ``policy/approx_kl``, nats a step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
-        ``policy/clip_frac``, the share of ratios outside the clip range.
+        ``policy/clip_frac``, the share of ratios outside the clip range. The first time also ``policy/sampler_gap``,
+        nats a step, mean distance of the log-probabilities when sampled and when scored.
     """
     change = log_ratio.expm1()
-    return {
+    gap = {"policy/sampler_gap": log_ratio.abs().sum() / count} if first else {}
+    return gap | {
         "policy/approx_kl": (change - log_ratio).sum() / count,
         "policy/clip_frac": (change.abs() > clip_range).sum() / count,
     }

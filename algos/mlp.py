@@ -65,6 +65,11 @@ class MLPPolicy(nn.Module):
         if not self.discrete:
             self.log_std = nn.Parameter(torch.zeros(outputs))
 
+    @property
+    def num_actions(self) -> int | None:
+        """Actions to choose from; None for a Box."""
+        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""

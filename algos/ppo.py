@@ -97,12 +97,13 @@ class PPO:
         self, env: VectorEnv, policy: Policy, config: PPOConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
         config = PPOConfig() if config is None else config
-        check_environment(env, config)
+        check_environment(env, policy, config)
         self.env, self.policy, self.config = env, policy, config
         self.penalty = choose_penalty(env, penalty)
         self.cursor = Cursor(seed=config.seed)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.policy.generator.manual_seed(config.seed)
+        # Another stream than the one that orders the minibatches.
+        self.policy.generator.manual_seed(config.seed + 2**32)
         self._parameters = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=1e-5, fused=True)
         self.progress = 0.0
@@ -199,7 +200,7 @@ class PPO:
             + config.value_coefficient * terms["value/loss"]
             - config.entropy_coefficient * terms["policy/entropy"]
         )
-        return loss, terms | ratio_metrics(log_ratios.detach(), count=count, clip_range=clip_range)
+        return loss, terms | ratio_metrics(log_ratios.detach(), count=count, clip_range=clip_range, first=first)
 
     def _set_learning_rate(self) -> None:
         for group in self.optimizer.param_groups:

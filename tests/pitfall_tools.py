@@ -19,12 +19,12 @@ class Script:
     """A task that deals these prompts in turn and scores by a list (one number an episode) or a function."""
 
     def __init__(self, prompts=PROMPTS, scores=None):
-        self.prompts, self.scores, self.next = list(prompts), scores, 0
+        self.dealt, self.scores, self.next = list(prompts), scores, 0
 
     def deal(self, n, rng, *, group_size=1):
-        dealt = [Prompt(self.prompts[(self.next + i) % len(self.prompts)]) for i in range(n)]
+        prompts = [Prompt(self.dealt[(self.next + i) % len(self.dealt)]) for i in range(n)]
         self.next += n
-        return dealt
+        return prompts
 
     def score(self, turns):
         if self.scores is None:

@@ -68,11 +68,11 @@ def test_empty_or_malformed_prompts(prompts):
 
 
 def test_prompt_longer_than_the_limit_and_ids_outside_the_vocabulary():
-    env = make_env(prompts=["a b c d"], max_prompt_tokens=3)
+    """Known when the environment is made, not when the prompt is dealt."""
     with refused(ValueError, "'a b c d'", "4 tokens", "limit is 3", "max_prompt_tokens"):
-        env.reset(seed=0)
+        make_env(prompts=["a", "a b c d"], max_prompt_tokens=3)
     with refused(ValueError, "99", "0 to 8"):
-        make_env(prompts=[[1, 99]]).reset(seed=0)
+        make_env(prompts=[[1, 99]])
 
 
 def play_one_turn(reward):
@@ -164,6 +164,47 @@ def test_environment_that_does_not_fit_the_agent():
         PPO(gymnasium.make("CartPole-v1"), policy)
     with refused(ValueError, "exactly one"):
         collect(make_env(), policy)
+
+
+def test_policy_and_environment_of_different_tokenizers():
+    policy = LMPolicy(make_gpt2(12), make_tokenizer([*WORDS, "x", "y", "z"]))
+    with refused(ValueError, "12 actions", "has 9"):
+        PPO(make_env(), policy, PPOConfig(steps=None, episodes=4))
+    env = make_env()
+    env.start_episodes(1)
+    with refused(ValueError, "11", "0 to 8"):
+        env.advance(np.array([11]))
+
+
+def test_a_wrapped_text_environment_that_hides_its_episodes():
+    wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_env())
+    with refused(ValueError, "RecordEpisodeStatistics", "environment itself"):
+        PPO(wrapped, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), PPOConfig(steps=None, episodes=4))
+
+
+@pytest.mark.parametrize("share", [lambda policy: policy, lambda policy: policy.lm])
+def test_a_reference_that_shares_the_policys_weights(share):
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    rollout = collect(make_env(), policy, episodes=2)
+    with refused(ValueError, "shares the policy's weights", "policy.reference()"):
+        KLPenalty(share(policy), 0.1)(rollout, policy)
+
+
+def test_a_partial_reset_before_a_whole_one():
+    with refused(ValueError, "reset all of them first"):
+        make_env(num_envs=2).reset(options={"reset_mask": np.array([True, False])})
+
+
+def test_one_advantage_cannot_be_whitened():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=1)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    with refused(ValueError, "minibatch_size is 1", "whiten_advantages=False"):
+        PPO(env, policy, PPOConfig(minibatch_size=1))
+
+
+def test_an_unknown_render_mode():
+    with refused(ValueError, "human", "ansi"):
+        make_env(render_mode="human")
 
 
 def test_spaces_that_the_perceptron_cannot_read():

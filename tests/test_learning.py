@@ -23,9 +23,11 @@ def train_cartpole(config, *, num_envs, total_steps, seed):
     """Mean return of 20 evaluation episodes, deterministic and sampled."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=seed)
-    PPO(env, policy, dataclasses.replace(config, seed=seed)).learn(total_steps)
+    history = PPO(env, policy, dataclasses.replace(config, seed=seed)).learn(total_steps)
     test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
-    return [np.mean(evaluate(test_env, policy, deterministic=greedy, seed=seed)[0]) for greedy in (True, False)]
+    found = [float(np.mean(evaluate(test_env, policy, deterministic=how, seed=seed)[0])) for how in (True, False)]
+    print(f"CartPole-v1 seed {seed}: {found} (deterministic, sampled), {history[-1]['time/seconds']:.1f} s of training")
+    return found
 
 
 def own_preset(seed):
@@ -77,8 +79,10 @@ def train_text(env_id, *, seed, share=1.0):
     policy = LMPolicy.load("embedded", seed=seed)
     reference = policy.reference()
     before = judge(test_env, policy, reference)
-    PPO(env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(int(share * recipe.total_steps))
-    return before, judge(test_env, policy, reference)
+    history = PPO(env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(int(share * recipe.total_steps))
+    after = judge(test_env, policy, reference)
+    print(f"{env_id} seed {seed}: {before} -> {after}, {history[-1]['time/seconds']:.1f} s of training")
+    return before, after
 
 
 def test_reviews_improve_within_a_third_of_the_training():

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from textenv import LanguageModel
 from textenv.lm import model as model_module
 from textenv.lm.sampling import restrict, sample
+from textenv.rollout import Allowed
 
 
 def make_mistral():
@@ -157,7 +158,12 @@ def test_no_tensor_of_batch_times_time_times_vocabulary_is_built(monkeypatch):
     monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 4 * len(WORDS))
     lm, rollout, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), make_rollout(), []
     lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: seen.append(out.shape[0]))
+    rollout["allowed"] = rollout["mask"].long()
+    rollout["allowed_sets"] = NonTensorData(torch.ones(2, 9, dtype=torch.bool), batch_size=rollout.batch_size)
+    masks = []
+    monkeypatch.setattr(Allowed, "rows", lambda self, a, b: masks.append(b - a) or self.sets[self.chosen[a:b]])
     lm.evaluate(rollout)
+    assert max(masks) <= 4
     assert max(seen) <= 4 and sum(seen) == int(rollout["mask"].sum())
 
 

@@ -13,7 +13,9 @@ from textenv import KLPenalty, TextVectorEnv
 
 def share(optimum, logits):
     """KL(π‖π*) over KL(π_ref‖π*)."""
-    return optimum.divergence(response_log_probs(logits)) / optimum.divergence(optimum.reference)
+    found, start = optimum.divergence(response_log_probs(logits)), optimum.divergence(optimum.reference)
+    print(f"β = {optimum.beta}: KL to the optimum {start:.4f} -> {found:.5f} nats, {found / start:.2%}")
+    return found / start
 
 
 def test_reference_times_exponential_reward_is_the_best_of_many_policies():

@@ -274,7 +274,7 @@ def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
 
     env = text_env(Script([(0, 1), (2,), (3, 0, 1)], scores=score), num_envs=2)
     play(env, [(EOS,), (5, 6, EOS)])
-    expected = [("a b", "", [EOS]), ("c", "good bad", [5, 6, EOS])]
+    expected = [("a b", "", [EOS]), ("c", " good bad", [5, 6, EOS])]
     assert seen == expected
     seen.clear()
     env.task.next = 0

@@ -119,6 +119,12 @@ def test_row_13_what_stands_outside_the_mask_changes_no_bit(make):
             assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("make", [make_lm, make_mlp])
+def test_row_13_the_check_of_kl_0_does_not_look_outside_the_mask(make):
+    _, policy, rollout, _ = make()
+    KLPenalty(copy.deepcopy(policy).requires_grad_(False), 0.1)(spoil(rollout, 0), policy)
+
+
 def test_row_13_returns_of_episodes_ignore_what_follows_their_end():
     _, _, rollout, _ = make_lm()
     expected = sorted(zip([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 4.0], map(len, ANSWERS), strict=True))

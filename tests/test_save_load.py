@@ -20,6 +20,7 @@ from textenv import TextVectorEnv
 @pytest.mark.parametrize("action_space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
 def test_a_loaded_control_policy_acts_like_the_saved_one(tmp_path, action_space):
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    env.single_action_space = action_space
     policy = MLPPolicy(spaces.Box(-1, 1, (5,)), action_space, hidden=(8,), seed=3)
     PPO(env, policy).save(tmp_path)
     loaded = algos.load(tmp_path)
@@ -48,6 +49,37 @@ def test_a_trained_lm_is_a_plain_transformers_folder_with_its_value_head(tmp_pat
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").get_vocab() == policy.lm.tokenizer.get_vocab()
+
+
+def test_a_bfloat16_checkpoint_is_trained_in_float32_unless_told_otherwise(tmp_path):
+    make_gpt2().to(torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+    assert LMPolicy.load(tmp_path).lm.model.dtype is torch.float32
+    assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
+
+
+def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
+    def train(look):
+        env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+        policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+        other = gymnasium.make_vec("CartPole-v1", num_envs=2)
+        agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=16))
+        agent.learn(96, on_iteration=lambda _: look and algos.evaluate(other, policy, episodes=2))
+        return [p.detach().clone() for p in policy.parameters()]
+
+    assert all(torch.equal(one, two) for one, two in zip(train(False), train(True), strict=True))
+
+
+def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_with():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    cursor = algos.Cursor(seed=1)
+    algos.collect(env, policy, steps=20, cursor=cursor)
+    algos.evaluate(env, policy, episodes=2)
+    rollout = algos.collect(env, policy, steps=5, cursor=cursor)
+    assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
+    step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
+    assert step < 0.5  # CartPole moves by .4 a step at the most here
 
 
 def test_train_and_evaluate_on_the_command_line_print_one_json_object_last(tmp_path, capsys):

@@ -39,7 +39,7 @@ def test_an_observation_is_the_prefix_and_an_action_the_next_token():
     assert observation["tokens"][0, : observation["length"][0]].tolist() == [*prompt, 5, 6]
     observation, reward, terminated, truncated, info = env.step(np.array([EOS]))
     assert (reward[0], terminated[0], truncated[0]) == (1.0, True, False)
-    assert info["end_reason"][0] == "eos" and info["completion"][0] == "good bad"
+    assert info["end_reason"][0] == "eos" and info["completion"][0] == " good bad"
     assert info["prompt"][0] == " ".join(WORDS[i] for i in prompt)
 
 
@@ -183,7 +183,7 @@ def test_the_reward_function_gets_columns_and_the_completion_ids():
     env.reset(seed=0)
     env.step(np.array([5]))
     env.step(np.array([EOS]))
-    assert seen == {"prompts": ["a b"], "completions": ["good"], "ids": [[5, EOS]], "answer": [42]}
+    assert seen == {"prompts": ["a b"], "completions": [" good"], "ids": [[5, EOS]], "answer": [42]}
 
 
 def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
@@ -205,6 +205,29 @@ def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
     with pytest.raises(ValueError, match="forbidden"):
         env.reset(seed=0)
         env.step(np.full(4, EOS))
+
+
+def test_prompt_and_completion_make_the_text_where_a_tokenizer_drops_the_first_space():
+    """As Llama's does: decoded alone, an answer would lose the space between it and the prompt."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["▁the", "▁film", "▁is", "▁good", "</s>", "<s>"]
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="▁the"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", bos_token="<s>")
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        seen.extend(prompt + answer for prompt, answer in zip(prompts, completions, strict=True))
+        return [0.0] * len(prompts)
+
+    env = TextVectorEnv(prompts=["the film", [5, 0, 1]], reward=reward, tokenizer=tokenizer)
+    for _ in range(2):
+        env.reset()
+        for token in (2, 3, 4):
+            env.step(np.array([token]))
+    assert seen == ["the film is good"] * 2
 
 
 # --- the KL penalty's three ways ---------------------------------------------------------------------------------

@@ -82,12 +82,19 @@ class KLPenalty:
         rollout["reward"] = rollout["reward"] - self.coefficient * rollout["kl"]
         if not self._checked:
             self._checked = True
-            _check_zero_at_start(log_ratio, policy, reference)
+            _check_start(log_ratio, policy, reference)
 
 
-def _check_zero_at_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
-    """A policy that starts as its reference has KL 0; if not, one of the two is scored wrongly."""
+def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
+    """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly."""
     own, other = _language_model(policy), _language_model(reference)
+    if own is not None and other is not None:
+        trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
+        if trained & {p.data_ptr() for p in other.parameters()}:
+            raise ValueError(
+                "the reference shares the policy's weights, so its KL would be 0 for ever: pass policy.reference(), "
+                "or a deep copy of the policy"
+            )
     if own is None or other is None or not _same_weights(own, other):
         return
     worst = log_ratio.abs().max().item()

@@ -32,7 +32,7 @@ row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from torch import Tensor
 
 
 class Evaluation(NamedTuple):
-    """What a policy says about the actions of a rollout; every tensor is ``[B, T]``, 0 where the mask is False."""
+    """What a policy says about the actions of a rollout; every tensor is ``[B, T]``. Only True entries count."""
 
     log_prob: Tensor
     """log π(action | state), float32, nats."""
@@ -62,15 +62,37 @@ class Reference(Protocol):
 class EpisodeEnv(Protocol):
     """A vector environment that hands over whole episodes in the schema (`TextVectorEnv` is one)."""
 
-    num_envs: int
+    @property
+    def running(self) -> np.ndarray:
+        """Bool ``[num_envs]``: slots with an episode under way."""
+        ...
+
+    @property
+    def cursor(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and column in the coming rollout of the next action of each running slot."""
+        ...
+
+    @property
+    def action_mask(self) -> Tensor | None:
+        """Bool ``[num_envs, n]``, or None where every action is open."""
+        ...
 
     def start_episodes(self, episodes: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
         """Deal prompts for exactly that many episodes and return the first observation."""
         ...
 
+    def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Act in the running slots; returns the observation and bool, the slots that changed their episode."""
+        ...
+
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes, scored, one a row."""
         ...
+
+
+def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
+    """Whether an environment hands over whole episodes."""
+    return hasattr(type(env), "take_episodes")
 
 
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:
@@ -123,9 +145,22 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
     return values.gather(1, nearest)
 
 
-def allowed_tokens(rollout: TensorDict) -> Tensor | None:
-    """Bool ``[number of True entries, n]``: the tokens allowed at each True entry; None if all are everywhere."""
+class Allowed(NamedTuple):
+    """Which tokens may be chosen at each of m entries."""
+
+    chosen: Tensor
+    """int64 ``[m]``, a row of ``sets`` for each entry."""
+    sets: Tensor
+    """bool ``[S, n]``."""
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Bool ``[stop - start, n]``: the tokens allowed at these entries. Never ask for all at once."""
+        return self.sets[self.chosen[start:stop]]
+
+
+def allowed_tokens(rollout: TensorDict) -> Allowed | None:
+    """What is allowed at each True entry of a text rollout; None if everything is everywhere."""
     if "allowed" not in rollout.keys():
         return None
-    sets = rollout.get_non_tensor("allowed_sets")
-    return sets[rollout["allowed"][rollout["mask"]]]
+    chosen = rollout["allowed"][rollout["mask"]]
+    return Allowed(chosen, rollout.get_non_tensor("allowed_sets").to(chosen.device))

@@ -42,12 +42,19 @@ class Turn:
     def prompt_text(self) -> str:
         """The prompt as it was given, or decoded if it was given as ids."""
         content = self.prompt.content
-        return content if isinstance(content, str) else str(self.tokenizer.decode(self.prompt_ids))
+        return content if isinstance(content, str) else self._decode(self.prompt_ids)
 
     @functools.cached_property
     def completion(self) -> str:
-        """The answer without special tokens and without the prompt."""
-        return str(self.tokenizer.decode(self.completion_ids, skip_special_tokens=True))
+        """The answer without special tokens and without the prompt.
+
+        Decoded together with the prompt, because some tokenizers drop the space that a text begins with.
+        """
+        prompt, whole = self._decode(self.prompt_ids), self._decode(self.prompt_ids + self.completion_ids)
+        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(self.completion_ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class Task(Protocol):
@@ -136,12 +143,19 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> list[float]:
             f"reward {name!r} returned {given} for {len(turns)} completions: return a list with one number for each"
         )
     for row, (score, turn) in enumerate(zip(scores, turns, strict=True)):
-        if not isinstance(score, (int, float, np.number)) or not math.isfinite(score):
+        if not _is_finite_number(score):
             raise ValueError(
                 f"reward {name!r} returned {score!r} in row {row} (prompt {turn.prompt_text!r}, "
                 f"completion {turn.completion!r}): expected a finite number"
             )
     return [float(score) for score in scores]
+
+
+def _is_finite_number(score: Any) -> bool:
+    try:
+        return not isinstance(score, str) and math.isfinite(score)
+    except (TypeError, ValueError, RuntimeError):  # None, a list, a tensor of several numbers
+        return False
 
 
 def _as_prompt(index: int, prompt: str | Sequence[int] | Mapping[str, Any]) -> Prompt:

@@ -42,7 +42,16 @@ class Transcript:
         self.prompts: list[Prompt | None] = [None] * rows
 
     def begin(self, row: int, prompt: Prompt) -> None:
-        """Start an episode in this row.
+        """Start an episode in this row; raises as `ids` does."""
+        ids = self.ids(prompt)
+        self.tokens[row] = self.pad
+        self.tokens[row, : len(ids)] = ids
+        self.length[row] = self.prompt_length[row] = len(ids)
+        self.terminated[row] = self.truncated[row] = False
+        self.prompts[row] = prompt
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
 
         Raises:
             ValueError: if the prompt has no token, an id outside the vocabulary, or more than the limit.
@@ -55,11 +64,7 @@ class Transcript:
                 f"prompt {prompt.content!r} has {len(ids)} tokens, the limit is {self.max_prompt_tokens}: "
                 "shorten it or raise max_prompt_tokens"
             )
-        self.tokens[row] = self.pad
-        self.tokens[row, : len(ids)] = ids
-        self.length[row] = self.prompt_length[row] = len(ids)
-        self.terminated[row] = self.truncated[row] = False
-        self.prompts[row] = prompt
+        return ids
 
     def append(self, rows: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Write one token into each of these rows (int64 indices); returns bool, the rows that ended by it."""

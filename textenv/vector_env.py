@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import NonTensorData, TensorDict
 
 from textenv.kl import KLPenalty
-from textenv.task import FunctionTask, Prompt, RewardFunction, Task, score_turns
+from textenv.task import FunctionTask, Prompt, PromptList, RewardFunction, Task, score_turns
 from textenv.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         for name, value in (("num_envs", num_envs), ("max_prompt_tokens", max_prompt_tokens)):
             _check_at_least_one(name, value)
         _check_at_least_one("max_new_tokens", max_new_tokens)
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi' or None")
         self.task = _choose_task(task, prompts, reward)
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
@@ -80,6 +82,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.max_length = max_prompt_tokens + max_new_tokens
         """Longest prefix, in tokens."""
         self._define_spaces(self.max_length)
+        if isinstance(self.task, PromptList):
+            for prompt in self.task.prompts:  # one that cannot be asked is known now, not in hours
+                self._slots.ids(prompt)
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
         self._started = False
         self._batch: Transcript | None = None
@@ -117,6 +122,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             mask = np.asarray(options["reset_mask"])
             if mask.dtype != bool or mask.shape != (self.num_envs,):
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
+            if not self._started and not mask.all():
+                raise ValueError("reset_mask leaves out slots that have no episode yet: reset all of them first")
         self._batch, self._started = None, True
         self._begin(np.flatnonzero(mask))
         return self._observe(), self._info()
@@ -130,7 +137,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Returns:
             Observation, reward float32 ``[num_envs]`` (the score, where an answer ended), terminated, truncated,
             info. Where an episode ended, ``info`` has ``end_reason`` (``"eos"`` or ``"length"``), ``prompt`` and
-            ``completion``; in SAME_STEP mode ``final_obs`` and ``final_info`` as well.
+            ``completion``; in SAME_STEP mode they stand inside ``final_info``, and ``final_obs`` is the final prefix.
 
         Raises:
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
@@ -182,6 +189,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         super().reset(seed=seed)
         _check_at_least_one("episodes", episodes)
         self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
+        self._ended[:] = False
         prompts = self.task.deal(episodes, self.np_random, group_size=group_size)
         self._batch = Transcript(episodes, self.tokenizer, **self._limits)
         for row, prompt in enumerate(prompts):
@@ -211,6 +219,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             Observation, and bool ``[num_envs]``: the slots that hold another episode than before, or none.
         """
         batch, running = self._current_batch(), np.flatnonzero(self.running)
+        self._check_vocabulary(actions, running)
         done = batch.append(self._episode[running], actions[running])
         changed = np.zeros(self.num_envs, dtype=bool)
         changed[running] = done
@@ -289,22 +298,25 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise ValueError(
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape ({self.num_envs},)"
             )
-        n = self._slots.num_tokens
-        for slot in np.flatnonzero((actions < 0) | (actions >= n)):
-            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
+        self._check_vocabulary(actions, np.arange(self.num_envs))
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ValueError(
                 f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'
             )
-        if self.allowed_sets is not None:
-            wrong = ~self.allowed_sets[1].numpy()[actions] & ~self._ended
-            for slot in np.flatnonzero(wrong):
-                raise ValueError(
-                    f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
-                    "info['action_mask'] is 1"
-                )
         return actions
+
+    def _check_vocabulary(self, actions: np.ndarray, slots: np.ndarray) -> None:
+        n = self._slots.num_tokens
+        for slot in slots[(actions[slots] < 0) | (actions[slots] >= n)]:
+            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
+        if self.allowed_sets is None:
+            return
+        for slot in slots[~self.allowed_sets[1].numpy()[actions[slots]] & ~self._ended[slots]]:
+            raise ValueError(
+                f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
+                "info['action_mask'] is 1"
+            )
 
 
 def _check_at_least_one(name: str, value: int) -> None:
@@ -313,9 +325,11 @@ def _check_at_least_one(name: str, value: int) -> None:
 
 
 def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | None) -> Task:
-    if (task is None) != (prompts is not None and reward is not None) or (task is not None and (prompts or reward)):
-        raise ValueError("give either a task, or both prompts and reward")
-    return FunctionTask(prompts, reward) if task is None else task  # type: ignore[arg-type]
+    if task is not None and prompts is None and reward is None:
+        return task
+    if task is None and prompts is not None and reward is not None:
+        return FunctionTask(prompts, reward)
+    raise ValueError("give either a task, or both prompts and reward")
 
 
 def _allowed_sets(forbidden: Sequence[int], num_tokens: int) -> torch.Tensor | None:

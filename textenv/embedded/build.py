@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from textenv.embedded.cache import cache_root, cached, fingerprint
@@ -15,7 +13,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 def embedded_folder() -> Path:
     """The folder with ``lm/`` and ``classifier/``, both as by `save_pretrained`, tokenizer included.
 
-    Built at the first call (about 30 s on one thread); afterwards found in the cache by a hash of this
+    Built at the first call (about 40 s on one thread); afterwards found in the cache by a hash of this
     package's source and of the versions of `PACKAGES`. Raises OSError if the cache cannot be written.
     """
     name = f"embedded-{fingerprint(Path(__file__).parent.glob('*.py'), PACKAGES)}"
@@ -28,23 +26,10 @@ def build(folder: Path) -> None:
     from textenv.embedded.classifier import train_classifier
     from textenv.embedded.language_model import train_language_model
     from textenv.embedded.tokenizer import train_tokenizer
+    from textenv.lm.loading import no_progress_bars
 
     tokenizer = train_tokenizer()
-    with _no_progress_bar():
+    with no_progress_bars():
         for name, train in (("lm", train_language_model), ("classifier", train_classifier)):
             train(tokenizer).save_pretrained(folder / name)
             tokenizer.save_pretrained(folder / name)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from drawing a bar for each of the small files."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
@@ -62,18 +63,26 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
     return from_pretrained(AutoTokenizer, name)
 
 
-def load_causal_lm(name: str | Path = EMBEDDED) -> PreTrainedModel:
+def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
+
+    Args:
+        name: the model.
+        dtype: of the weights; None is float32, whatever the checkpoint's: most steps of an optimiser are too small
+            for bfloat16 weights to move.
 
     Raises:
         ValueError: if it cannot be read, or is an encoder-decoder model.
     """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = from_pretrained(AutoConfig, name)
     if config.is_encoder_decoder:
         raise ValueError(encoder_decoder_message(name))
-    return from_pretrained(AutoModelForCausalLM, name, use_safetensors=True).eval()
+    return from_pretrained(
+        AutoModelForCausalLM, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype
+    ).eval()
 
 
 def encoder_decoder_message(name: str | Path) -> str:

@@ -21,7 +21,7 @@ from textenv.lm.loading import (
     vocabulary_size,
 )
 from textenv.lm.sampling import restrict
-from textenv.rollout import Evaluation, allowed_tokens
+from textenv.rollout import Allowed, Evaluation, allowed_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,9 +64,11 @@ class LanguageModel(nn.Module):
         self._check_head()
 
     @classmethod
-    def load(cls, name: str | Path = EMBEDDED, *, temperature: float = 1.0) -> LanguageModel:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name."""
-        return cls(load_causal_lm(name), load_tokenizer(name), temperature=temperature)
+    def load(
+        cls, name: str | Path = EMBEDDED, *, temperature: float = 1.0, dtype: torch.dtype | None = None
+    ) -> LanguageModel:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise."""
+        return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), temperature=temperature)
 
     def train(self, mode: bool = True) -> LanguageModel:
         """Stay in evaluation mode: dropout while scoring would make every ratio noise."""
@@ -114,7 +116,7 @@ class LanguageModel(nn.Module):
         blank = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
         return Evaluation(blank.masked_scatter(mask, log_prob), blank.masked_scatter(mask, entropy), None)
 
-    def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
         """Log-probability of each action and entropy of its distribution, in chunks.
 
         With a gradient the logits of a chunk are computed again in the backward pass, so no more than
@@ -123,7 +125,7 @@ class LanguageModel(nn.Module):
         Args:
             hidden: ``[m, hidden_size]``.
             action: int64 ``[m]``.
-            allowed: bool ``[m, num_tokens]`` or None.
+            allowed: tokens that may be chosen at each of the m entries, or None.
 
         Returns:
             Two float32 ``[m]``, nats.
@@ -133,7 +135,7 @@ class LanguageModel(nn.Module):
         parts = []
         for start in range(0, max(len(hidden), 1), size):
             rows = slice(start, start + size)
-            chunk = (hidden[rows], action[rows], None if allowed is None else allowed[rows])
+            chunk = (hidden[rows], action[rows], None if allowed is None else allowed.rows(start, start + size))
             parts.append(
                 checkpoint(self._score_chunk, *chunk, use_reentrant=False) if recompute else self._score_chunk(*chunk)
             )
