@@ -102,7 +102,8 @@ class ReferenceReward(_ReferenceWrapper):
     """Pays β·log π_ref(a|s) at every step, for agents that only know rewards (Stable-Baselines3, CleanRL).
 
     Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β then maximises the
-    penalised return. For one-step episodes this is exact. For longer ones it is an approximation: an entropy
+    penalised return. For one-step episodes this is exact, as long as the agent rescales neither rewards nor
+    advantages (in Stable-Baselines3: ``normalize_advantage=False``). For longer ones it is an approximation: an entropy
     bonus in the loss rewards the entropy of the present state only and never reaches the returns, so the agent
     does not choose an action now for the entropy that it leads to later.
 
