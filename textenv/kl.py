@@ -89,8 +89,8 @@ def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
     """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly."""
     own, other = _language_model(policy), _language_model(reference)
     if own is not None and other is not None:
-        trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
-        if trained & {p.data_ptr() for p in other.parameters()}:
+        own_places = {p.data_ptr() for p in own.parameters()}
+        if own_places & {p.data_ptr() for p in other.parameters()}:
             raise ValueError(
                 "the reference shares the policy's weights, so its KL would be 0 for ever: pass policy.reference(), "
                 "or a deep copy of the policy"
