@@ -11,7 +11,7 @@ from algos import PPO, MLPPolicy, evaluate, presets
 torch.set_num_threads(1)  # fastest for networks of this size
 
 
-def main(total_steps=50_000):
+def main(total_steps=35_000):
     env = gymnasium.make_vec("CartPole-v1", num_envs=16)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=1)
     agent = PPO(env, policy, presets.CARTPOLE)
