@@ -87,6 +87,9 @@ class TabularPolicy(nn.Module):
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 
+    def update_normalizer(self, rollout):
+        pass
+
 
 class Problem(PromptList):
     """4 prompts, random reference logits and rewards, drawn by a seed.

@@ -19,12 +19,10 @@ class Script:
     """A task that deals these prompts in turn and scores by a list (one number an episode) or a function."""
 
     def __init__(self, prompts=PROMPTS, scores=None):
-        self.dealt, self.scores, self.next = list(prompts), scores, 0
+        self.dealt, self.scores = list(prompts), scores
 
-    def deal(self, n, rng, *, group_size=1):
-        prompts = [Prompt(self.dealt[(self.next + i) % len(self.dealt)]) for i in range(n)]
-        self.next += n
-        return prompts
+    def deal(self, numbers, *, seed):
+        return [Prompt(self.dealt[number % len(self.dealt)]) for number in numbers]
 
     def score(self, turns):
         if self.scores is None:

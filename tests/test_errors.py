@@ -204,7 +204,7 @@ def test_one_advantage_cannot_be_whitened():
 
 def test_an_unknown_render_mode():
     with refused(ValueError, "human", "ansi"):
-        make_env(render_mode="human")
+        make_env(render_mode="rgb_array")
 
 
 def test_spaces_that_the_perceptron_cannot_read():

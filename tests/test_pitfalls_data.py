@@ -277,7 +277,7 @@ def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
     expected = [("a b", "", [EOS]), ("c", " good bad", [5, 6, EOS])]
     assert seen == expected
     seen.clear()
-    env.task.next = 0
+    env.prompt_order = {"seed": 0, "position": 0}
     env.reset()
     for actions in ([EOS, 5], [0, 6], [EOS, EOS]):  # slot 0 is reset by the second step
         env.step(np.array(actions))

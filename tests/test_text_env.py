@@ -123,7 +123,8 @@ def test_step_path_equals_the_batched_path_token_by_token():
     plain = TextEnv(
         prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5
     )
-    plain.vector.np_random = gymnasium.utils.seeding.np_random(11)[0]
+    plain.reset(seed=11)
+    plain.vector.prompt_order |= {"position": 0}
     actions = rollout["action"][rollout["mask"]].tolist()
     for row, (tokens, rewards, terminated, truncated) in enumerate(play_by_hand(plain, actions, 9)):
         mask = rollout["mask"][row]

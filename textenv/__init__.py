@@ -8,35 +8,52 @@ from typing import TYPE_CHECKING, Any
 from textenv.registration import register_envs
 
 if TYPE_CHECKING:
+    from textenv.checker import check_text_env
     from textenv.env import TextEnv
     from textenv.kl import KLPenalty, k1
     from textenv.kl_wrappers import KLReward, ReferenceReward
     from textenv.lm.classifier import Classifier
     from textenv.lm.model import LanguageModel
-    from textenv.task import FunctionTask, Prompt, PromptList, Task, Turn
+    from textenv.prompt_files import load_prompts
+    from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
+    from textenv.rendering import render_rollout
+    from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
+    from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
     from textenv.vector_env import TextVectorEnv
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
     "Classifier": "textenv.lm.classifier",
+    "Conversation": "textenv.task",
     "FunctionTask": "textenv.task",
     "KLPenalty": "textenv.kl",
     "KLReward": "textenv.kl_wrappers",
     "LanguageModel": "textenv.lm.model",
-    "Prompt": "textenv.task",
-    "PromptList": "textenv.task",
+    "Prompt": "textenv.prompts",
+    "PromptList": "textenv.prompts",
     "ReferenceReward": "textenv.kl_wrappers",
+    "StringGames": "textenv.token_env",
+    "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
     "TextEnv": "textenv.env",
     "TextVectorEnv": "textenv.vector_env",
+    "TokenEnv": "textenv.token_env",
+    "TokenVectorEnv": "textenv.token_env",
     "Turn": "textenv.task",
+    "check_no_overlap": "textenv.prompts",
+    "check_text_env": "textenv.checker",
     "k1": "textenv.kl",
+    "load_prompts": "textenv.prompt_files",
     "make_task": "textenv.tasks",
+    "render_rollout": "textenv.rendering",
+    "split_prompts": "textenv.prompts",
 }
 __all__ = [
-    "Classifier", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt", "PromptList",
-    "ReferenceReward", "Task", "TextEnv", "TextVectorEnv", "Turn", "k1", "make_task",
+    "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
+    "PromptList", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv", "TextVectorEnv", "TokenEnv",
+    "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "k1", "load_prompts", "make_task",
+    "render_rollout", "split_prompts",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from textenv.task import Task
-from textenv.vector_env import TextVectorEnv
+from textenv.vector_env import RENDER_MODES, TextVectorEnv
 
 
 class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
@@ -22,7 +22,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 10}
+    metadata = {"render_modes": RENDER_MODES, "render_fps": 10}
 
     def __init__(self, task: Task | None = None, **arguments: Any) -> None:
         self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)
@@ -37,11 +37,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
-        if seed is not None:
-            self.vector.np_random = self.np_random  # one generator, so that either handle tells the state
-        elif self.vector._np_random is None:
-            self.vector.np_random = self.np_random
-        observation, info = self.vector.reset(options=options)
+        observation, info = self.vector.reset(seed=seed, options=options)
         return _first(observation), _first(info)
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -50,7 +46,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
     def render(self) -> str | None:
-        """The text so far, in render mode ``"ansi"``."""
+        """See `TextVectorEnv.render`."""
         texts = self.vector.render()
         return None if texts is None else texts[0]
 

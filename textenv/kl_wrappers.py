@@ -42,10 +42,10 @@ class _ReferenceWrapper(gymnasium.Wrapper):
 
     def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
         """Step, and the reference's log-probability of the token where it was chosen."""
-        before = self._observation
+        before, allowed = self._observation, self._text.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
         logits = self._decoder.logits(before["tokens"][None], before["length"][None])
-        logits = restrict(logits, temperature=self.reference.temperature, allowed=self._text.vector.action_mask)
+        logits = restrict(logits, temperature=self.reference.temperature, allowed=allowed)
         self._observation = observation
         return observation, float(reward), terminated, truncated, info, logits.log_softmax(-1)[0, int(token)].item()
 

@@ -1,14 +1,16 @@
-"""What happens at the end of a turn: the task. It deals prompts and scores what was answered, in batches."""
+"""What happens at the end of a turn: the task. It deals prompts, answers and scores, in batches."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
+from textenv.chat import is_chat
+from textenv.prompts import Prompt, PromptList
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,51 +19,70 @@ RewardFunction = Callable[..., Sequence[float]]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, as in TRL's GRPO and RLOO trainers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a policy is asked: text or token ids, the data set's other columns, and the group it was dealt in."""
-
-    content: str | tuple[int, ...]
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    group: int = 0
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Turn:
-    """A prompt and the policy's answer to it; text is decoded from the ids, never the reverse."""
+    """What the policy said in one go, and what it was said to; text is decoded from the ids, never the reverse."""
 
     prompt: Prompt
     prompt_ids: list[int]
+    """The episode's prompt."""
+    context_ids: list[int]
+    """Everything before this turn: the prompt, and in a conversation the turns and answers since."""
     completion_ids: list[int]
     """The tokens that the policy chose, EOS included."""
     terminated: bool
-    """True if the policy ended its turn, False if the length limit did."""
+    """True if the policy ended its turn (EOS or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
+    stop: tuple[str, ...] = ()
+    """Texts that end a turn; `completion` ends before the first of them."""
+    index: int = 0
+    """Number of the turn in its episode, from 0."""
+    last: bool = True
+    """False while the conversation may go on; settled when the task has answered."""
 
     @functools.cached_property
     def prompt_text(self) -> str:
-        """The prompt as it was given, or decoded if it was given as ids."""
+        """The prompt as it was given, or decoded if it was given as ids or as a chat."""
         content = self.prompt.content
         return content if isinstance(content, str) else self._decode(self.prompt_ids)
 
-    @functools.cached_property
+    @property
     def completion(self) -> str:
-        """The answer without special tokens and without the prompt.
+        """The answer without special tokens, without what came before it, and without its stop text."""
+        ends = [self.said.index(text) for text in self.stop if text in self.said]
+        return self.said[: min(ends)] if ends else self.said
 
-        Decoded together with the prompt, because some tokenizers drop the space that a text begins with.
+    @functools.cached_property
+    def said(self) -> str:
+        """`completion` with the stop text.
+
+        Decoded together with the context, because some tokenizers drop the space that a text begins with.
         """
-        prompt, whole = self._decode(self.prompt_ids), self._decode(self.prompt_ids + self.completion_ids)
-        return whole[len(prompt) :] if whole.startswith(prompt) else self._decode(self.completion_ids)
+        before, whole = self._decode(self.context_ids), self._decode(self.context_ids + self.completion_ids)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self.completion_ids)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
+class Cut(enum.Enum):
+    """How a task ends an episode by a limit of its own."""
+
+    TRUNCATED = "truncated"
+
+
+TRUNCATED: Literal[Cut.TRUNCATED] = Cut.TRUNCATED
+
+
 class Task(Protocol):
     """Where prompts come from and what an answer earns."""
 
-    def deal(self, n: int, rng: np.random.Generator, *, group_size: int = 1) -> list[Prompt]:
-        """Draw ``n`` prompts; ``group_size`` neighbours share one prompt and its group number."""
+    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """The prompts that stand at these places of the endless order that the seed means.
+
+        A function of seed and number and nothing else: so an order is resumed by two integers, two environments can
+        share a task, and a group is one number several times.
+        """
         ...
 
     def score(self, turns: Sequence[Turn]) -> Sequence[float]:
@@ -69,49 +90,29 @@ class Task(Protocol):
         ...
 
 
-class PromptList:
-    """Prompts dealt in a shuffled order, each once before any comes again; a new generator starts a new pass.
+class Conversation(Task, Protocol):
+    """A task that answers."""
 
-    Args:
-        prompts: texts, token ids, or mappings with a ``"prompt"`` and other columns.
+    def reply(self, turns: Sequence[Turn]) -> Sequence[str | Literal[Cut.TRUNCATED] | None]:
+        """What the environment says after each turn; None ends the episode, `TRUNCATED` does by a limit.
 
-    Raises:
-        ValueError: if the list is empty, or a prompt is.
-    """
-
-    def __init__(self, prompts: Sequence[str | Sequence[int] | Mapping[str, Any]]) -> None:
-        if isinstance(prompts, str) or not len(prompts):
-            raise ValueError(f"prompts is {prompts!r}, expected a list of at least one text, id list or mapping")
-        self.prompts = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
-        self._rng: np.random.Generator | None = None
-        self._order: list[int] = []
-        self._groups = 0
-
-    def deal(self, n: int, rng: np.random.Generator, *, group_size: int = 1) -> list[Prompt]:
-        """See `Task.deal`."""
-        if n % group_size:
-            raise ValueError(f"{n} episodes do not divide into groups of {group_size}: ask for a multiple of it")
-        if rng is not self._rng:
-            self._rng, self._order, self._groups = rng, [], 0
-        dealt = []
-        for _ in range(n // group_size):
-            if not self._order:
-                self._order = rng.permutation(len(self.prompts)).tolist()
-            prompt = self.prompts[self._order.pop()]
-            dealt += [Prompt(prompt.content, prompt.columns, self._groups)] * group_size
-            self._groups += 1
-        return dealt
+        Called once for each turn, in order, before the turn is scored.
+        """
+        ...
 
 
 class FunctionTask(PromptList):
-    """One turn: a prompt from a list, an answer, a score by a plain function.
+    """One turn: a prompt from a sequence, an answer, a score by a plain function.
+
+    For a chat prompt the function is given the messages, and the answer as ``[{"role": "assistant", "content": ...}]``
+    (TRL's convention).
 
     Args:
         prompts: see `PromptList`.
         reward: see `RewardFunction`; called once for a batch of finished turns.
     """
 
-    def __init__(self, prompts: Sequence[str | Sequence[int] | Mapping[str, Any]], reward: RewardFunction) -> None:
+    def __init__(self, prompts: Sequence[Any], reward: RewardFunction) -> None:
         super().__init__(prompts)
         if not callable(reward):
             raise TypeError(f"reward is {reward!r}, expected a function f(prompts, completions, **columns)")
@@ -121,12 +122,17 @@ class FunctionTask(PromptList):
         """See `Task.score`."""
         names = {name for turn in turns for name in turn.prompt.columns}
         columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
+        asked = [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns]
         return self.reward(
-            prompts=[turn.prompt_text for turn in turns],
-            completions=[turn.completion for turn in turns],
+            prompts=asked,
+            completions=[_answer(turn) for turn in turns],
             completion_ids=[turn.completion_ids for turn in turns],
             **columns,
         )
+
+
+def _answer(turn: Turn) -> Any:
+    return [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion
 
 
 def score_turns(task: Task, turns: Sequence[Turn]) -> list[float]:
@@ -137,11 +143,7 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> list[float]:
     """
     scores = task.score(turns)
     name = getattr(getattr(task, "reward", None), "__name__", type(task).__name__)
-    if not hasattr(scores, "__len__") or len(scores) != len(turns):
-        given = f"{len(scores)} values" if hasattr(scores, "__len__") else repr(scores)
-        raise ValueError(
-            f"reward {name!r} returned {given} for {len(turns)} completions: return a list with one number for each"
-        )
+    check_count(scores, len(turns), name=f"reward {name!r}", item="number")
     for row, (score, turn) in enumerate(zip(scores, turns, strict=True)):
         if not _is_finite_number(score):
             raise ValueError(
@@ -151,21 +153,15 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> list[float]:
     return [float(score) for score in scores]
 
 
+def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
+    """Raise a ValueError unless there is one item for each turn."""
+    if not hasattr(returned, "__len__") or len(returned) != expected:
+        given = f"{len(returned)} values" if hasattr(returned, "__len__") else repr(returned)
+        raise ValueError(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
+
+
 def _is_finite_number(score: Any) -> bool:
     try:
         return not isinstance(score, str) and math.isfinite(score)
     except (TypeError, ValueError, RuntimeError):  # None, a list, a tensor of several numbers
         return False
-
-
-def _as_prompt(index: int, prompt: str | Sequence[int] | Mapping[str, Any]) -> Prompt:
-    columns: Mapping[str, Any] = {}
-    if isinstance(prompt, Mapping):
-        if "prompt" not in prompt:
-            raise ValueError(f"prompt {index} has the columns {sorted(prompt)}, expected one named 'prompt'")
-        columns = {name: value for name, value in prompt.items() if name != "prompt"}
-        prompt = prompt["prompt"]
-    content = prompt if isinstance(prompt, str) else tuple(int(token) for token in prompt)
-    if not content:
-        raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
-    return Prompt(content, columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,27 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from textenv.task import PromptList, Turn
+from textenv.prompts import PromptList, split_prompts
+from textenv.task import Turn
 
 if TYPE_CHECKING:
     from textenv.lm.classifier import Classifier
-
-SPLITS = {"train": range(3), "test": range(3, 4)}
-"""Quarters of the prompts, by a hash of their content, in each split."""
-
-
-def split_prompts(prompts: Sequence[str], split: str) -> list[str]:
-    """The prompts of one split: ``"train"`` is about three quarters, ``"test"`` the rest; no text is in both.
-
-    Raises:
-        ValueError: on another split, or one that gets no prompt.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-    chosen = [p for p in prompts if hashlib.sha256(p.encode()).digest()[0] % 4 in SPLITS[split]]
-    if not chosen:
-        raise ValueError(f"none of the {len(prompts)} prompts falls into split {split!r}: give more of them")
-    return chosen
 
 
 class Periods(PromptList):

@@ -2,53 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
-from textenv.lm.loading import vocabulary_size
-from textenv.task import Prompt, Turn
+from textenv.action_masks import ActionMasks
+from textenv.chat import prompt_ids, reply_ids
+from textenv.limits import Ends, Limits
+from textenv.prompts import Prompt
+from textenv.task import TRUNCATED, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class Transcript:
-    """Rows of token ids: a prompt, then the policy's tokens.
+    """Rows of token ids: a prompt, then the policy's tokens, in a conversation with answers between them.
 
     Args:
         rows: episodes held side by side.
         tokenizer: its EOS ends a turn; its pad (else EOS) fills what is not yet written.
-        max_prompt_tokens: longest prompt.
-        max_new_tokens: most tokens of a response.
+        limits: see `Limits`.
+        masks: what may be chosen.
     """
 
     def __init__(
-        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int, max_new_tokens: int
+        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: Ends
     ) -> None:
-        self.tokenizer = tokenizer
-        self.num_tokens = vocabulary_size(tokenizer)
-        self.max_prompt_tokens, self.max_new_tokens = max_prompt_tokens, max_new_tokens
+        self.tokenizer, self.limits, self.masks, self.ends = tokenizer, limits, masks, ends
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self.pad = 0 if pad is None else int(pad)
-        self.tokens = np.full((rows, max_prompt_tokens + max_new_tokens), self.pad, dtype=np.int64)
+        shape = (rows, limits.width)
+        self.tokens = np.full(shape, self.pad, dtype=np.int64)
+        self.chosen = np.zeros(shape, dtype=bool)
+        """Tokens that the policy chose."""
+        self.reward = np.zeros(shape, dtype=np.float32)
+        """What was paid for the token here."""
+        self.allowed = np.zeros(shape, dtype=np.int64)
+        """Row of ``masks.sets`` from which the token here was chosen."""
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
+        self.turn_start = np.zeros(rows, dtype=np.int64)
+        self.turn = np.zeros(rows, dtype=np.int64)
+        """Number of the turn under way."""
+        self.open = np.zeros(rows, dtype=np.int64)
+        """Row of ``masks.sets`` for the coming token."""
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
+        self.end_reason: list[str] = [""] * rows
+        self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
+        self._unpaid: list[tuple[int, int, Turn]] = []
 
-    def begin(self, row: int, prompt: Prompt) -> None:
+    def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
         """Start an episode in this row; raises as `ids` does."""
         ids = self.ids(prompt)
         self.tokens[row] = self.pad
+        self.chosen[row] = False
+        self.reward[row] = 0
         self.tokens[row, : len(ids)] = ids
-        self.length[row] = self.prompt_length[row] = len(ids)
+        self.length[row] = self.prompt_length[row] = self.turn_start[row] = len(ids)
+        self.turn[row] = 0
         self.terminated[row] = self.truncated[row] = False
-        self.prompts[row] = prompt
+        self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
+        self._look_ahead(row)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -56,70 +76,133 @@ class Transcript:
         Raises:
             ValueError: if the prompt has no token, an id outside the vocabulary, or more than the limit.
         """
-        ids = prompt_ids(prompt, self.tokenizer)
-        if min(ids) < 0 or max(ids) >= self.num_tokens:
-            raise ValueError(f"prompt {prompt.content!r} has an id outside the tokenizer's 0 to {self.num_tokens - 1}")
-        if len(ids) > self.max_prompt_tokens:
+        ids, n, most = prompt_ids(prompt, self.tokenizer), self.ends.num_tokens, self.limits.max_prompt_tokens
+        if min(ids) < 0 or max(ids) >= n:
+            raise ValueError(f"prompt {prompt.content!r} has an id outside the tokenizer's 0 to {n - 1}")
+        if len(ids) > most:
             raise ValueError(
-                f"prompt {prompt.content!r} has {len(ids)} tokens, the limit is {self.max_prompt_tokens}: "
+                f"prompt {prompt.content!r} has {len(ids)} tokens, the limit is {most}: "
                 "shorten it or raise max_prompt_tokens"
             )
         return ids
 
     def append(self, rows: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Write one token into each of these rows (int64 indices); returns bool, the rows that ended by it."""
-        self.tokens[rows, self.length[rows]] = actions
-        self.length[rows] += 1
-        full = self.length[rows] - self.prompt_length[rows] >= self.max_new_tokens
-        ended = actions == (-1 if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id)
-        self.terminated[rows] = ended
-        self.truncated[rows] = full & ~ended
+        """Write the policy's tokens into these rows (int64 indices); returns bool, the rows whose turn is over."""
+        at = self.length[rows]
+        self.tokens[rows, at] = actions
+        self.chosen[rows, at] = True
+        self.allowed[rows, at] = self.open[rows]
+        self.length[rows] = at + 1
+        new = at + 1 - self.turn_start[rows]
+        ended = self.ends.token[actions]
+        if self.ends.texts:
+            for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
+                ended[i] = self.ends.complete(self._turn(rows[i], terminated=True))
+        full = (new >= self.limits.max_new_tokens) | (at + 1 >= self.tokens.shape[1])
+        self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
+        if self.masks.active:
+            for row in rows[~(full | ended)]:
+                self._look_ahead(row)
         return full | ended
 
-    def turns(self, rows: Sequence[int] | np.ndarray) -> list[Turn]:
-        """The turns in these rows, for the task to score."""
-        found = []
-        for row in rows:
-            ids, start = self.tokens[row, : self.length[row]].tolist(), self.prompt_length[row]
-            prompt = self.prompts[row]
-            assert prompt is not None, "a row is scored after it was begun"
-            found.append(Turn(prompt, ids[:start], ids[start:], bool(self.terminated[row]), self.tokenizer))
-        return found
+    def turns(self, rows: np.ndarray) -> dict[int, Turn]:
+        """The turns that have just ended in these rows, for the task to answer and to score."""
+        turns = {int(row): self._turn(row, terminated=bool(self.terminated[row])) for row in rows}
+        self._unpaid += [(row, int(self.length[row]) - 1, turn) for row, turn in turns.items()]
+        return turns
 
-    def rollout(self, scores: Sequence[float]) -> TensorDict:
-        """The finished episodes as a rollout ``[rows, T]``, the score on each one's last token."""
+    def finish(self, turns: Mapping[int, Turn]) -> None:
+        """End the episodes of a task that does not answer."""
+        for row, turn in turns.items():
+            at_eos = turn.completion_ids[-1] == self.tokenizer.eos_token_id
+            reason = ("eos" if at_eos else "stop") if turn.terminated else "length"
+            self._end(row, turn, terminated=turn.terminated, reason=reason)
+
+    def answer(self, row: int, turn: Turn, reply: Any) -> None:
+        """Append what the environment says after a turn, or end the episode.
+
+        Raises:
+            TypeError: if the reply is no text, None or TRUNCATED.
+        """
+        if reply is None or reply is TRUNCATED:
+            self._end(row, turn, terminated=reply is None, reason="task")
+            return
+        if not isinstance(reply, str):
+            raise TypeError(
+                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
+            )
+        if turn.index + 1 >= self.limits.max_turns:
+            self._end(row, turn, terminated=False, reason="turns")
+            return
+        ids, at = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer), self.length[row]
+        if at + len(ids) >= self.tokens.shape[1]:
+            self._end(row, turn, terminated=False, reason="length")
+            return
+        turn.last = False
+        self.tokens[row, at : at + len(ids)] = ids
+        self.length[row] = self.turn_start[row] = at + len(ids)
+        self.turn[row] += 1
+        self.terminated[row] = False
+        self._look_ahead(row)
+
+    @property
+    def unpaid(self) -> list[Turn]:
+        """The turns that have ended and were not paid for, row by row."""
+        self._unpaid.sort(key=lambda entry: entry[:2])
+        return [turn for _, _, turn in self._unpaid]
+
+    def pay(self, scores: Sequence[float]) -> np.ndarray:
+        """Put a score on the last token of each unpaid turn; returns what each row was paid, float32 ``[rows]``."""
+        paid = np.zeros(len(self.length), dtype=np.float32)
+        for (row, position, _), score in zip(self._unpaid, scores, strict=True):
+            self.reward[row, position] = score
+            paid[row] += score
+        self._unpaid = []
+        return paid
+
+    def rollout(self) -> TensorDict:
+        """The finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
         rows, steps = len(self.length), int(self.length.max()) - 1
-        position = np.arange(steps)
-        last = position == (self.length - 2)[:, None]
-        group = np.array([prompt.group if prompt else 0 for prompt in self.prompts], dtype=np.int64)
+        last = np.arange(steps) == (self.length - 2)[:, None]
         columns = {
             "observation": self.tokens[:, :steps],
             "action": self.tokens[:, 1 : steps + 1],
-            "reward": np.where(last, np.asarray(scores, dtype=np.float32)[:, None], np.float32(0)),
+            "reward": self.reward[:, 1 : steps + 1],
             "terminated": last & self.terminated[:, None],
             "truncated": last & self.truncated[:, None],
-            "mask": (position >= (self.prompt_length - 1)[:, None]) & (position <= (self.length - 2)[:, None]),
-            "is_init": np.broadcast_to(position == 0, (rows, steps)),
-            "group": np.broadcast_to(group[:, None], (rows, steps)),
+            "mask": self.chosen[:, 1 : steps + 1],
+            "is_init": np.broadcast_to(np.arange(steps) == 0, (rows, steps)),
+            "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }
-        return TensorDict({name: torch.from_numpy(x.copy()) for name, x in columns.items()}, batch_size=[rows, steps])
+        if self.masks.active:
+            columns["allowed"] = np.where(columns["mask"], self.allowed[:, 1 : steps + 1], 0)
+        rollout = TensorDict(
+            {name: torch.from_numpy(x.copy()) for name, x in columns.items()}, batch_size=[rows, steps]
+        )
+        if self.masks.active:
+            rollout["allowed_sets"] = NonTensorData(self.masks.sets.clone(), batch_size=rollout.batch_size)
+        return rollout
 
+    def _turn(self, row: int, *, terminated: bool) -> Turn:
+        ids, start = self.tokens[row, : self.length[row]].tolist(), self.turn_start[row]
+        prompt = self.prompts[row]
+        assert prompt is not None, "a row has turns after it was begun"
+        return Turn(
+            prompt,
+            prompt_ids=ids[: self.prompt_length[row]],
+            context_ids=ids[:start],
+            completion_ids=ids[start:],
+            terminated=terminated,
+            tokenizer=self.tokenizer,
+            stop=self.ends.texts,
+            index=int(self.turn[row]),
+        )
 
-def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a prompt; text gets the tokenizer's own special tokens, a leading BOS once.
+    def _end(self, row: int, turn: Turn, *, terminated: bool, reason: str) -> None:
+        turn.last = True
+        self.terminated[row], self.truncated[row], self.end_reason[row] = terminated, not terminated, reason
 
-    Raises:
-        ValueError: if there are none.
-    """
-    if not isinstance(prompt.content, str):
-        return list(prompt.content)
-    ids = list(tokenizer(prompt.content)["input_ids"])
-    # A tokenizer that closes a text with EOS would end the answer before it begins, and a text that spells
-    # out its BOS would get a second one.
-    while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
-        ids.pop()
-    while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids.pop(0)
-    if not ids:
-        raise ValueError(f"prompt {prompt.content!r} has no tokens: a policy needs at least one to start from")
-    return ids
+    def _look_ahead(self, row: int) -> None:
+        self.open[row] = self.masks.index(
+            lambda: self._turn(row, terminated=False), int(self.length[row] - self.turn_start[row])
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +10,24 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 
+from textenv.action_masks import ActionMasks, Rule
+from textenv.episode_batch import EpisodeBatch
 from textenv.kl import KLPenalty
-from textenv.task import FunctionTask, Prompt, PromptList, RewardFunction, Task, score_turns
+from textenv.limits import Ends, Limits, check_at_least
+from textenv.prompts import PromptList
+from textenv.rendering import render_transcript
+from textenv.step_info import end_info, final_info
+from textenv.task import FunctionTask, RewardFunction, Task, Turn, check_count, score_turns
 from textenv.transcript import Transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+RENDER_MODES = ["ansi", "human"]
+CHECKED_PROMPTS = 10_000
+"""Prompts that are tokenised at construction to see whether they fit; those beyond are seen when they are dealt."""
 
 Observation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs]``."""
@@ -31,20 +41,29 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     `running`, then `take_episodes`, where all answers are scored in one call.
 
     Args:
-        task: deals prompts and scores answers; or give ``prompts`` and ``reward`` instead.
-        prompts: texts, token ids, or mappings with a ``"prompt"`` and further columns for the reward.
+        task: deals prompts and scores answers; or give ``prompts`` and ``reward`` instead. One with ``reply`` answers
+            too, and the episode is a conversation.
+        prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``.
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         num_envs: slots.
         max_prompt_tokens: longest prompt, in tokens.
-        max_new_tokens: longest answer, in tokens; an answer cut there is ``truncated``.
-        forbidden: ids that no answer may contain (EOS, for answers of fixed length).
+        max_new_tokens: longest turn, in tokens. A turn that is cut there is handed to the task as it is; without
+            ``reply`` that ends the episode as ``truncated``.
+        min_new_tokens: tokens of a turn before it may end.
+        max_turns: turns in an episode; after the last of them it is ``truncated``.
+        max_length: longest text of an episode in tokens, prompt and answers included; None allows
+            ``max_turns * (max_prompt_tokens + max_new_tokens)``.
+        stop: texts and token ids that end a turn, beside EOS.
+        forbidden: ids that no turn may contain (EOS, for answers of fixed length).
+        allowed: constrained decoding: from the turn so far (`Turn`) to the ids that may come next, or None for all.
         autoreset_mode: what follows the end of an episode, as Gymnasium defines it.
         penalty: a KL penalty that agents charge after each rollout.
-        render_mode: ``"ansi"`` or None.
+        render_mode: ``"ansi"``, ``"human"`` (printed at each step) or None.
 
     Raises:
-        ValueError: on an empty prompt list, forbidden ids outside the vocabulary, or a limit below 1.
+        ValueError: on an empty prompt list, a prompt that does not fit, ids outside the vocabulary, or a limit
+            that cannot be.
 
     Example:
         >>> env = TextVectorEnv(prompts=["the film"], reward=count, tokenizer=tok)  # doctest: +SKIP
@@ -55,44 +74,60 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self,
         task: Task | None = None,
         *,
-        prompts: Sequence[str | Sequence[int] | Mapping[str, Any]] | None = None,
+        prompts: Sequence[Any] | None = None,
         reward: RewardFunction | None = None,
         tokenizer: PreTrainedTokenizerBase,
         num_envs: int = 1,
         max_prompt_tokens: int = 32,
         max_new_tokens: int = 32,
+        min_new_tokens: int = 0,
+        max_turns: int = 1,
+        max_length: int | None = None,
+        stop: Sequence[str | int] = (),
         forbidden: Sequence[int] = (),
+        allowed: Rule | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        for name, value in (("num_envs", num_envs), ("max_prompt_tokens", max_prompt_tokens)):
-            _check_at_least_one(name, value)
-        _check_at_least_one("max_new_tokens", max_new_tokens)
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi' or None")
+        check_at_least("num_envs", num_envs, 1)
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human' or None")
         self.task = _choose_task(task, prompts, reward)
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.metadata = {"render_modes": ["ansi"], "render_fps": 10, "autoreset_mode": self.autoreset_mode}
-        self._limits = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
-        self._slots = Transcript(num_envs, tokenizer, **self._limits)
-        self.allowed_sets = _allowed_sets(forbidden, self._slots.num_tokens)
-        self.max_length = max_prompt_tokens + max_new_tokens
+        self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
+        self._limits = Limits(
+            max_prompt_tokens=max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            max_turns=max_turns,
+            max_length=max_length,
+            stop=(stop,) if isinstance(stop, (str, int)) else tuple(stop),
+        )
+        self._ends = Ends(tokenizer, self._limits.stop)
+        self._masks = ActionMasks(
+            self._ends.num_tokens,
+            forbidden=forbidden,
+            ends=self._ends.ids,
+            min_new_tokens=min_new_tokens,
+            rule=allowed,
+        )
+        self._slots = self._transcript(num_envs)
+        self.max_length = self._limits.width
         """Longest prefix, in tokens."""
         self._define_spaces(self.max_length)
         if isinstance(self.task, PromptList):
-            for prompt in self.task.prompts:  # one that cannot be asked is known now, not in hours
-                self._slots.ids(prompt)
+            for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
+                self._slots.ids(self.task.prompt(index))  # one that cannot be asked is known now, not in hours
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
         self._started = False
-        self._batch: Transcript | None = None
-        self._waiting: list[Prompt] = []
-        self._episode = np.zeros(num_envs, dtype=np.int64)
+        self._batch: EpisodeBatch | None = None
+        self._order: tuple[int, int] | None = None
 
     def _define_spaces(self, max_length: int) -> None:
-        n = self._slots.num_tokens
+        n = self._ends.num_tokens
         self.single_action_space = spaces.Discrete(n)
         self.single_observation_space = spaces.Dict(
             tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (), np.int64)
@@ -102,8 +137,25 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def action_mask(self) -> torch.Tensor | None:
-        """Bool ``[num_envs, n]``: the tokens allowed in each slot; None where nothing is forbidden."""
-        return None if self.allowed_sets is None else self.allowed_sets[1].expand(self.num_envs, -1)
+        """Bool ``[num_envs, n]``: the tokens allowed in each slot; None where nothing is ever forbidden."""
+        if not self._masks.active:
+            return None
+        return self._masks.sets[(self._slots if self._batch is None else self._batch).open]
+
+    @property
+    def prompt_order(self) -> dict[str, int]:
+        """Where the dealing of prompts stands: ``seed`` and ``position``, to be saved and set again.
+
+        Raises:
+            ValueError: if no prompt was dealt yet.
+        """
+        if self._order is None:
+            raise ValueError("the order of prompts is set by the first reset: call reset(seed=...) first")
+        return {"seed": self._order[0], "position": self._order[1]}
+
+    @prompt_order.setter
+    def prompt_order(self, saved: dict[str, int]) -> None:
+        self._order = int(saved["seed"]), int(saved["position"])
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
@@ -116,7 +168,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             ValueError: if the environment is closed, or a prompt does not fit.
         """
         self._check_open()
-        super().reset(seed=seed)
+        self._seed(seed)
         mask = np.ones(self.num_envs, dtype=bool)
         if options is not None and "reset_mask" in options:
             mask = np.asarray(options["reset_mask"])
@@ -126,6 +178,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 raise ValueError("reset_mask leaves out slots that have no episode yet: reset all of them first")
         self._batch, self._started = None, True
         self._begin(np.flatnonzero(mask))
+        self._show()
         return self._observe(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -143,42 +196,41 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
         """
         actions = self._check_actions(actions)
-        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        resetting = np.flatnonzero(self._ended)
-        rows = np.flatnonzero(~self._ended)
-        done = np.zeros(self.num_envs, dtype=bool)
-        done[rows] = self._slots.append(rows, actions[rows])
-        ended = np.flatnonzero(done)
-        reward = np.zeros(self.num_envs, dtype=np.float32)
-        if len(ended):
-            reward[ended] = score_turns(self.task, self._slots.turns(ended))
+        resetting, rows = np.flatnonzero(self._ended), np.flatnonzero(~self._ended)
+        over = self._end_turns(self._slots, rows[self._slots.append(rows, actions[rows])])
+        reward = self._slots.pay(self._score(self._slots))
+        ended, done = np.array(list(over), dtype=np.int64), np.zeros(self.num_envs, dtype=bool)
+        done[ended] = True
         terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
-        self._ended = done.copy()
-        if next_step:
+        self._ended, info = done.copy(), end_info(self.num_envs, over, self._slots.end_reason)
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
-            return self._observe(), reward, terminated, truncated, self._info() | self._end_info(ended)
-        info = self._end_info(ended)
+        self._show()
         if self.autoreset_mode is AutoresetMode.SAME_STEP and len(ended):
-            info = self._final_info(ended, done, info)
+            info = final_info(self._observe(), done, info)
             self._begin(ended)
         return self._observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[str, ...] | None:
-        """The text of each slot so far, in render mode ``"ansi"``."""
+        """The text of each slot so far, its chosen tokens shaded by their reward; None without a render mode.
+
+        In mode ``"human"`` it is printed and None is returned.
+        """
         if self.render_mode is None:
             return None
-        return tuple(
-            str(self.tokenizer.decode(ids[:length]))
-            for ids, length in zip(self._slots.tokens, self._slots.length, strict=True)
-        )
+        frames = tuple(render_transcript(self._slots, row) for row in range(self.num_envs))
+        if self.render_mode == "ansi":
+            return frames
+        print("\n".join(f"[{slot}] {frame}" for slot, frame in enumerate(frames)), flush=True)
+        return None
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> Observation:
-        """Deal prompts for exactly this many episodes, fill the slots and return the first observation.
+        """Promise exactly this many episodes, fill the slots and return the first observation.
 
         Args:
-            episodes: rows of the coming rollout; prompts that fit a multiple of ``group_size``.
+            episodes: rows of the coming rollout; a multiple of ``group_size``.
             seed: starts the prompts anew, as in `reset`; None goes on.
             group_size: neighbouring rows that share a prompt.
 
@@ -186,28 +238,26 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             As `reset`; a slot whose length is 0 has nothing to do.
         """
         self._check_open()
-        super().reset(seed=seed)
-        _check_at_least_one("episodes", episodes)
+        self._seed(seed)
+        check_at_least("episodes", episodes, 1)
+        if episodes % group_size:
+            raise ValueError(f"{episodes} episodes do not divide into groups of {group_size}: ask for a multiple of it")
         self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
         self._ended[:] = False
-        prompts = self.task.deal(episodes, self.np_random, group_size=group_size)
-        self._batch = Transcript(episodes, self.tokenizer, **self._limits)
-        for row, prompt in enumerate(prompts):
-            self._batch.begin(row, prompt)
-        self._next = min(self.num_envs, episodes)
-        self._episode = np.where(np.arange(self.num_envs) < episodes, np.arange(self.num_envs), -1)
-        return self._observe_batch()
+        numbers = np.repeat(self._next_numbers(episodes // group_size), group_size)
+        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
+        self._fill(np.arange(self.num_envs))
+        return self._batch.observe()
 
     @property
     def running(self) -> np.ndarray:
         """Bool ``[num_envs]``: the slots that have an episode to go on with."""
-        return self._episode >= 0
+        return self._current_batch().running
 
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and column in the coming rollout of the next action of each running slot (two int64)."""
-        episode = self._episode[self.running]
-        return episode, self._current_batch().length[episode] - 1
+        return self._current_batch().cursor
 
     def advance(self, actions: np.ndarray) -> tuple[Observation, np.ndarray]:
         """Append one token to every running slot; a slot that ends is given the next prompt, while there are any.
@@ -218,16 +268,16 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Returns:
             Observation, and bool ``[num_envs]``: the slots that hold another episode than before, or none.
         """
-        batch, running = self._current_batch(), np.flatnonzero(self.running)
-        self._check_vocabulary(actions, running)
-        done = batch.append(self._episode[running], actions[running])
+        batch = self._current_batch()
+        running = np.flatnonzero(batch.running)
+        self._masks.check(actions, running, batch.open)
+        rows = batch.episode[running]
+        over = self._end_turns(batch.transcript, rows[batch.transcript.append(rows, actions[running])])
         changed = np.zeros(self.num_envs, dtype=bool)
-        changed[running] = done
-        for slot in running[done]:
-            more = self._next < len(batch.length)
-            self._episode[slot] = self._next if more else -1
-            self._next += more
-        return self._observe_batch(), changed
+        if over:
+            changed[running] = np.isin(rows, list(over))
+            self._fill(np.flatnonzero(changed))
+        return batch.observe(), changed
 
     def take_episodes(self) -> TensorDict:
         """Hand over the finished episodes in the schema of `textenv.rollout`, scored in one call.
@@ -236,54 +286,83 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             ValueError: if an episode is still under way.
         """
         batch = self._current_batch()
-        if self.running.any():
-            raise ValueError(f"{self.running.sum()} episodes are under way: call advance until none is running")
-        rollout = batch.rollout(score_turns(self.task, batch.turns(range(len(batch.length)))))
-        if self.allowed_sets is not None:
-            rollout["allowed"] = rollout["mask"].long()
-            rollout["allowed_sets"] = NonTensorData(self.allowed_sets, batch_size=rollout.batch_size)
+        if batch.running.any():
+            raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
+        batch.transcript.pay(self._score(batch.transcript))
         self._batch = None
-        return rollout
+        return batch.transcript.rollout()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _begin(self, rows: np.ndarray) -> None:
+    def _transcript(self, rows: int) -> Transcript:
+        return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self._ends)
+
+    def _seed(self, seed: int | None) -> None:
+        super().reset(seed=seed)
+        if seed is not None or self._order is None:
+            self._order = int(self.np_random.integers(2**62)), 0
+
+    def _next_numbers(self, n: int) -> range:
+        """The next places in the order of prompts."""
+        assert self._order is not None, "_seed was called"
+        seed, position = self._order
+        self._order = seed, position + n
+        return range(position, position + n)
+
+    def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
+        """Begin the episodes of these numbers in these rows."""
+        assert self._order is not None, "_seed was called"
+        prompts = self.task.deal(numbers, seed=self._order[0])
+        for row, prompt, number in zip(rows, prompts, numbers, strict=True):
+            transcript.begin(row, prompt, group=number)
+
+    def _begin(self, slots: np.ndarray) -> None:
+        """New episodes in these slots, for `step`."""
+        if len(slots):
+            self._deal(self._slots, slots, self._next_numbers(len(slots)))
+            self._ended[slots] = False
+
+    def _fill(self, slots: np.ndarray) -> None:
+        """Give these slots the next of the promised episodes, as long as there are any."""
+        batch = self._current_batch()
+        rows = batch.assign(slots)
         if len(rows):
-            for row, prompt in zip(rows, self.task.deal(len(rows), self.np_random), strict=True):
-                self._slots.begin(row, prompt)
-            self._ended[rows] = False
+            self._deal(batch.transcript, rows, [batch.numbers[row] for row in rows])
+
+    def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
+        """Let the task answer the turns that are over in these rows; returns, by row, those that ended an episode."""
+        if not len(rows):
+            return {}
+        turns = transcript.turns(rows)
+        reply = getattr(self.task, "reply", None)
+        if reply is None:
+            transcript.finish(turns)
+            return turns
+        replies = reply(list(turns.values()))
+        check_count(replies, len(turns), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
+        for (row, turn), said in zip(turns.items(), replies, strict=True):
+            transcript.answer(row, turn, said)
+        return {row: turn for row, turn in turns.items() if turn.last}
+
+    def _score(self, transcript: Transcript) -> list[float]:
+        """Scores of the turns that were not paid for, in one call of the task."""
+        turns = transcript.unpaid
+        return score_turns(self.task, turns) if turns else []
 
     def _observe(self) -> Observation:
         return {"tokens": self._slots.tokens.copy(), "length": self._slots.length.copy()}
 
-    def _observe_batch(self) -> Observation:
-        batch, running = self._current_batch(), self.running
-        return {"tokens": batch.tokens[self._episode], "length": np.where(running, batch.length[self._episode], 0)}
-
-    def _current_batch(self) -> Transcript:
+    def _current_batch(self) -> EpisodeBatch:
         if self._batch is None:
             raise ValueError("no episodes were started: call start_episodes first")
         return self._batch
 
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
     def _info(self) -> dict[str, Any]:
         return {} if self.action_mask is None else {"action_mask": self.action_mask.numpy().astype(np.int8)}
-
-    def _end_info(self, ended: np.ndarray) -> dict[str, Any]:
-        if not len(ended):
-            return {}
-        info = {name: np.full(self.num_envs, None, dtype=object) for name in ("end_reason", "prompt", "completion")}
-        for row, turn in zip(ended, self._slots.turns(ended), strict=True):
-            info["end_reason"][row] = "eos" if turn.terminated else "length"
-            info["prompt"][row], info["completion"][row] = turn.prompt_text, turn.completion
-        here = np.isin(np.arange(self.num_envs), ended)
-        return info | {f"_{name}": here.copy() for name in info}
-
-    def _final_info(self, ended: np.ndarray, done: np.ndarray, info: dict[str, Any]) -> dict[str, Any]:
-        """What SAME_STEP mode says of the episodes that ended: as Gymnasium does, an object array with holes."""
-        observation, final = self._observe(), np.full(self.num_envs, None, dtype=object)
-        for slot in ended:
-            final[slot] = {name: column[slot] for name, column in observation.items()}
-        return {"final_obs": final, "_final_obs": done, "final_info": info, "_final_info": done.copy()}
 
     def _check_open(self) -> None:
         if self.closed:
@@ -298,30 +377,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise ValueError(
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape ({self.num_envs},)"
             )
-        self._check_vocabulary(actions, np.arange(self.num_envs))
+        self._masks.check(actions, np.arange(self.num_envs), np.where(self._ended, 0, self._slots.open))
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ValueError(
                 f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
-
-    def _check_vocabulary(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        n = self._slots.num_tokens
-        for slot in slots[(actions[slots] < 0) | (actions[slots] >= n)]:
-            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
-        if self.allowed_sets is None:
-            return
-        for slot in slots[~self.allowed_sets[1].numpy()[actions[slots]] & ~self._ended[slots]]:
-            raise ValueError(
-                f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
-                "info['action_mask'] is 1"
-            )
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
 
 
 def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | None) -> Task:
@@ -330,16 +392,3 @@ def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | None)
     if task is None and prompts is not None and reward is not None:
         return FunctionTask(prompts, reward)
     raise ValueError("give either a task, or both prompts and reward")
-
-
-def _allowed_sets(forbidden: Sequence[int], num_tokens: int) -> torch.Tensor | None:
-    """Bool ``[2, num_tokens]``: everything, and everything but the forbidden ids; None if there are none."""
-    if not len(forbidden):
-        return None
-    if min(forbidden) < 0 or max(forbidden) >= num_tokens or len(set(forbidden)) >= num_tokens:
-        raise ValueError(
-            f"forbidden is {sorted(forbidden)}, expected ids from 0 to {num_tokens - 1} that leave at least one token"
-        )
-    sets = torch.ones(2, num_tokens, dtype=torch.bool)
-    sets[1, list(forbidden)] = False
-    return sets

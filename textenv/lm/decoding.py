@@ -78,7 +78,7 @@ class Decoder:
         if limit is not None and max_length > limit:
             raise ValueError(
                 f"the environment's texts may be {max_length} tokens long, the model has {limit} positions: "
-                "lower max_prompt_tokens or max_new_tokens, or take a model with a longer context."
+                "lower max_prompt_tokens, max_new_tokens or max_length, or take a model with a longer context."
             )
         self.lm = lm
         self.num_slots = num_slots

@@ -1,0 +1,108 @@
+"""Which tokens may be chosen: forbidden ones, no end before a least length, and a user's own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from textenv.task import Turn
+
+Rule = Callable[["Turn"], "Sequence[int] | None"]
+"""From the turn so far to the ids that may come next; None leaves all open. A function of the turn alone."""
+
+_ALL, _BASE, _GO_ON = 0, 1, 2
+
+
+class ActionMasks:
+    """Sets of tokens, each kept once, and which of them holds at a state.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        forbidden: ids that are never allowed.
+        ends: ids that end a turn.
+        min_new_tokens: tokens of a turn before one of ``ends`` may come.
+        rule: the user's own, applied on top.
+
+    Raises:
+        ValueError: on ids outside the vocabulary, or if nothing is left to choose.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        forbidden: Sequence[int] = (),
+        ends: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        rule: Rule | None = None,
+    ) -> None:
+        if len(forbidden) and not (min(forbidden) >= 0 and max(forbidden) < num_tokens):
+            raise ValueError(f"forbidden is {sorted(forbidden)}, expected ids from 0 to {num_tokens - 1}")
+        self.min_new_tokens, self.rule = min_new_tokens, rule
+        self.active = bool(len(forbidden) or min_new_tokens or rule)
+        """False where every token is open everywhere."""
+        sets = np.ones((3, num_tokens), dtype=bool)
+        sets[_BASE:, list(forbidden)] = False
+        sets[_GO_ON, list(ends)] = False
+        if not sets[_BASE].any() or (min_new_tokens and not sets[_GO_ON].any()):
+            raise ValueError(f"forbidden is {sorted(forbidden)}, which leaves no token to choose (of {num_tokens})")
+        self._sets, self._count = sets, len(sets)
+        self._places: dict[bytes, int] = {}
+
+    @property
+    def sets(self) -> torch.Tensor:
+        """Bool ``[S, num_tokens]``, of which row 0 allows every token."""
+        return torch.from_numpy(self._sets[: self._count])
+
+    def index(self, turn: Callable[[], Turn], new_tokens: int) -> int:
+        """The row of `sets` that holds after this many tokens of a turn.
+
+        Raises:
+            ValueError: if the user's rule names an id outside the vocabulary, or leaves nothing to choose.
+        """
+        if not self.active:
+            return _ALL
+        base = _GO_ON if new_tokens < self.min_new_tokens else _BASE
+        if self.rule is None:
+            return base
+        so_far = turn()
+        ids = self.rule(so_far)
+        return base if ids is None else self._intern(ids, base, so_far)
+
+    def check(self, actions: np.ndarray, slots: np.ndarray, allowed: np.ndarray) -> None:
+        """Raise a ValueError unless the actions in these slots are tokens of the sets allowed there (one a slot)."""
+        n = self._sets.shape[1]
+        for slot in slots[(actions[slots] < 0) | (actions[slots] >= n)]:
+            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
+        if not self.active:
+            return
+        for slot in slots[~self._sets[allowed[slots], actions[slots]]]:
+            raise ValueError(
+                f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
+                "info['action_mask'] is 1"
+            )
+
+    def _intern(self, ids: Sequence[int], base: int, turn: Turn) -> int:
+        chosen = np.asarray(list(ids), dtype=np.int64)
+        allowed = np.zeros(self._sets.shape[1], dtype=bool)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(allowed)):
+            raise ValueError(f"allowed returned {chosen.tolist()}, expected ids from 0 to {len(allowed) - 1}")
+        allowed[chosen] = True
+        allowed &= self._sets[base]
+        if not allowed.any():
+            raise ValueError(
+                f"allowed returned {chosen.tolist()!r:.200} after {turn.completion!r} (prompt {turn.prompt_text!r}), "
+                "which leaves no token to choose beside forbidden and min_new_tokens: return at least one, or None"
+            )
+        key = np.packbits(allowed).tobytes()
+        if key not in self._places:
+            if self._count == len(self._sets):
+                self._sets = np.concatenate([self._sets, np.zeros_like(self._sets)])
+            self._sets[self._count] = allowed
+            self._places[key] = self._count
+            self._count += 1
+        return self._places[key]

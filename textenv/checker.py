@@ -1,0 +1,308 @@
+"""`check_text_env`: the bugs that text environments keep having, each looked for by one check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from textenv.probe import LONGEST, Probe, Seen
+from textenv.rollout import is_episode_env
+
+
+class Result(NamedTuple):
+    """What a check found."""
+
+    name: str
+    problem: str
+    """What is wrong and where; empty where the check holds."""
+
+
+def check_text_env(env: Any) -> None:
+    """Look for the bugs that text environments keep having; takes seconds and resets the environment.
+
+    Args:
+        env: a `TextEnv`, `TextVectorEnv`, or any Gymnasium environment, single or vector, with their spaces:
+            ``Dict(tokens, length)`` and ``Discrete``.
+
+    Raises:
+        ValueError: if a check does not hold; names all of these and says what is wrong.
+
+    Example:
+        >>> check_text_env(gymnasium.make("textenv/Copy-v0"))  # doctest: +SKIP
+    """
+    broken = [result for result in run_checks(env) if result.problem]
+    if broken:
+        raise ValueError(
+            f"{len(broken)} of {len(CHECKS)} checks do not hold:\n"
+            + "\n".join(f"- {name}: {problem}" for name, problem in broken)
+        )
+
+
+def run_checks(env: Any) -> list[Result]:
+    """Every check's result; an exception of the environment's own is a result too."""
+    results = []
+    for name, check in CHECKS.items():
+        try:
+            check(Probe(env))
+            results.append(Result(name, ""))
+        except _BrokenError as problem:
+            results.append(Result(name, str(problem)))
+        except Exception as error:  # whatever a stranger's environment raises belongs in the report
+            results.append(Result(name, f"the environment raised {type(error).__name__}: {error}"))
+    return results
+
+
+class _BrokenError(Exception):
+    """A check that does not hold."""
+
+
+def _demand(holds: object, problem: str) -> None:
+    if not holds:
+        raise _BrokenError(problem)
+
+
+def _check_spaces(probe: Probe) -> None:
+    """Observations are of the space that was promised, right-padded, and copies."""
+    probe.reset(0)
+    for _ in range(3):
+        for slot, observation in enumerate(probe.observations()):
+            _demand(
+                probe.observation_space.contains(observation),
+                f"slot {slot} observes {observation!r:.300}, which is not in {probe.observation_space}",
+            )
+        held = {name: column.copy() for name, column in probe.observation.items()}
+        now = probe.observation
+        probe.step(probe.word(0))
+        _demand(
+            all((held[name] == now[name]).all() for name in held),
+            "an observation that was handed out was changed by the next step: return a copy",
+        )
+
+
+def _check_ids(probe: Probe) -> None:
+    """A state is the state before and the action: nothing is tokenised again."""
+    before = probe.reset(0)
+    for step in range(12):
+        token = probe.word(step)
+        seen = probe.step(token)
+        if seen.done:
+            return
+        expected = [*before, token]
+        _demand(
+            seen.ids[: len(expected)] == expected,
+            f"at step {step} the ids {before} and the action {token} became {seen.ids}: append the action's id, and "
+            "never make ids from decoded text",
+        )
+        before = seen.ids
+
+
+def _check_end_tokens(probe: Probe) -> None:
+    """EOS ends a turn, pad does not (unless it is EOS), and what follows the text is padding."""
+    for _ in range(2):
+        probe.reset(None)
+        tokens, length = probe.observation["tokens"][0], int(probe.observation["length"][0])
+        beyond = set(tokens[length:].tolist())
+        _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
+    if probe.eos is None or not probe.may(probe.eos):
+        return
+    before = probe.ids
+    seen = probe.step(probe.eos)
+    _demand(
+        seen.done or len(seen.ids) > len(before) + 1 or probe.conversation,
+        f"EOS (id {probe.eos}) did not end the turn: the episode goes on at {seen.ids}",
+    )
+    pad = probe.pad
+    probe.reset(0)
+    if pad is not None and pad != probe.eos and probe.may(pad) and probe.longest(4) > 1:
+        probe.reset(0)
+        _demand(not probe.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
+
+
+def _check_score_placement(probe: Probe) -> None:
+    """A reward comes where a turn ends, and in a rollout on a token that the policy chose."""
+    before = probe.reset(0)
+    for step in range(40):
+        end = step % 4 == 3 and probe.eos is not None and probe.may(probe.eos)
+        seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
+        turn_over = end or seen.done or len(seen.ids) > len(before) + 1
+        _demand(
+            turn_over or seen.reward == 0,
+            f"step {step} paid {seen.reward} in the middle of a turn: pay where the turn ends",
+        )
+        before = probe.reset(None) if seen.done else seen.ids
+
+
+def _check_flags(probe: Probe) -> None:
+    """EOS terminates, the limit truncates, and EOS at the limit terminates."""
+    probe.reset(0)
+    limit, seen = 0, None
+    while limit < LONGEST:
+        seen = probe.step(probe.word(limit))
+        limit += 1
+        _demand(not (seen.terminated and seen.truncated), f"after {limit} steps an episode is terminated and truncated")
+        if seen.done:
+            break
+    _demand(seen is not None and seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
+    if probe.conversation or probe.eos is None:
+        return
+    assert seen is not None, "a limit was found"
+    _demand(seen.truncated, f"an answer without EOS was cut after {limit} tokens and is terminated: it is truncated")
+    for words in {0, limit - 1}:
+        probe.reset(0)
+        ended = [probe.step(probe.word(step)).done for step in range(words)]
+        if any(ended) or not probe.may(probe.eos):
+            return
+        seen = probe.step(probe.eos)
+        _demand(
+            seen.terminated and not seen.truncated,
+            f"EOS as token {words + 1} of at most {limit} gives terminated={seen.terminated}, "
+            f"truncated={seen.truncated}: an answer that ended is terminated, at the limit too",
+        )
+
+
+def _check_seeds(probe: Probe) -> None:
+    """The same seed gives the same prompts, another seed others; a reset without one goes on."""
+    sequences = [_prompts(probe, seed) for seed in (1, 1, 2, 3, 4)]
+    _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
+    distinct = {tuple(ids) for sequence in sequences for ids in sequence}
+    _demand(
+        len(distinct) < 2 or any(sequence != sequences[0] for sequence in sequences[2:]),
+        "seeds 1 to 4 all deal the same prompts in the same order: draw them by the seed that reset is given",
+    )
+    _demand(
+        len(distinct) < 2 or any(len({tuple(ids) for ids in sequence}) > 1 for sequence in sequences),
+        "every reset without a seed deals the first prompt again: let the order go on",
+    )
+
+
+def _prompts(probe: Probe, seed: int) -> list[list[int]]:
+    return [probe.reset(seed), *(probe.reset(None) for _ in range(7))]
+
+
+def _check_no_leak(probe: Probe) -> None:
+    """What is scored as the answer is the answer: without the prompt, and empty where EOS came at once."""
+    if probe.conversation or probe.eos is None or probe.tokenizer is None:
+        return
+    for words in (0, 2):
+        prompt = probe.reset(0)
+        if any(probe.step(probe.word(step)).done for step in range(words)) or not probe.may(probe.eos):
+            return
+        seen = probe.step(probe.eos)
+        answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
+        expected = probe.tokenizer.decode(chosen, skip_special_tokens=True)
+        _demand(
+            answer is None or answer.strip() == expected.strip(),
+            f"the answer {chosen} is reported as {answer!r}, expected {expected!r}: does it hold the prompt, or "
+            "tokens of another episode?",
+        )
+
+
+def _check_batched(probe: Probe) -> None:
+    """Whole episodes by `advance` are the same as by `step`: ids, rewards and flags."""
+    env, episodes = probe.vector, probe.vector.num_envs + 4
+    if not is_episode_env(env):
+        return
+    env.start_episodes(episodes, seed=11)
+    count = np.zeros(episodes, dtype=np.int64)
+    while (running := env.running).any():
+        actions = np.zeros(len(running), dtype=np.int64)
+        rows = env.cursor[0]
+        allowed = env.action_mask
+        for slot, row in zip(np.flatnonzero(running), rows, strict=True):
+            mask = None if allowed is None else allowed[slot].numpy()
+            actions[slot] = probe.scripted(int(row), int(count[row]), mask)
+            count[row] += 1
+        env.advance(actions)
+    rollout = env.take_episodes()
+    for row, number, ids, seen in probe.play(11, episodes):
+        chosen = np.flatnonzero(rollout["mask"][row].numpy())
+        _demand(
+            len(chosen) == count[row],
+            f"episode {row}: {count[row]} actions were taken, the rollout's mask is True at {len(chosen)} entries",
+        )
+        t = int(chosen[number])
+        _demand(
+            ids == rollout["observation"][row, : t + 1].tolist(),
+            f"episode {row}, column {t}: by step the state is {ids}, in the rollout it is "
+            f"{rollout['observation'][row, : t + 1].tolist()}",
+        )
+        by_step = [seen.reward, seen.terminated, seen.truncated]
+        there = [rollout[name][row, t].item() for name in ("reward", "terminated", "truncated")]
+        _demand(
+            np.allclose(by_step, there, atol=1e-5),
+            f"episode {row}, column {t}: reward, terminated and truncated are {by_step} by step, "
+            f"in the rollout {there}",
+        )
+
+
+def _check_reset(probe: Probe) -> None:
+    """After an episode the next one begins as if the one before had gone otherwise, in the mode that is declared."""
+    starts = []
+    for words in (0, 3):
+        probe.reset(5)
+        seen = Seen([], 0.0, False, False, {})
+        for step in range(LONGEST):
+            end = step >= words and probe.eos is not None and probe.may(probe.eos)
+            seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
+            if seen.done:
+                break
+        _demand(seen.done, f"an episode did not end in {LONGEST} steps")
+        starts.append(_next_start(probe, seen))
+    _demand(
+        starts[0] == starts[1],
+        f"the second episode of seed 5 begins with {starts[0]} or {starts[1]}, depending on what was answered in the "
+        "first: clear the slot when an episode begins",
+    )
+
+
+def _next_start(probe: Probe, seen: Seen) -> list[int]:
+    mode = probe.mode
+    if mode is AutoresetMode.SAME_STEP:
+        final = seen.info.get("final_obs")
+        _demand(
+            final is not None and final["tokens"][: int(final["length"])].tolist() == seen.ids,
+            "in SAME_STEP mode info has no final_obs of the slot whose episode is over, or another text there",
+        )
+    if mode is AutoresetMode.NEXT_STEP:
+        after = probe.step(probe.word(0))
+        _demand(
+            not after.done and after.reward == 0,
+            f"in NEXT_STEP mode the step after an end only resets, but it gave reward {after.reward}, "
+            f"terminated={after.terminated}, truncated={after.truncated}",
+        )
+        return after.ids
+    return probe.next_episode()
+
+
+CHECKS: dict[str, Callable[[Probe], None]] = {
+    "spaces": _check_spaces,
+    "ids are preserved": _check_ids,
+    "EOS and pad": _check_end_tokens,
+    "score placement": _check_score_placement,
+    "terminated or truncated": _check_flags,
+    "seeds": _check_seeds,
+    "no prompt in the answer": _check_no_leak,
+    "batched equals single": _check_batched,
+    "reset": _check_reset,
+}
+"""Each check under the name that it is reported by."""
+
+
+def checked_variants(env_id: str) -> Sequence[tuple[str, Callable[[], Any]]]:
+    """A registered environment in every form that it has: single, and as a vector in each autoreset mode."""
+    import gymnasium
+
+    forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id))]
+    if gymnasium.spec(env_id).vector_entry_point:
+        for mode in AutoresetMode:
+            forms.append((f"vector, {mode.name}", _make_vector(env_id, mode)))
+    return forms
+
+
+def _make_vector(env_id: str, mode: AutoresetMode) -> Callable[[], Any]:
+    import gymnasium
+
+    return lambda: gymnasium.make_vec(env_id, num_envs=3, autoreset_mode=mode)

@@ -1,0 +1,100 @@
+"""Texts for the eye: each chosen token shaded by what it earned, or by any other column of a rollout."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from transformers import PreTrainedTokenizerBase
+
+    from textenv.transcript import Transcript
+
+_END = "\x1b[0m"
+
+
+def render_rollout(
+    rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob"
+) -> str:
+    """One episode of a text rollout for a terminal, each chosen token shaded by a column.
+
+    Args:
+        rollout: see `textenv.rollout`.
+        row: which episode.
+        tokenizer: the policy's.
+        column: a float column such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; green is
+            above zero and red below, strongest where the absolute value is the row's greatest.
+
+    Raises:
+        KeyError: if the rollout has no such column.
+    """
+    if column not in rollout.keys():
+        raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
+    mask = rollout["mask"][row].cpu().numpy()
+    steps = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else len(mask)
+    tokens = [*rollout["observation"][row, :1].tolist(), *rollout["action"][row, :steps].tolist()]
+    chosen = np.concatenate([[False], mask[:steps]])
+    values = np.concatenate([[0.0], rollout[column][row, :steps].float().cpu().numpy()])
+    return shade(tokens, tokenizer, chosen=chosen, values=values)
+
+
+def render_transcript(transcript: Transcript, row: int) -> str:
+    """The text of one slot so far, each chosen token shaded by its reward."""
+    length = int(transcript.length[row])
+    tokens = transcript.tokens[row, :length].tolist()
+    chosen, values = transcript.chosen[row, :length], transcript.reward[row, :length]
+    return shade(tokens, transcript.tokenizer, chosen=chosen, values=values)
+
+
+def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
+    """Text with ANSI colours: chosen tokens underlined, on a background of their value, the others as they are.
+
+    Args:
+        tokens: ids.
+        tokenizer: decodes them, special tokens included.
+        chosen: bool ``[len(tokens)]``.
+        values: float ``[len(tokens)]``; what stands at tokens that were not chosen has no effect.
+    """
+    used = np.abs(values[chosen])
+    scale = float(used.max()) if used.size and np.isfinite(used).all() else 0.0
+    parts = []
+    for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
+        parts.append(f"{_colour(value / scale if scale else 0.0)}{text}{_END}" if was_chosen and text else text)
+    return "".join(parts)
+
+
+def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of each token, made safe by `printable`; together they are the decoded whole.
+
+    A character that several tokens make up stands at the last of them.
+    """
+    found, before = [], ""
+    for end in range(1, len(tokens) + 1):
+        whole = str(tokenizer.decode(list(tokens[:end])))
+        if end < len(tokens) and whole.endswith("\N{REPLACEMENT CHARACTER}"):
+            found.append("")
+            continue
+        found.append(printable(whole[len(before) :]))
+        before = whole
+    return found
+
+
+def printable(text: str) -> str:
+    """The text with control and direction-changing characters spelt out, so that no answer commands a terminal."""
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def _colour(strength: float) -> str:
+    """Underlined, on green (above zero) or red (below), from black at 0 to full at 1."""
+    level = round(40 + 160 * min(abs(strength), 1.0)) if strength else 0
+    red, green = (level, 0) if strength < 0 else (0, level)
+    return f"\x1b[4;97;48;2;{red};{green};0m"
