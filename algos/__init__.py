@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from algos import presets
     from algos.checkpoint import load
+    from algos.cnn import CNNPolicy
     from algos.collection import Cursor, collect
     from algos.evaluation import evaluate
     from algos.lm import LMPolicy
+    from algos.lstm import LSTMPolicy
     from algos.mlp import MLPPolicy
     from algos.ppo import PPO, PPOConfig
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
+    "CNNPolicy": "algos.cnn",
     "Cursor": "algos.collection",
     "LMPolicy": "algos.lm",
+    "LSTMPolicy": "algos.lstm",
     "MLPPolicy": "algos.mlp",
     "PPO": "algos.ppo",
     "PPOConfig": "algos.ppo",
@@ -25,7 +29,10 @@ _HOMES = {
     "evaluate": "algos.evaluation",
     "load": "algos.checkpoint",
 }
-__all__ = ["Cursor", "LMPolicy", "MLPPolicy", "PPO", "PPOConfig", "collect", "evaluate", "load", "presets"]
+__all__ = [
+    "CNNPolicy", "Cursor", "LMPolicy", "LSTMPolicy", "MLPPolicy", "PPO", "PPOConfig", "collect", "evaluate", "load",
+    "presets",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 from algos.policy import Policy
 
-FORMAT = 1
+FORMAT = 2
 """Version of the folder's layout."""
+CONTROL_POLICIES = {"CNNPolicy": "algos.cnn", "LSTMPolicy": "algos.lstm", "MLPPolicy": "algos.mlp"}
+"""Where the policies live that one file of weights and JSON arguments restore."""
 
 
 def save(agent: Any, folder: str | Path) -> Path:
@@ -18,6 +21,7 @@ def save(agent: Any, folder: str | Path) -> Path:
     folder = Path(folder)
     weights = folder / "policy"
     weights.mkdir(parents=True, exist_ok=True)
+    rewards = getattr(agent, "reward_normalizer", None)
     description = {
         "format": FORMAT,
         "environment": _environment(agent.env.spec),
@@ -25,6 +29,7 @@ def save(agent: Any, folder: str | Path) -> Path:
         "config": dataclasses.asdict(agent.config),
         "policy": type(agent.policy).__name__,
         "policy_arguments": agent.policy.save(weights),
+        "reward_normalizer": None if rewards is None else rewards.state_dict(),
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     return folder
@@ -35,19 +40,19 @@ def load(folder: str | Path) -> Policy:
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent.
-        ValueError: if it was written by a newer version, or holds a policy of a class not known here.
+        ValueError: if it was written by another version, or holds a policy of a class not known here.
     """
     description = read_description(folder)
     weights = Path(folder) / "policy"
-    if description["policy"] == "MLPPolicy":
-        from algos.mlp import MLPPolicy
-
-        return MLPPolicy.load(weights, description["policy_arguments"])
-    if description["policy"] == "LMPolicy":
+    name = description["policy"]
+    if name in CONTROL_POLICIES:
+        policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
+        return policy.load(weights, description["policy_arguments"])
+    if name == "LMPolicy":
         from algos.lm import LMPolicy
 
         return LMPolicy.load(weights)
-    raise ValueError(f"{folder} holds a {description['policy']}, known are MLPPolicy and LMPolicy")
+    raise ValueError(f"{folder} holds a {name}, known are {', '.join(CONTROL_POLICIES)} and LMPolicy")
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
@@ -60,7 +65,10 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         )
     description = json.loads(path.read_text(encoding="utf-8"))
     if description.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {description.get('format')}, this version reads {FORMAT}: update algos")
+        raise ValueError(
+            f"{path} has format {description.get('format')}, this version reads {FORMAT}: "
+            "load it by the version of algos that wrote it"
+        )
     return description
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``algos train|evaluate|compare``, also as ``textenv`` and ``python -m algos``."""
+"""The command line: ``algos train|evaluate|compare|check``, also as ``textenv`` and ``python -m algos``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from algos import presets
+from algos.environments import PolicyName
 from algos.ppo import PPOConfig
 
 
@@ -30,8 +31,15 @@ class Train:
     """Environment slots side by side."""
     run_dir: Path | None = None
     """Folder for metrics, TensorBoard files and the agent; default runs/ENV-SEED."""
+    policy: PolicyName = "auto"
+    """Control only: two perceptrons, a CNN for images or an LSTM; auto takes a CNN for images, else perceptrons.
+    To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM."""
+    normalize_observations: bool = False
+    """Control only: scale observations by their running mean and variance, which are saved with the policy."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    env_kwargs: str = "{}"
+    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     kl_coefficient: float | None = None
     """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
     episodes: int = 20
@@ -43,7 +51,7 @@ class Train:
 
     def run(self) -> dict[str, Any]:
         """Train, save, evaluate."""
-        from algos.environments import make_policy, make_vector_environment
+        from algos.environments import is_text, make_policy, make_vector_environment
         from algos.evaluation import summarise
         from algos.ppo import PPO
 
@@ -52,10 +60,16 @@ class Train:
         run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{config.seed}"
         arguments = self._environment_arguments()
         env = make_vector_environment(self.env, self.num_envs, **arguments)
-        policy = make_policy(env, model=self.model, seed=config.seed)
+        policy = make_policy(
+            env,
+            policy=self.policy,
+            model=self.model,
+            normalize_observations=self.normalize_observations,
+            seed=config.seed,
+        )
         agent = PPO(env, policy, config)
         history = agent.learn(self.total_steps, run_dir=run_dir, progress=not self.json)
-        split = {"split": "test"} if arguments else {}
+        split = {"split": "test"} if is_text(self.env) else {}
         test_env = make_vector_environment(self.env, min(self.episodes, 64), **(arguments | split))
         result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
         seconds = time.perf_counter() - start
@@ -64,11 +78,12 @@ class Train:
     def _environment_arguments(self) -> dict[str, Any]:
         from algos.environments import is_text
 
+        arguments = _json_object(self.env_kwargs)
         if is_text(self.env):
-            return {"model": self.model, "kl_coefficient": self.kl_coefficient}
+            return {"model": self.model, "kl_coefficient": self.kl_coefficient} | arguments
         if self.model != "embedded" or self.kl_coefficient is not None:
             raise ValueError(f"--model and --kl-coefficient are for text environments, {self.env} is none")
-        return {}
+        return arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +130,34 @@ class Compare:
         return compare(self.run_dir, seeds=self.seeds, quiet=self.json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Look for the bugs that text environments keep having; exit status 1 if one is found."""
+
+    env: tyro.conf.Positional[str]
+    """Gymnasium id of a text environment; module:id imports the module that registers it first."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment as a JSON object."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Check every form that the environment has."""
+        import gymnasium
+
+        from textenv.checker import checked_variants, run_checks
+
+        found: dict[str, str] = {}
+        try:
+            forms = checked_variants(self.env, **_json_object(self.env_kwargs))
+            for form, make in forms:
+                results = run_checks(make())
+                found |= {f"{form}: {name}": problem or "holds" for name, problem in results}
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise ValueError(f"cannot make {self.env!r}: {error}") from error
+        return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -122,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Annotated[Train, tyro.conf.subcommand("train", default=_train_defaults(arguments))]
         | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
         | Annotated[Compare, tyro.conf.subcommand("compare")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
     )
     description = "Train and compare policies for control and text through one PPO."
     command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
@@ -135,11 +179,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(result))
     elif not isinstance(command, Compare):
         _print_table(result)
+    if isinstance(command, Check) and set(result.values()) != {"holds"}:
+        raise SystemExit(1)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--env-kwargs is {text!r}, which is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--env-kwargs is {text!r}, expected a JSON object such as '{{\"k\": 4}}'")
+    return found
 
 
 def _train_defaults(arguments: Sequence[str]) -> Train:
     """The defaults of ``train`` are those of the environment that is named."""
-    env_id = next((word for word in arguments[1:] if word in presets.RECIPES), "")
+    known = (word for word in arguments[1:] if word in presets.RECIPES or word.startswith("textenv/"))
+    env_id = next(known, "")
     recipe = presets.recipe(env_id)
     return Train(
         env=tyro.MISSING,

@@ -140,7 +140,7 @@ def _one_step(
     env: VectorEnv, policy: Policy, cursor: Cursor, columns: dict[str, list[Any]], deterministic: bool
 ) -> None:
     """Act once in every slot, append to the columns and move the cursor."""
-    mode = env.metadata["autoreset_mode"]
+    mode = autoreset_mode(env)
     step = policy.act(cursor.observation, action_mask=cursor.action_mask, deterministic=deterministic)
     action = numpy_action(step.action)
     observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
@@ -150,7 +150,7 @@ def _one_step(
     if mode is AutoresetMode.SAME_STEP and done.any():
         final = observation.copy()
         for slot in np.flatnonzero(done):
-            final[slot] = info["final_obs"][slot]
+            final[slot] = _final_observation(env, info["final_obs"][slot], final.shape[1:])
     columns["observation"].append(cursor.observation)
     columns["next_observation"].append(final)
     columns["action"].append(step.action)
@@ -158,6 +158,8 @@ def _one_step(
     columns["reward"].append(reward)
     columns["terminated"].append(terminated)
     columns["truncated"].append(truncated)
+    if step.state is not None:
+        columns["state"].append(step.state)
     if cursor.action_mask is not None:
         columns["action_mask"].append(cursor.action_mask)
     columns["mask"].append(~cursor.ended)
@@ -172,6 +174,33 @@ def _one_step(
     cursor.observation, cursor.action_mask, cursor.is_init = observation, action_mask, begun
     if begun.any():
         policy.reset(begun)
+
+
+def autoreset_mode(env: VectorEnv) -> AutoresetMode:
+    """Which of Gymnasium's three autoreset modes an environment is in.
+
+    Raises:
+        ValueError: if it does not say.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__}.metadata['autoreset_mode'] is {mode!r}, expected a member of "
+            "gymnasium.vector.AutoresetMode: set it to what step() does after an episode's end, for example "
+            "metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}"
+        )
+    return mode
+
+
+def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> Any:
+    """An episode's last observation in SAME_STEP mode, which some of Gymnasium's wrappers forget to change."""
+    if np.shape(final) != shape:
+        raise ValueError(
+            f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
+            "changes only the first. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
+            "gymnasium.make_vec(id, wrappers=[...])"
+        )
+    return final
 
 
 def _action_mask(info: dict[str, Any]) -> torch.Tensor | None:
@@ -197,7 +226,7 @@ def _rollout(columns: dict[str, list[Any]]) -> TensorDict:
     data = {}
     for name, column in columns.items():
         if isinstance(column[0], torch.Tensor):
-            data[name] = torch.stack(column, dim=1)
+            data[name] = torch.stack(column, dim=1).cpu()
         else:
             data[name] = torch.from_numpy(np.stack(column, axis=1))
     data["reward"] = data["reward"].to(torch.float32)

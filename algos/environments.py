@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from algos.flattening import flatten_observations
 from algos.policy import Policy
 from textenv.rollout import is_episode_env
+
+PolicyName = Literal["auto", "mlp", "cnn", "lstm"]
+"""What `make_policy` makes; ``auto`` is a CNN for images and two perceptrons for other control."""
 
 
 def make_vector_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:
     """The native vector environment where there is one, else one process stepping them in turn.
 
+    Observations that are no Box are flattened into one; see `algos.flattening`.
+
     Raises:
-        ValueError: if Gymnasium knows no such environment, or it takes no such argument.
+        ValueError: if Gymnasium knows no such environment, it takes no such argument, or gives observations that
+            cannot be flattened.
     """
     try:
         spec = gymnasium.spec(env_id)
         options: dict[str, Any] = {}
         if not spec.vector_entry_point:  # SAME_STEP wastes no step on a reset
             options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
-        return gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
+        env = gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
     except gymnasium.error.Error as error:
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(
             f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
             "gymnasium.pprint_registry() lists the others."
         ) from error
+    return flatten_observations(env)
 
 
 def is_text(env_id: str) -> bool:
@@ -36,15 +44,45 @@ def is_text(env_id: str) -> bool:
     return env_id.startswith("textenv/")
 
 
-def make_policy(env: VectorEnv, *, model: str = "embedded", seed: int = 1) -> Policy:
-    """A language model for a text environment, two perceptrons for the others."""
+def make_policy(
+    env: VectorEnv,
+    *,
+    policy: PolicyName = "auto",
+    model: str = "embedded",
+    normalize_observations: bool = False,
+    seed: int = 1,
+) -> Policy:
+    """A policy for this environment.
+
+    Args:
+        env: whose spaces it is made for.
+        policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
+        model: text only, as `LMPolicy.load` takes it.
+        normalize_observations: of the perceptrons and the LSTM.
+        seed: of initial weights and sampled actions.
+
+    Raises:
+        ValueError: if the choices do not fit the environment.
+    """
     if is_episode_env(env):
+        if policy != "auto" or normalize_observations:
+            raise ValueError("a text environment is played by a language model: leave policy and normalisation out")
         from algos.lm import LMPolicy
 
         return LMPolicy.load(model, seed=seed)
+    from algos.cnn import CNNPolicy, is_image
+    from algos.lstm import LSTMPolicy
     from algos.mlp import MLPPolicy
 
-    return MLPPolicy(env.single_observation_space, env.single_action_space, seed=seed)
+    observation_space, action_space = env.single_observation_space, env.single_action_space
+    if policy == "cnn" or (policy == "auto" and is_image(observation_space)):
+        if normalize_observations:
+            raise ValueError("images are divided by 255 and not normalised otherwise: leave normalize_observations out")
+        return CNNPolicy(observation_space, action_space, seed=seed)
+    kinds: dict[str, type[MLPPolicy] | type[LSTMPolicy]] = {"auto": MLPPolicy, "mlp": MLPPolicy, "lstm": LSTMPolicy}
+    if policy not in kinds:
+        raise ValueError(f"policy is {policy!r}, expected auto, mlp, cnn or lstm")
+    return kinds[policy](observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int) -> VectorEnv:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -21,7 +22,7 @@ def evaluate(
 
     Args:
         env: reset with ``seed`` first.
-        policy: who plays; its generator is as it was afterwards.
+        policy: who plays; afterwards its generator and what it remembers of its slots are as they were.
         episodes: exactly this many.
         deterministic: the most probable action instead of a sample.
         seed: of prompts or start states, and of the sampled actions.
@@ -29,10 +30,12 @@ def evaluate(
     Returns:
         The return of each episode, as the environment paid it, and the rollout itself.
     """
+    # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
+    player = copy.copy(policy)
     state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     try:
-        rollout = collect(env, policy, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+        rollout = collect(env, player, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
     finally:
         policy.generator.set_state(state)  # evaluating in mid-training changes nothing that is trained
     return EpisodeMeter().finished(rollout)[0], rollout

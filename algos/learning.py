@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Cursor, collect
+from algos.collection import Cursor, autoreset_mode, collect
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.policy import Policy
@@ -110,6 +110,7 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)
+    agent.policy.update_normalizer(rollout)
     clock.append(time.perf_counter())
     return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
 
@@ -132,8 +133,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
 
     Raises:
         TypeError: if it is no vector environment.
-        ValueError: if it charges the KL by itself, if policy and environment count different actions, or if the
-            config counts what the environment does not have.
+        ValueError: if it charges the KL by itself or does not say its autoreset mode, if policy and environment count
+            different actions, or if the config counts what the environment does not have.
     """
     if not isinstance(env, VectorEnv):
         raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
@@ -147,11 +148,18 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise ValueError(
             f"{type(env).__name__} wraps a text environment and hides its whole episodes: give the environment itself"
         )
+    if not is_episode_env(env):
+        autoreset_mode(env)
     actions = getattr(policy, "num_actions", None)
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(
             f"the policy chooses from {actions} actions, the environment has {space.n}: "
             "make both from the same tokenizer or space"
+        )
+    if getattr(policy, "sampling_only", False):
+        raise ValueError(
+            "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
+            "KL would be wrong. Train with both None, and set them for generation afterwards."
         )
     if is_episode_env(env) and config.episodes is None:
         raise ValueError(

@@ -15,7 +15,7 @@ from algos.policy import Observation, Step
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, no_progress_bars
 from textenv.lm.model import LanguageModel
-from textenv.lm.sampling import greedy, restrict, sample
+from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.rollout import Evaluation, following, sequences
 
 if TYPE_CHECKING:
@@ -33,10 +33,13 @@ class LMPolicy(nn.Module):
         tokenizer: its tokenizer.
         temperature: one for acting and scoring; a reference made by `reference` has it too.
         detach_value: True keeps the value's gradient out of the trunk.
+        top_k: sample from that many most probable tokens only. For generation: a policy that samples so cannot be
+            trained, for its probabilities would be those of a support that moves with its weights.
+        top_p: sample from the fewest tokens whose probabilities reach this, > 0 and <= 1; likewise.
         seed: of the sampled tokens.
 
     Raises:
-        ValueError: as `LanguageModel` does.
+        ValueError: as `LanguageModel` does, and on a ``top_k`` or ``top_p`` that is out of range.
 
     Example:
         >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
@@ -51,9 +54,16 @@ class LMPolicy(nn.Module):
         *,
         temperature: float = 1.0,
         detach_value: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k is {top_k}, expected at least 1, or None for all tokens")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}, expected a probability above 0, or None for all tokens")
+        self.top_k, self.top_p = top_k, top_p
         self.lm = LanguageModel(model, tokenizer, temperature=temperature)
         self.detach_value = detach_value
         self.value_head = nn.Linear(self.lm.hidden_size, 1, device=self.lm.device, dtype=torch.float32)
@@ -80,6 +90,11 @@ class LMPolicy(nn.Module):
         return self.lm.num_tokens
 
     @property
+    def sampling_only(self) -> bool:
+        """Whether actions come from less than the whole distribution, so that the policy cannot be trained."""
+        return self.top_k is not None or self.top_p is not None
+
+    @property
     def temperature(self) -> float:
         """What divides the logits, in acting and scoring."""
         return self.lm.temperature
@@ -97,6 +112,7 @@ class LMPolicy(nn.Module):
             self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
         allowed = None if action_mask is None else action_mask.to(self.lm.device)
         logits = restrict(self._decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
+        logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
         return Step(*(greedy(logits) if deterministic else sample(logits, generator=self.generator)))
 
     def reset(self, rows: np.ndarray | None = None) -> None:
@@ -116,6 +132,9 @@ class LMPolicy(nn.Module):
         value = self._value(self.lm.hidden(sequences(rollout)))
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """Nothing is normalised."""
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -20,9 +21,11 @@ class Step(NamedTuple):
     """One action a slot."""
 
     action: Tensor
-    """int64 ``[N]`` (Discrete) or float32 ``[N, *]`` (Box)."""
+    """int64 ``[N]`` (Discrete) or ``[N, *]`` (MultiDiscrete, MultiBinary), or float32 ``[N, *]`` (Box)."""
     log_prob: Tensor
     """Log-probability under the distribution that the action was drawn from, float32 ``[N]``, nats."""
+    state: Tensor | None = None
+    """What a recurrent policy remembered before this action, ``[N, *]``, without gradient; None from the others."""
 
 
 class Policy(Protocol):
@@ -49,6 +52,13 @@ class Policy(Protocol):
         """Value of each state and of the one after it (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         ...
 
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """Take a rollout's observations (True entries) into the running statistics, if there are any.
+
+        Called once after every update: what `act` normalised by stays in force to the last epoch.
+        """
+        ...
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """What the optimiser trains."""
         ...
@@ -56,6 +66,24 @@ class Policy(Protocol):
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; returns the JSON-able rest that `algos.load` needs."""
         ...
+
+
+def box_shape(space: spaces.Space, reader: str) -> tuple[int, ...]:
+    """Shape of the observations that a policy reads.
+
+    Args:
+        space: of one observation.
+        reader: the policy's name, for the error.
+
+    Raises:
+        ValueError: unless it is a Box; names the wrapper that makes it one.
+    """
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"observation_space is {space}, {reader} reads a Box: wrap the environment by "
+            "algos.flattening.FlattenedObservations(env)"
+        )
+    return space.shape
 
 
 def numpy_action(action: Tensor) -> np.ndarray:

@@ -21,6 +21,7 @@ from algos.learning import Penalty, check_environment, choose_penalty, learn
 from algos.losses import clipped_policy_loss, log_ratio, value_loss
 from algos.metrics import Means, ratio_metrics, rollout_metrics
 from algos.minibatches import minibatches
+from algos.normalizers import RewardNormalizer
 from algos.policy import Policy
 
 
@@ -60,6 +61,8 @@ class PPOConfig:
     """Longest gradient; a longer one is scaled down to it."""
     whiten_advantages: bool = True
     """Scale the advantages of each minibatch to mean 0 and variance 1."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return; the rollout and the log keep them."""
     bootstrap_truncated: bool = True
     """Whether a time or length limit counts the value of the state it cuts at; text: no, the limit is the task's."""
     target_kl: float | None = None
@@ -106,6 +109,7 @@ class PPO:
         self.policy.generator.manual_seed(config.seed + 2**32)
         self._parameters = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
         self.progress = 0.0
         """Share of the training that is done, 0 to 1: schedules read it."""
 
@@ -134,7 +138,7 @@ class PPO:
         rollout["value"], rollout["next_value"] = self.policy.values(rollout)
         limit = rollout["truncated"]
         rollout["advantage"], rollout["value_target"] = gae(
-            reward=rollout["reward"],
+            reward=rollout["reward"] if self.reward_normalizer is None else self.reward_normalizer(rollout),
             value=rollout["value"],
             next_value=rollout["next_value"],
             terminated=rollout["terminated"] if config.bootstrap_truncated else rollout["terminated"] | limit,

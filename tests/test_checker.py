@@ -1,5 +1,7 @@
 """`check_text_env` against environments with one bug each, which one check finds and no other."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from test_conversation import Parrot
 
+from algos.cli import main
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checker import CHECKS, run_checks
 from textenv.transcript import Transcript
@@ -227,6 +230,35 @@ class ByHand(gymnasium.Env):
 def test_an_environment_written_from_scratch_is_checked_too():
     check_text_env(ByHand())
     assert found(ByHand(seeded=False)) == {"seeds"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["textenv/Copy-v0"], 0),
+        (["textenv/GuessNumber-v0", "--env-kwargs", '{"high": 8}'], 0),
+        (["textenv/Broken-v0"], 1),
+        (["CartPole-v1"], 2),
+        (["no_module:Copy-v0"], 2),
+        (["textenv/Copy-v0", "--env-kwargs", "[]"], 2),
+    ],
+)
+def test_the_command_line_says_by_its_status_whether_all_holds(words, status, capsys):
+    gymnasium.register("textenv/Broken-v0", lambda: ByHand(seeded=False))
+    try:
+        main(["check", *words, "--json"])
+        given = 0
+    except SystemExit as end:
+        given = end.code
+    finally:
+        del gymnasium.registry["textenv/Broken-v0"]
+    printed = capsys.readouterr()
+    assert given == status
+    if status == 2:
+        assert len(printed.err) > 40
+    else:
+        results = json.loads(printed.out)
+        assert [name for name, said in results.items() if said != "holds"] == ["single: seeds"] * status
 
 
 def test_an_environment_of_another_kind_is_refused_with_a_reason():

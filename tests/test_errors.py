@@ -25,14 +25,14 @@ def refused(kind, *words):
 
 def test_unknown_task():
     with refused(ValueError, "Poems", "Periods, Reviews, Copy, Sort"):
-        make_task("Poems")
+        make_task("Poems", tokenizer=make_tokenizer(WORDS))
     with refused(gymnasium.error.Error, "Poems", "textenv"):
         gymnasium.make("textenv/Poems-v0")
 
 
 def test_unknown_split():
     with refused(ValueError, "'eval'", "'test', 'train'"):
-        make_task("Periods", split="eval")
+        make_task("Periods", split="eval", tokenizer=make_tokenizer(WORDS))
 
 
 def test_unknown_model(tmp_path):
@@ -211,8 +211,8 @@ def test_spaces_that_the_perceptron_cannot_read():
     box, spaces = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces
     with refused(ValueError, "Discrete\\(4\\)", "Box"):
         MLPPolicy(spaces.Discrete(4), spaces.Discrete(2))
-    with refused(ValueError, "MultiDiscrete", "Discrete or Box"):
-        MLPPolicy(box, spaces.MultiDiscrete([2, 2]))
+    with refused(ValueError, "Tuple", "Discrete, Box, MultiDiscrete or MultiBinary"):
+        MLPPolicy(box, spaces.Tuple([box]))
 
 
 def test_text_longer_than_the_models_context():

@@ -22,7 +22,7 @@ from pitfall_tools import (
 from test_lm_runtime import MODELS as ALL_MODELS
 
 import algos.ppo
-from algos import LMPolicy, MLPPolicy, collect
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.lm import model as model_module
 
@@ -320,3 +320,40 @@ def test_row_23_the_head_computes_in_fp32_under_bf16():
     torch.testing.assert_close(value.double(), expected, atol=1e-5, rtol=1e-6)
     value.sum().backward()
     assert policy.value_head.weight.grad.dtype == torch.float32
+
+
+# --- row 15: top-k and top-p -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, None), (None, 0.7), (5, 0.8), (1, None), (None, 1e-6), (50, 0.99)])
+def test_row_15_the_support_is_transformers_own_and_the_log_probs_sum_to_one_over_it(top_k, top_p):
+    from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+
+    from textenv.lm.sampling import sample, truncate
+
+    logits = 3 * torch.randn(64, 40, generator=torch.Generator().manual_seed(0))
+    warpers = [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p else []
+    expected = LogitsProcessorList(warpers)(torch.zeros(64, 1, dtype=torch.long), logits.clone())
+    ours = truncate(logits, top_k=top_k, top_p=top_p)
+    kept = ours > torch.finfo(torch.float32).min
+    assert (kept == torch.isfinite(expected)).all()
+    log_probs = expected.log_softmax(-1)
+    torch.testing.assert_close(ours.log_softmax(-1)[kept].exp(), log_probs[kept].exp())
+    action, log_prob = sample(ours)
+    assert kept.gather(-1, action[:, None]).all()
+    torch.testing.assert_close(log_prob, log_probs.gather(-1, action[:, None])[:, 0])
+
+
+def test_row_15_training_with_them_is_refused_and_generation_is_not():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=2)
+    env = text_env()
+    with pytest.raises(ValueError, match="top_k or top_p"):
+        PPO(env, policy, PPOConfig(steps=None, episodes=4))
+    rollout = collect(env, policy, episodes=32)
+    logits = policy.lm.model(rollout["observation"]).logits
+    best = logits.topk(2).indices[rollout["mask"]]
+    assert (best == rollout["action"][rollout["mask"]][:, None]).any(1).all()
+    for wrong in ({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(ValueError, match="top_"):
+            LMPolicy(make_gpt2(), make_tokenizer(WORDS), **wrong)

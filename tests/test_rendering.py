@@ -37,7 +37,7 @@ def test_human_prints_at_reset_and_at_every_step(capsys):
     env.step(GOOD)
     assert env.render() is None
     shown = [CODE.sub("", line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == ["[0] a b", "[0] a b good", "[0] a b good"]
+    assert shown == ["a b", "a b good", "a b good"]
 
 
 def test_a_rollout_is_shaded_by_any_column():

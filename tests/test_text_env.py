@@ -292,11 +292,14 @@ def test_wrapper_and_penalty_together_are_refused():
 # --- registered environments ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Periods", "Reviews", "Copy", "Sort"])
+@pytest.mark.parametrize(
+    "name", ["Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym"]
+)
 def test_check_env_passes_without_a_warning(name):
+    arguments = {"dataset": "chain_sum"} if name == "ReasoningGym" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        env = gymnasium.make(f"textenv/{name}-v0", render_mode="ansi").unwrapped
+        env = gymnasium.make(f"textenv/{name}-v0", render_mode="ansi", **arguments).unwrapped
         check_env(env)
     assert env.render()
 

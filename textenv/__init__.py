@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from textenv.lm.model import LanguageModel
     from textenv.prompt_files import load_prompts
     from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
+    from textenv.reasoning_gym import ReasoningGym
     from textenv.rendering import render_rollout
     from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
+    from textenv.torchrl_adapter import from_torchrl, to_torchrl
     from textenv.vector_env import TextVectorEnv
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
@@ -32,6 +34,7 @@ _HOMES = {
     "LanguageModel": "textenv.lm.model",
     "Prompt": "textenv.prompts",
     "PromptList": "textenv.prompts",
+    "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
@@ -43,17 +46,19 @@ _HOMES = {
     "Turn": "textenv.task",
     "check_no_overlap": "textenv.prompts",
     "check_text_env": "textenv.checker",
+    "from_torchrl": "textenv.torchrl_adapter",
     "k1": "textenv.kl",
     "load_prompts": "textenv.prompt_files",
     "make_task": "textenv.tasks",
     "render_rollout": "textenv.rendering",
     "split_prompts": "textenv.prompts",
+    "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
     "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv", "TextVectorEnv", "TokenEnv",
-    "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "k1", "load_prompts", "make_task",
-    "render_rollout", "split_prompts",
+    "PromptList", "ReasoningGym", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv",
+    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl",
+    "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if is_chat(prompt):
         ids = list(_encode(render_chat(prompt.content, tokenizer), tokenizer))
     elif isinstance(prompt.content, str):
-        ids = _once(list(tokenizer(prompt.content)["input_ids"]), tokenizer)
+        ids = _once(list(tokenizer(prompt.content, verbose=False)["input_ids"]), tokenizer)
     else:
         ids = [int(token) for token in prompt.content if not isinstance(token, dict)]
     if not ids:
@@ -71,7 +71,7 @@ def render_chat(messages: Any, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
 
 
 def _once(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

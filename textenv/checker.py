@@ -42,7 +42,8 @@ def check_text_env(env: Any) -> None:
 
 
 def run_checks(env: Any) -> list[Result]:
-    """Every check's result; an exception of the environment's own is a result too."""
+    """Every check's result; an exception of the environment's own is a result too. Raises as `Probe` does."""
+    Probe(env)
     results = []
     for name, check in CHECKS.items():
         try:
@@ -291,18 +292,18 @@ CHECKS: dict[str, Callable[[Probe], None]] = {
 """Each check under the name that it is reported by."""
 
 
-def checked_variants(env_id: str) -> Sequence[tuple[str, Callable[[], Any]]]:
+def checked_variants(env_id: str, **arguments: Any) -> Sequence[tuple[str, Callable[[], Any]]]:
     """A registered environment in every form that it has: single, and as a vector in each autoreset mode."""
     import gymnasium
 
-    forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id))]
+    forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id, **arguments))]
     if gymnasium.spec(env_id).vector_entry_point:
         for mode in AutoresetMode:
-            forms.append((f"vector, {mode.name}", _make_vector(env_id, mode)))
+            forms.append((f"vector, {mode.name}", _make_vector(env_id, mode, arguments)))
     return forms
 
 
-def _make_vector(env_id: str, mode: AutoresetMode) -> Callable[[], Any]:
+def _make_vector(env_id: str, mode: AutoresetMode, arguments: dict[str, Any]) -> Callable[[], Any]:
     import gymnasium
 
-    return lambda: gymnasium.make_vec(env_id, num_envs=3, autoreset_mode=mode)
+    return lambda: gymnasium.make_vec(env_id, num_envs=3, autoreset_mode=mode, **arguments)

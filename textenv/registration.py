@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from textenv.env import TextEnv
     from textenv.vector_env import TextVectorEnv
 
-TASKS = ("Periods", "Reviews", "Copy", "Sort")
+NAMES = ("Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym")
 
 
 def register_envs() -> None:
     """Register every task as ``textenv/NAME-v0``; ``import textenv`` calls it."""
     import gymnasium
 
-    for name in TASKS:
+    for name in NAMES:
         if f"textenv/{name}-v0" not in gymnasium.registry:
             gymnasium.register(
                 f"textenv/{name}-v0",
@@ -36,7 +36,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """A ready-made task in ``num_envs`` slots.
 
     Args:
-        task: ``"Periods"``, ``"Reviews"``, ``"Copy"`` or ``"Sort"``.
+        task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset`` too.
         num_envs: slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or
             ``"test"``: prompts that never overlap), ``kl_coefficient`` (β towards the model as it was loaded;
@@ -55,7 +55,8 @@ def _environment(
     from textenv.lm.loading import load_tokenizer
     from textenv.tasks import make_task
 
-    task_object, limits, rest = make_task(task, split=split, **arguments)
+    tokenizer = load_tokenizer(model)
+    task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
 
     def reference() -> Any:
         from textenv.lm.model import LanguageModel
@@ -63,4 +64,4 @@ def _environment(
         return LanguageModel.load(model).requires_grad_(False)
 
     penalty = KLPenalty(reference, kl_coefficient) if kl_coefficient is not None else None
-    return {"task": task_object, "tokenizer": load_tokenizer(model), "penalty": penalty} | limits | rest
+    return {"task": task_object, "tokenizer": tokenizer, "penalty": penalty} | limits | rest

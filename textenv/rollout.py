@@ -12,12 +12,14 @@ key                           control                                text
 ``next_observation``          ``[B, T, *]``, the final observation   absent (the shifted observation, then the
                               where an episode ended                 last action)
 ``action``                    int64 or float32                       int64, the token at position t+1
-``reward``                    float32, the environment's             float32, the score on the last token
+``reward``                    float32, the environment's             float32, the score on a turn's last token
 ``terminated``, ``truncated`` bool; the first stops the bootstrap,   EOS; the length limit
                               both cut the trace
 ``mask``                      False on reset rows only               True on the tokens that the policy chose
 ``is_init``                   True on an episode's first observation True at position 0
 ``log_prob``                  of the behaviour policy                the same
+``state``                     ``[B, T, *]`` of recurrent policies,    absent
+                              before the action, detached
 ``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
 ``group``                     int64, the slot                        int64, rows that share a prompt
 ``value``, ``next_value``,    added by whoever needs them            the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from textenv.prompts import PromptList, split_prompts
+from textenv.prompts import SPLITS, PromptList, split_prompts
 from textenv.task import Turn
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from textenv.lm.classifier import Classifier
 
 
@@ -151,19 +154,52 @@ class Sort(_Digits):
 TASKS: dict[str, type[Periods] | type[Reviews] | type[Copy] | type[Sort]] = {
     task.__name__: task for task in (Periods, Reviews, Copy, Sort)
 }
+GAMES = {
+    "GuessNumber": {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128},
+    "Calculator": {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128},
+    "TwentyQuestions": {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
+}
+"""Limits for each game of `textenv.games`; the games themselves end after fewer turns."""
+REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 
-def make_task(name: str, *, split: str = "train", **arguments: Any) -> tuple[Any, dict[str, int], dict[str, Any]]:
+def make_task(
+    name: str, *, tokenizer: PreTrainedTokenizerBase, split: str = "train", **arguments: Any
+) -> tuple[Any, dict[str, int], dict[str, Any]]:
     """Make a ready-made task from its name.
 
+    Args:
+        name: one of `TASKS`, of `GAMES`, or ``"ReasoningGym"``.
+        tokenizer: of the policy.
+        split: ``"train"`` or ``"test"``; games draw each episode anew and have no splits.
+        arguments: the task's own and the environment's.
+
     Returns:
-        The task, the limits it was written for, and the arguments that are not its own.
+        The task, the limits it was written for, and the environment's arguments.
 
     Raises:
-        ValueError: if there is no such task.
+        ValueError: if there is no such task or split.
+        TypeError: if neither task nor environment takes an argument.
     """
-    if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}; ready-made are {', '.join(TASKS)}")
-    task = TASKS[name]
-    own = {key: arguments.pop(key) for key in list(arguments) if key in inspect.signature(task).parameters}
-    return task(split, **own), dict(task.LIMITS), arguments
+    from textenv.vector_env import TextVectorEnv
+
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    ours = inspect.signature(TextVectorEnv).parameters
+    rest = {key: x for key, x in arguments.items() if key in ours}
+    own = {key: x for key, x in arguments.items() if key not in ours}
+    if name in TASKS:
+        return TASKS[name](split, **own), dict(TASKS[name].LIMITS), rest
+    if name in GAMES:
+        import textenv.games
+        from textenv.token_env import StringGames
+
+        pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
+        game = functools.partial(getattr(textenv.games, name), **own)
+        game()  # a wrong argument is known now
+        return StringGames(game, tokenizer=tokenizer, **pay), dict(GAMES[name]), rest
+    if name == "ReasoningGym":
+        from textenv.reasoning_gym import ReasoningGym
+
+        return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
+    raise ValueError(f"there is no task {name!r}; ready-made are {', '.join([*TASKS, *GAMES, 'ReasoningGym'])}")

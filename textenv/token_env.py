@@ -38,7 +38,8 @@ class StringGames:
     Args:
         make_env: makes a fresh environment for each episode; a single environment is used again and again, which
             works for one slot.
-        tokenizer: of the policy; where it has a chat template, observations are the user's messages.
+        tokenizer: of the policy; where it has a chat template, observations are the user's messages, else they stand on
+            lines of their own.
         pay_at: ``"turn"`` pays each reward on the turn that earned it, ``"end"`` all of them on the last turn.
 
     Raises:
@@ -81,7 +82,7 @@ class StringGames:
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
         drawn = np.random.default_rng([seed, number]).integers(2**31)
         said = _text(env.reset(seed=int(drawn))[0], env)
-        return Prompt(({"role": "user", "content": said},) if self.chat else said, state=_Game(env))
+        return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=_Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
         game: _Game = turn.prompt.state
@@ -91,15 +92,16 @@ class StringGames:
             if self.only is None:
                 game.env.close()
             return None if terminated else TRUNCATED
-        return _text(said, game.env)
+        said = _text(said, game.env)
+        return said if self.chat else f"\n{said}\n"
 
 
 class TokenEnv(TextEnv):
     """A string environment as a `TextEnv`: state = all ids so far, action = next token.
 
     A turn ends with EOS, a stop sequence or a limit; its text is the string environment's action, and what that
-    observes is appended to the state: by the tokenizer's chat template where there is one, else as it is. What the
-    environment says is never in a rollout's mask, and nothing is tokenised twice.
+    observes is appended to the state: by the tokenizer's chat template where there is one, else between line
+    ends. What the environment says is never in a rollout's mask, and nothing is tokenised twice.
 
     Args:
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.

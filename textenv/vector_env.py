@@ -221,7 +221,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         frames = tuple(render_transcript(self._slots, row) for row in range(self.num_envs))
         if self.render_mode == "ansi":
             return frames
-        print("\n".join(f"[{slot}] {frame}" for slot, frame in enumerate(frames)), flush=True)
+        several = self.num_envs > 1
+        print("\n".join(f"[{slot}] {frame}" if several else frame for slot, frame in enumerate(frames)), flush=True)
         return None
 
     # --- whole episodes --------------------------------------------------------------------------------------

@@ -28,6 +28,30 @@ def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> T
     return logits
 
 
+def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+    """Keep the most probable actions of each row only; the others get the lowest finite logit.
+
+    Args:
+        logits: float32 ``[m, n]``.
+        top_k: how many to keep; None keeps all.
+        top_p: the fewest whose probabilities reach this, of those that ``top_k`` left (Holtzman et al. 2020); None
+            keeps all.
+
+    Returns:
+        float32 ``[m, n]``.
+    """
+    lowest = torch.finfo(logits.dtype).min
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, lowest)
+    if top_p is not None:
+        probability, order = logits.softmax(-1).sort(descending=True)
+        before = probability.cumsum(-1) - probability
+        drop = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, order, before >= top_p)
+        logits = logits.masked_fill(drop, lowest)
+    return logits
+
+
 def sample(logits: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Draw one action a row by inverting the distribution function at one uniform number a row.
 

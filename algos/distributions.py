@@ -1,0 +1,205 @@
+"""What an action space means: how a network's output becomes actions, and how probable they were."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class Categorical(nn.Module):
+    """``Discrete(n)`` from 0: n logits; the only one that knows action masks.
+
+    Args:
+        space: the action space.
+
+    Raises:
+        ValueError: if it starts elsewhere.
+
+    Example:
+        >>> Categorical(spaces.Discrete(3)).score(torch.zeros(3), torch.tensor(1))[0].exp()
+        tensor(0.3333)
+    """
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__()
+        if space.start != 0:
+            raise ValueError(f"action_space starts at {space.start}, expected Discrete(n) from 0")
+        self.size = int(space.n)
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``."""
+        return _draw(_masked(output, action_mask).log_softmax(-1), generator, deterministic)
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, nats, of any batch shape."""
+        return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), action)
+
+
+class MultiCategorical(nn.Module):
+    """``MultiDiscrete`` from 0 or ``MultiBinary``: independent choices, a binary one being a choice of two.
+
+    Args:
+        space: the action space.
+
+    Raises:
+        ValueError: if a choice starts elsewhere than at 0.
+
+    Example:
+        >>> MultiCategorical(spaces.MultiBinary(2)).score(torch.zeros(4), torch.tensor([0, 1]))[0].exp()
+        tensor(0.2500)
+    """
+
+    def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
+        super().__init__()
+        if isinstance(space, spaces.MultiDiscrete) and space.start.any():
+            raise ValueError(f"action_space starts at {space.start}, expected MultiDiscrete from 0")
+        self.shape = tuple(space.shape)
+        self.choices = _choices(space).flatten().tolist()
+        self.size = sum(self.choices)
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions int64 ``[N, *]`` and their log-probabilities ``[N]`` from ``[N, size]``, the logits side by side."""
+        _refuse_mask(action_mask)
+        parts = [
+            _draw(logits.log_softmax(-1), generator, deterministic) for logits in output.split(self.choices, dim=-1)
+        ]
+        action = torch.stack([action for action, _ in parts], dim=-1)
+        log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
+        return action.reshape(*log_prob.shape, *self.shape), log_prob
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, nats, of any batch shape."""
+        _refuse_mask(action_mask)
+        chosen = action.reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
+        parts = [
+            _log_prob_and_entropy(logits.log_softmax(-1), one)
+            for logits, one in zip(output.split(self.choices, dim=-1), chosen, strict=True)
+        ]
+        log_prob, entropy = (torch.stack(x, dim=-1).sum(-1) for x in zip(*parts, strict=True))
+        return log_prob, entropy
+
+
+class Gaussian(nn.Module):
+    """A ``Box`` of floats: the output is the mean; the log standard deviation is free, one a dimension.
+
+    Samples are not squashed: where the box has bounds, `algos.collection` clips what the environment is given.
+
+    Args:
+        space: the action space.
+
+    Raises:
+        ValueError: if it holds integers.
+
+    Example:
+        >>> Gaussian(spaces.Box(-1, 1, (2,))).log_std
+        Parameter containing:
+        tensor([0., 0.], requires_grad=True)
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        if not np.issubdtype(space.dtype, np.floating):
+            raise ValueError(
+                f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete"
+            )
+        self.shape = tuple(space.shape)
+        self.size = math.prod(self.shape)
+        self.log_std = nn.Parameter(torch.zeros(self.size))
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]`` from means ``[N, size]``."""
+        _refuse_mask(action_mask)
+        if deterministic:
+            noise = torch.zeros_like(output)
+        else:
+            noise = torch.randn(output.shape, generator=generator).to(output.device)
+        action = output + self.log_std.exp() * noise
+        return action.view(len(output), *self.shape), self.score(output, action)[0]
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats, of any batch shape."""
+        _refuse_mask(action_mask)
+        standard = (action.reshape(output.shape) - output) * (-self.log_std).exp()
+        log_prob = -(0.5 * standard.square() + self.log_std + 0.5 * LOG_2PI).sum(-1)
+        return log_prob, (self.log_std + 0.5 * (LOG_2PI + 1)).sum().expand(log_prob.shape)
+
+
+ActionDistribution = Categorical | MultiCategorical | Gaussian
+
+
+def action_distribution(space: spaces.Space) -> ActionDistribution:
+    """The distribution over an action space.
+
+    Raises:
+        ValueError: for a space that no policy here chooses from.
+    """
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        return MultiCategorical(space)
+    if isinstance(space, spaces.Box):
+        return Gaussian(space)
+    raise ValueError(
+        f"action_space is {space}, policies choose from Discrete, Box, MultiDiscrete or MultiBinary: "
+        "give the environment one of these by gymnasium.wrappers.TransformAction"
+    )
+
+
+def describe_action_space(space: spaces.Space) -> dict[str, Any]:
+    """What `restore_action_space` needs, for JSON."""
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n)}
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        return {"choices": _choices(space).tolist()}
+    return {"shape": list(space.shape or ())}
+
+
+def restore_action_space(saved: dict[str, Any]) -> spaces.Space:
+    """A space with the same distribution; bounds are forgotten, and MultiBinary comes back as MultiDiscrete."""
+    if "n" in saved:
+        return spaces.Discrete(saved["n"])
+    if "choices" in saved:
+        return spaces.MultiDiscrete(np.array(saved["choices"]))
+    return spaces.Box(-np.inf, np.inf, tuple(saved["shape"]), np.float32)
+
+
+def _choices(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
+    """How many values each choice has, in the space's shape."""
+    return space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
+
+
+def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
+    return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
+
+
+def _draw(log_probs: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
+    chosen = log_probs
+    if not deterministic:
+        # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
+        noise = torch.empty(log_probs.shape).exponential_(generator=generator).log()
+        chosen = log_probs - noise.to(log_probs.device)
+    action = chosen.argmax(-1)
+    return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _refuse_mask(action_mask: Tensor | None) -> None:
+    if action_mask is not None:
+        raise ValueError("the environment gives an action_mask, which only Discrete actions can have: leave it out")

@@ -1,0 +1,50 @@
+"""Train a language model in a conversation of your own: a Gymnasium environment that reads and writes strings.
+
+python examples/conversation.py
+"""
+
+import gymnasium
+from gymnasium import spaces
+
+from algos import PPO, LMPolicy, collect, presets
+from textenv import KLPenalty, TokenVectorEnv, render_rollout
+
+TEXT = spaces.Text(400, charset="abcdefghijklmnopqrstuvwxyz ,.'?\n")
+
+
+class Interview(gymnasium.Env):
+    """Asks about three things in an order of its own; an answer that speaks of the right one is paid 1."""
+
+    observation_space = action_space = TEXT
+    THINGS = ("music", "plot", "ending")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = [self.THINGS[i] for i in self.np_random.permutation(3)]
+        return self.question(), {}
+
+    def step(self, action):
+        reward = float(self.left.pop(0) in action.split())
+        return self.question() if self.left else "thanks", reward, not self.left, False, {}
+
+    def question(self):
+        return f"the {self.left[0]} ?"
+
+
+def main(total_steps=120_000):
+    policy = LMPolicy.load("embedded", seed=1)
+    tokenizer = policy.lm.tokenizer
+    env = TokenVectorEnv(Interview, tokenizer=tokenizer, num_envs=64, max_new_tokens=12, max_length=96)
+    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.01))
+    history = agent.learn(total_steps)
+    for metrics in history[:: max(1, len(history) // 20)]:
+        print(f"{metrics['steps']:>6} steps  return {metrics['episode/return']:.2f} of 3")
+
+    rollout = collect(env, policy, episodes=4)
+    for row in range(4):  # what the policy said is underlined, redder where it was less likely
+        print(render_rollout(rollout, row, tokenizer))
+    return history
+
+
+if __name__ == "__main__":
+    main()

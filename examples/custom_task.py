@@ -1,0 +1,42 @@
+"""Train a language model on a one-turn task of your own: where prompts come from, and what an answer earns.
+
+python examples/custom_task.py
+"""
+
+import numpy as np
+
+from algos import PPO, LMPolicy, presets
+from textenv import KLPenalty, Prompt, TextVectorEnv, check_text_env
+
+
+class WordCount:
+    """Review a film in just so many words. Score: 1 for the right number, 1/2 for one more or less, and so on."""
+
+    SUBJECTS = ("this film", "the new comedy", "her second drama")
+
+    def deal(self, numbers, *, seed):
+        """Prompt i of the endless order that the seed means: a function of seed and number, and nothing else."""
+        prompts = []
+        for number in numbers:
+            rng = np.random.default_rng([seed, number])
+            prompts.append(Prompt(str(rng.choice(self.SUBJECTS)), columns={"words": 6}))
+        return prompts
+
+    def score(self, turns):
+        """One number for each finished answer, in one call for all of them."""
+        return [1 / (1 + abs(len(turn.completion.split()) - turn.prompt.columns["words"])) for turn in turns]
+
+
+def main(total_steps=40_000):
+    policy = LMPolicy.load("embedded", seed=1)
+    env = TextVectorEnv(WordCount(), tokenizer=policy.lm.tokenizer, num_envs=64, max_new_tokens=24)
+    check_text_env(env)  # seconds now rather than an hour later
+    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.02))
+    history = agent.learn(total_steps)
+    for metrics in history:
+        print(f"{metrics['steps']:>6} steps  score {metrics['episode/return']:.2f}  KL {metrics['reference/kl']:.2f}")
+    return history
+
+
+if __name__ == "__main__":
+    main()

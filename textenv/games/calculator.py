@@ -1,0 +1,173 @@
+"""`Calculator`: an arithmetic question and a tool that answers it. Best play is to use the tool."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+
+MAX_EXPRESSION = 200
+"""Most characters of an expression. A value has no more digits than that, as there are no powers."""
+_COMMAND = re.compile(r"\b(calc|answer)[^\S\n]*:([^\n]*)", re.IGNORECASE)
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_SIGNS: dict[type[ast.unaryop], Callable[[int], int]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_HELP = "Write 'calc: ' and an expression to have it computed, or 'answer: ' and a whole number to finish."
+
+
+class Calculator(gymnasium.Env[str, str]):
+    """Answer an arithmetic question with the help of a calculator.
+
+    Prompt: a question such as ``What is 17 * 23 + 5?`` and the rules. Actions: any text; its last line part
+    ``calc: <expression>`` (whole numbers, ``+ - *`` and parentheses) or ``answer: <whole number>`` counts. Replies: the
+    value, or what was wrong with the text. Score: 1 for the right answer, which ends the episode, as a wrong one does;
+    0 on every other turn. Without an answer the episode terminates with turn ``max_turns``. Best play: have the
+    question's expression computed, then answer its value (`CalculatorPlayer`). Best score: 1.
+
+    Args:
+        terms: numbers in a question, 2 to 8.
+        digits: digits of each number, 1 to 6.
+        max_turns: turns before the episode ends, at least the 2 of the best play.
+
+    Raises:
+        ValueError: on an argument out of its range.
+
+    Example:
+        >>> env = Calculator()
+        >>> print(env.reset(options={"expression": "17 * 23 + 5"})[0])
+        What is 17 * 23 + 5? Write 'calc: ' and an expression to have it computed, or 'answer: ' and a whole \
+number to finish. You have 6 turns.
+        >>> env.step("calc: 17*23+5")[:3]
+        ('396', 0.0, False)
+        >>> env.step("answer: 396")[:3]
+        ('Right.', 1.0, True)
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, *, terms: int = 3, digits: int = 2, max_turns: int = 6) -> None:
+        for name, value, low, high in (
+            ("terms", terms, 2, 8),
+            ("digits", digits, 1, 6),
+            ("max_turns", max_turns, 2, 1000),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}, expected {low} to {high}")
+        self.terms, self.digits, self.max_turns = terms, digits, max_turns
+        self.best_return = 1.0
+        """The return of the best play."""
+        self.observation_space = text_space(600)
+        self.action_space = text_space(MAX_TEXT)
+        self._value: int | None = None
+        self._turns = 0
+        self._ended = False
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Draw a question, or take ``options["expression"]``.
+
+        Raises:
+            ValueError: on another option, or an expression that `evaluate` refuses.
+        """
+        super().reset(seed=seed)
+        expression = option(options, "expression")
+        if expression is None:
+            expression = self._draw()
+        self._value, self._turns, self._ended = evaluate(expression), 0, False
+        return f"What is {expression}? {_HELP} You have {self.max_turns} turns.", {}
+
+    def _draw(self) -> str:
+        smallest = 10 ** (self.digits - 1) if self.digits > 1 else 0
+        numbers = self.np_random.integers(smallest, 10**self.digits, size=self.terms).tolist()
+        signs = self.np_random.choice(list("+-*"), size=self.terms - 1).tolist()
+        return str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Compute, or answer.
+
+        Raises:
+            RuntimeError: before a reset, or after the end of the episode.
+            TypeError: if the action is not a string.
+        """
+        check_turn(self, action, started=self._value is not None, ended=self._ended)
+        self._turns += 1
+        reply, answer = _read(action)
+        if answer is not None:
+            self._ended, right = True, answer == self._value
+            return ("Right." if right else f"Wrong, it is {self._value}."), float(right), True, False, {}
+        self._ended = self._turns == self.max_turns
+        if self._ended:
+            reply += f"\nThat was your last turn; it is {self._value}."
+        return reply, 0.0, self._ended, False, {}
+
+
+def _read(text: str) -> tuple[str, int | None]:
+    """The reply to a text, and its answer if it gives one."""
+    if (reply := too_long(text)) is not None:
+        return reply, None
+    commands = _COMMAND.findall(text)
+    if not commands:
+        return _HELP, None
+    name, argument = commands[-1][0].lower(), commands[-1][1].strip()
+    if name == "calc":
+        try:
+            return str(evaluate(argument)), None
+        except ValueError as error:
+            return f"I cannot compute that: {error}", None
+    if not re.fullmatch(rf"[+-]?[0-9]{{1,{MAX_EXPRESSION}}}\.?", argument):
+        return "Write one whole number after 'answer:', as in 'answer: 42'.", None
+    return "", int(argument.rstrip("."))
+
+
+def evaluate(expression: str) -> int:
+    """The value of an expression of whole numbers, ``+ - *`` and parentheses. Nothing else is ever run.
+
+    Raises:
+        ValueError: on anything else; says what may be written.
+
+    Example:
+        >>> evaluate("2 * (3 - 10)")
+        -14
+    """
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"it has {len(expression)} characters, at most {MAX_EXPRESSION} are read.")
+    if not re.fullmatch(r"[0-9+*() \t-]+", expression):
+        raise ValueError("use whole numbers, + - * and parentheses only, as in 'calc: 2 * (3 + 4)'.")
+    try:
+        return _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, MemoryError, RecursionError):  # the last two: parentheses nested too deep
+        raise ValueError("that is not an expression; write one such as 'calc: 2 * (3 + 4)'.") from None
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_value(node.operand))
+    raise ValueError("use + - * between numbers only; there are no powers and no calls.")
+
+
+class CalculatorPlayer:
+    """The best player of `Calculator`: has the question's expression computed and answers the value.
+
+    Example:
+        >>> player = CalculatorPlayer()
+        >>> player(["What is 2 * 3? ..."]), player(["What is 2 * 3? ...", "calc: 2 * 3", "6"])
+        ('calc: 2 * 3', 'answer: 6')
+    """
+
+    def __call__(self, conversation: Sequence[str]) -> str:
+        """The next text, from the question and what was said since."""
+        if len(conversation) == 1:
+            return "calc: " + conversation[0].removeprefix("What is ").partition("?")[0]
+        return f"answer: {conversation[-1]}"

@@ -1,0 +1,148 @@
+"""`GuessNumber`: find a secret number by its "higher" and "lower". Best play is binary search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+
+LARGEST = 10**12
+"""Bounds are within plus and minus this."""
+# A whole number that is neither part of a longer one nor of a decimal; "1-5" is 1 and 5, not -5.
+_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
+
+
+class GuessNumber(gymnasium.Env[str, str]):
+    """Guess a secret number, drawn uniformly from ``low`` to ``high``.
+
+    Prompt: the rules. Actions: any text; the last whole number in it is the guess (digits 0 to 9 only). Replies:
+    ``higher`` or ``lower`` (where the secret is), or what was wrong with the text, which uses up a guess all the same.
+    Score: 1 on the hit, 0 on every other turn; the episode terminates with the hit or with guess ``max_guesses``.
+    Best play: binary search (`BinarySearch`). Best score: 1 for every secret if there are at least as many guesses
+    as the default, else `best_return` on average.
+
+    Args:
+        low: smallest number that may be the secret.
+        high: largest number that may be the secret.
+        max_guesses: what binary search always needs, ``ceil(log2(high - low + 2))``, if not given.
+
+    Raises:
+        ValueError: if ``high`` is below ``low``, a bound is too large, or ``max_guesses`` is not at least 1.
+
+    Example:
+        >>> env = GuessNumber(1, 10)
+        >>> print(env.reset(options={"secret": 7})[0])
+        I have chosen a whole number from 1 to 10. You have 4 guesses. Write a number; I will say higher or lower.
+        >>> env.step("It may be 5.")[:3]
+        ('higher', 0.0, False)
+        >>> env.step("7")[:3]
+        ('Yes, it is 7.', 1.0, True)
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, low: int = 1, high: int = 100, max_guesses: int | None = None) -> None:
+        if not -LARGEST <= low <= high <= LARGEST:
+            raise ValueError(f"low is {low} and high is {high}, expected {-LARGEST} <= low <= high <= {LARGEST}")
+        if max_guesses is not None and max_guesses < 1:
+            raise ValueError(f"max_guesses is {max_guesses}, expected at least 1, or None for what binary search needs")
+        self.low, self.high = low, high
+        self.max_guesses = (high - low + 1).bit_length() if max_guesses is None else max_guesses
+        self.observation_space = text_space(500)
+        self.action_space = text_space(MAX_TEXT)
+        self._secret: int | None = None
+        self._guesses = 0
+        self._ended = False
+
+    @property
+    def best_return(self) -> float:
+        """The mean return of binary search: g guesses tell ``2**g - 1`` numbers apart."""
+        return float(min(self.high - self.low + 1, 2**self.max_guesses - 1) / (self.high - self.low + 1))
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Draw a secret, or take ``options["secret"]``, and tell the rules.
+
+        Raises:
+            ValueError: on another option, or a secret that is not a number from ``low`` to ``high``.
+        """
+        super().reset(seed=seed)
+        secret = option(options, "secret")
+        if secret is None:
+            secret = int(self.np_random.integers(self.low, self.high, endpoint=True))
+        if not isinstance(secret, int) or not self.low <= secret <= self.high:
+            raise ValueError(f"secret is {secret!r}, expected a whole number from {self.low} to {self.high}")
+        self._secret, self._guesses, self._ended = secret, 0, False
+        guesses = f"{self.max_guesses} guess{'es' if self.max_guesses > 1 else ''}"
+        return (
+            f"I have chosen a whole number from {self.low} to {self.high}. You have {guesses}. "
+            "Write a number; I will say higher or lower."
+        ), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a guess.
+
+        Raises:
+            RuntimeError: before a reset, or after the end of the episode.
+            TypeError: if the action is not a string.
+        """
+        check_turn(self, action, started=self._secret is not None, ended=self._ended)
+        self._guesses += 1
+        guess = None if too_long(action) else find_number(action)
+        hit = guess == self._secret
+        self._ended = hit or self._guesses == self.max_guesses
+        if hit:
+            return f"Yes, it is {self._secret}.", 1.0, True, False, {}
+        reply = too_long(action) or self._hint(guess)
+        if self._ended:
+            reply += f"\nThat was your last guess; it is {self._secret}."
+        return reply, 0.0, self._ended, False, {}
+
+    def _hint(self, guess: int | None) -> str:
+        assert self._secret is not None
+        if guess is None:
+            return f"I saw no whole number. Write one from {self.low} to {self.high}."
+        if not self.low <= guess <= self.high:
+            return f"That is out of range. Write a number from {self.low} to {self.high}."
+        return "higher" if self._secret > guess else "lower"
+
+
+def find_number(text: str) -> int | None:
+    """The last whole number in a text, or None; of more than 18 digits, one that is out of every range."""
+    numbers = _NUMBER.findall(text)
+    if not numbers:
+        return None
+    digits = numbers[-1].lstrip("-").lstrip("0") or "0"
+    size = int(digits) if len(digits) <= 18 else 10**18
+    return -size if numbers[-1].startswith("-") else size
+
+
+class BinarySearch:
+    """The best player of `GuessNumber`: always the middle of what is left.
+
+    Args:
+        low: as in the game.
+        high: as in the game.
+
+    Example:
+        >>> player = BinarySearch(1, 10)
+        >>> player(["the rules"]), player(["the rules", "5", "higher"])
+        ('5', '8')
+    """
+
+    def __init__(self, low: int = 1, high: int = 100) -> None:
+        self.low, self.high = low, high
+
+    def __call__(self, conversation: Sequence[str]) -> str:
+        """The next guess, from the rules and the guesses and replies so far."""
+        low, high = self.low, self.high
+        for said, reply in zip(conversation[1::2], conversation[2::2], strict=True):
+            guess = find_number(said)
+            if guess is not None and reply.startswith("higher"):
+                low = max(low, guess + 1)
+            elif guess is not None and reply.startswith("lower"):
+                high = min(high, guess - 1)
+        return str((low + high) // 2)

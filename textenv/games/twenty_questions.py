@@ -1,0 +1,149 @@
+"""`TwentyQuestions` over sixteen animals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+
+ATTRIBUTES = {
+    "mammal": "a mammal",
+    "carnivore": "a carnivore",
+    "large": "large",
+    "aquatic": "aquatic",
+    "bird": "a bird",
+    "fly": "able to fly",
+}
+"""What may be asked about: its word, and the words after "is it". Each of the first four halves the animals."""
+ANIMALS: dict[str, frozenset[str]] = {
+    name: frozenset(attributes.split())
+    for name, attributes in {
+        "seal": "mammal carnivore large aquatic",
+        "wolf": "mammal carnivore large",
+        "mink": "mammal carnivore aquatic",
+        "weasel": "mammal carnivore",
+        "manatee": "mammal large aquatic",
+        "horse": "mammal large",
+        "muskrat": "mammal aquatic",
+        "hamster": "mammal",
+        "shark": "carnivore large aquatic",
+        "python": "carnivore large",
+        "frog": "carnivore aquatic",
+        "owl": "carnivore bird fly",
+        "swan": "large aquatic bird fly",
+        "ostrich": "large bird",
+        "duck": "aquatic bird fly",
+        "butterfly": "fly",
+    }.items()
+}
+"""The animals and what is true of each; large is larger than a cat."""
+_QUESTION = re.compile(r"\b(?:is|can)\s+it\b([^?\n]*)", re.IGNORECASE)
+
+
+class TwentyQuestions(gymnasium.Env[str, str]):
+    """Find out which of sixteen animals it is, in as few questions as possible.
+
+    Prompt: the animals, what may be asked, and the rules. Actions: any text; its last question ``is it <attribute>?``
+    or ``is it a <animal>?`` counts (also ``can it fly?``). Replies: ``yes`` or ``no``, or what was wrong with the text,
+    which uses up a question all the same. Score: ``1 - q / max_questions`` for naming the animal after q other
+    questions, which ends the episode; 0 on every other turn; the episode terminates with question ``max_questions``.
+    Best play: `BestQuestions`. Best score: 33/40 on average with 20 questions: 3.5 of them before the right name.
+
+    Args:
+        max_questions: questions before the episode ends.
+
+    Raises:
+        ValueError: if there is not at least 1 question.
+
+    Example:
+        >>> env = TwentyQuestions()
+        >>> rules, info = env.reset(options={"secret": "owl"})
+        >>> env.step("Is it a mammal?")[:3]
+        ('no', 0.0, False)
+        >>> env.step("A bird... is it an owl?")[:3]
+        ('Yes, it is an owl.', 0.95, True)
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, *, max_questions: int = 20) -> None:
+        if not max_questions >= 1:
+            raise ValueError(f"max_questions is {max_questions}, expected at least 1")
+        self.max_questions = max_questions
+        self.observation_space = text_space(1000)
+        self.action_space = text_space(MAX_TEXT)
+        self._secret: str | None = None
+        self._asked = 0
+        self._ended = False
+
+    @property
+    def best_return(self) -> float:
+        """The mean return of the best play over all animals."""
+        from textenv.games.best_questions import BestQuestions
+
+        return float(BestQuestions(max_questions=self.max_questions).value(frozenset(ANIMALS)))
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Draw an animal, or take ``options["secret"]``, and tell the rules.
+
+        Raises:
+            ValueError: on another option, or an animal that is not one of the sixteen.
+        """
+        super().reset(seed=seed)
+        secret = option(options, "secret")
+        if secret is None:
+            secret = list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
+        if secret not in ANIMALS:
+            raise ValueError(f"secret is {secret!r}, expected one of {', '.join(ANIMALS)}")
+        self._secret, self._asked, self._ended = secret, 0, False
+        return (
+            f"I think of one of these animals: {', '.join(ANIMALS)}. "
+            f"Ask whether it is {', '.join(ATTRIBUTES.values())} (large is larger than a cat), or name it: "
+            "'is it a mammal?', 'is it an owl?'. "
+            f"Name it in as few questions as you can; you have {self.max_questions}."
+        ), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Ask one question.
+
+        Raises:
+            RuntimeError: before a reset, or after the end of the episode.
+            TypeError: if the action is not a string.
+        """
+        check_turn(self, action, started=self._secret is not None, ended=self._ended)
+        assert self._secret is not None
+        before, self._asked = self._asked, self._asked + 1
+        topic, complaint = read_topic(action)
+        hit = topic == self._secret
+        self._ended = hit or self._asked == self.max_questions
+        if hit:
+            return f"Yes, it is {phrase(self._secret)}.", 1 - before / self.max_questions, True, False, {}
+        reply = complaint or ("yes" if topic in ANIMALS[self._secret] else "no")
+        if self._ended:
+            reply += f"\nThat was your last question; it is {phrase(self._secret)}."
+        return reply, 0.0, self._ended, False, {}
+
+
+def read_topic(text: str) -> tuple[str | None, str]:
+    """The attribute or animal that a text asks about, or None and what was wrong with it."""
+    if (reply := too_long(text)) is not None:
+        return None, reply
+    questions = _QUESTION.findall(text)
+    if not questions:
+        return None, "Ask one question, such as 'is it a mammal?' or 'is it an owl?'."
+    words = {word.removesuffix("s") for word in re.findall("[a-z]+", questions[-1].lower())}
+    topics = [word for word in (*ATTRIBUTES, *ANIMALS) if word in words]
+    if not topics:
+        return None, f"I cannot say. Ask about {', '.join(ATTRIBUTES)}, or name one of the animals."
+    if len(topics) > 1 or "not" in words:
+        return None, "Ask about one thing at a time, and without 'not'."
+    return topics[0], ""
+
+
+def phrase(topic: str) -> str:
+    """An attribute or animal as it stands after "is it"."""
+    return ATTRIBUTES.get(topic) or f"{'an' if topic[0] in 'aeiou' else 'a'} {topic}"

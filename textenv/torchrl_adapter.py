@@ -1,0 +1,249 @@
+"""Both contracts with torchrl: a Gymnasium environment as an `EnvBase`, and any `EnvBase` as a vector environment.
+
+`to_torchrl` is torchrl's own `GymWrapper`, with integer actions and the action mask. `from_torchrl` is ours, as torchrl
+has no way back to `gymnasium.vector`. Import this module only where torchrl is wanted, for it takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDictBase
+from torchrl import data
+from torchrl.data import Categorical, Composite, OneHot, TensorSpec
+from torchrl.envs import ActionMask, EnvBase, GymWrapper, TransformedEnv
+from torchrl.envs.gym_like import BaseInfoDictReader
+
+
+def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
+    """Make a Gymnasium environment a torchrl one, batch size ``[]``, or ``[num_envs]`` for a vector environment.
+
+    A Discrete action is an integer, never one-hot (an action of GPT-2's vocabulary would take 402 kB). With B the batch
+    size: ``action`` is int64 ``[*B]``, ``reward`` float32 and ``done``, ``terminated``, ``truncated`` bool, all
+    ``[*B, 1]``; of text, ``tokens`` is ``[*B, max_length]`` and ``length`` ``[1]`` or ``[N]``. An ``action_mask`` in
+    ``info`` is an entry, bool ``[*B, n]``, and masks the action spec; to see whether there is one, the environment is
+    reset here, once. As ever in torchrl, ``set_seed`` is a reset, and the next ``reset`` the seed's second episode.
+
+    Raises:
+        TypeError: if it is no Gymnasium environment.
+        ValueError: if a vector environment resets itself, or an action mask belongs to no Discrete space.
+
+    Example:
+        >>> to_torchrl(gymnasium.make("CartPole-v1")).rollout(3)["action"].dtype
+        torch.int64
+    """
+    if not isinstance(env, (gymnasium.Env, VectorEnv)):
+        raise TypeError(f"env is {env!r}, expected a gymnasium.Env or VectorEnv: make it by gymnasium.make(id)")
+    mode = getattr(env, "autoreset_mode", None)
+    if isinstance(env, VectorEnv) and mode is not AutoresetMode.DISABLED:
+        raise ValueError(
+            f"autoreset_mode is {mode}, expected AutoresetMode.DISABLED, because torchrl resets by itself: make the "
+            "vector environment with autoreset_mode=AutoresetMode.DISABLED, and give it without wrappers"
+        )
+    wrapped = GymWrapper(env, categorical_action_encoding=True)
+    if "action_mask" not in env.reset()[1]:
+        return wrapped
+    if not isinstance(wrapped.action_spec, Categorical):
+        raise ValueError(f"info has an action_mask and the action space is {env.action_space}: only Discrete is masked")
+    wrapped.set_info_dict_reader(_ActionMaskReader(wrapped.action_spec))
+    return TransformedEnv(wrapped, ActionMask())
+
+
+def from_torchrl(env: EnvBase, observation: str | None = None) -> TorchRLVectorEnv:
+    """Make a torchrl environment a Gymnasium vector environment; see `TorchRLVectorEnv`."""
+    return TorchRLVectorEnv(env, observation)
+
+
+class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
+    """A torchrl environment as a vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
+
+    Autoreset is DISABLED, which is torchrl's own way: ``reset(options={"reset_mask": bool [N]})`` sets its ``_reset``.
+    Categorical and OneHot specs are Discrete spaces, Bounded and Unbounded are Box, Binary is MultiBinary. One
+    observation entry is the observation; several are a Dict keyed by name. An entry ``action_mask`` goes to
+    ``info["action_mask"]``, int8 ``[N, n]``. A seed is torchrl's ``set_seed(seed)``, and a reset after it.
+
+    Args:
+        env: on any device.
+        observation: the only entry to show; None shows all.
+
+    Raises:
+        TypeError: if it is no torchrl environment, or an entry has no Gymnasium space.
+        ValueError: on several agents, actions or rewards, two batch dimensions, or slots whose bounds differ.
+
+    Example:
+        >>> env = from_torchrl(GymWrapper(gymnasium.make("CartPole-v1")))
+        >>> env.single_action_space, env.reset(seed=1)[0].shape
+        (Discrete(2), (1, 4))
+    """
+
+    def __init__(self, env: EnvBase, observation: str | None = None) -> None:
+        _check_single_agent(env)
+        self.env, self.num_envs, self.autoreset_mode = env, env.batch_size.numel(), AutoresetMode.DISABLED
+        self.metadata = {"autoreset_mode": self.autoreset_mode}
+        self.single_action_space = _space("action", env.action_spec, len(env.batch_size))
+        self._specs = dict(env.observation_spec.items())
+        self._masked = "action_mask" in self._specs and isinstance(self.single_action_space, spaces.Discrete)
+        if self._masked:
+            del self._specs["action_mask"]
+        if observation is not None:
+            if observation not in self._specs:
+                raise ValueError(f"observation is {observation!r}, the environment has {', '.join(self._specs)}")
+            self._specs = {observation: self._specs[observation]}
+        shown = {name: _space(name, spec, len(env.batch_size)) for name, spec in self._specs.items()}
+        self.single_observation_space = next(iter(shown.values())) if len(shown) == 1 else spaces.Dict(shown)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self._ended = np.ones(self.num_envs, dtype=bool)
+        self._current: TensorDictBase | None = None  # what torchrl wants back: the state of stateless environments
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Begin new episodes, or in some slots; ValueError on a wrong mask, or on one together with a seed."""
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
+        _check_reset_mask(mask, self.num_envs)
+        if seed is not None and not mask.all():
+            raise ValueError(f"seed is {seed} and reset_mask is {mask}: torchrl seeds all slots or none; drop one")
+        super().reset(seed=seed)
+        if seed is not None:
+            self.env.set_seed(seed)
+        if self._current is None or mask.all():
+            self._current = self.env.reset()
+        else:
+            reset = torch.from_numpy(mask.copy()).reshape(self.env.full_done_spec["done"].shape).to(self.env.device)
+            self._current = self.env.reset(self._current.copy().set("_reset", reset), select_reset_only=True)
+        self._ended = self._ended & ~mask
+        return self._observe(self._current), self._info(self._current)
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Act in every slot (``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
+
+        Returns:
+            Observation, the final one where an episode ended; reward float32, terminated and truncated bool ``[N]``.
+        """
+        if self._current is None or self._ended.any():
+            raise ValueError(
+                f"slots {np.flatnonzero(self._ended).tolist()} have no episode under way: call reset() at the start, "
+                'and reset(options={"reset_mask": mask}) for slots whose episode is over'
+            )
+        taken = self.env.step(self._current.copy().set(self.env.action_key, self._encode(actions)))
+        following, self._current = taken["next"], self.env.step_mdp(taken)
+        done, terminated = self._column(following["done"]), self._column(following["terminated"])
+        truncated = done & ~terminated
+        if "truncated" in following.keys():
+            truncated |= self._column(following["truncated"])
+        self._ended = terminated | truncated
+        reward = self._column(following[self.env.reward_key]).astype(np.float32)
+        return self._observe(following), reward, terminated, truncated, self._info(following)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the torchrl environment; a later step is an error, of torchrl's or of `reset`'s."""
+        self._current = None
+        if not self.env.is_closed:
+            self.env.close()
+
+    def _encode(self, actions: np.ndarray) -> torch.Tensor:
+        spec, space = self.env.action_spec, self.single_action_space
+        expected, given = (self.num_envs, *(space.shape or ())), np.asarray(actions)
+        if given.shape != expected:
+            raise ValueError(f"actions have shape {given.shape}, expected {expected}: one action for each slot")
+        if isinstance(space, spaces.Discrete) and not ((given >= 0) & (given < space.n)).all():
+            raise ValueError(f"actions are {given.tolist()}, expected integers from 0 to {space.n - 1}")
+        tensor = torch.as_tensor(given)
+        if isinstance(spec, OneHot):
+            tensor = torch.nn.functional.one_hot(tensor.long(), int(space.n))  # type: ignore[attr-defined]
+        return tensor.to(self.env.device, spec.dtype).reshape(spec.shape)
+
+    def _observe(self, entries: TensorDictBase) -> Any:
+        if len(self._specs) > 1:
+            return self._array(self._specs, entries, self.single_observation_space)
+        [(name, spec)] = self._specs.items()
+        return self._array(spec, entries[name], self.single_observation_space)
+
+    def _array(self, spec: Any, value: Any, space: spaces.Space) -> Any:
+        """A fresh array ``[N, *]`` of the space's dtype, or a dictionary of them."""
+        if isinstance(space, spaces.Dict):
+            return {name: self._array(spec[name], value[name], space[name]) for name in space}
+        index = value.int().argmax(-1) if isinstance(spec, OneHot) else value
+        return index.cpu().numpy().astype(space.dtype).reshape(self.num_envs, *(space.shape or ()))
+
+    def _column(self, value: torch.Tensor) -> np.ndarray:
+        return value.cpu().numpy().reshape(self.num_envs).copy()
+
+    def _info(self, entries: TensorDictBase) -> dict[str, np.ndarray]:
+        if not self._masked:
+            return {}
+        return {"action_mask": entries["action_mask"].cpu().numpy().astype(np.int8).reshape(self.num_envs, -1)}
+
+
+class _ActionMaskReader(BaseInfoDictReader):
+    """Reads ``info["action_mask"]``; a slot of which it says nothing (a reset of others) keeps what it had."""
+
+    def __init__(self, action_spec: Categorical) -> None:
+        self._mask = torch.ones(*action_spec.shape, action_spec.n, dtype=torch.bool)
+        spec = data.Binary(action_spec.n, shape=self._mask.shape, dtype=torch.bool)
+        self._spec = Composite(action_mask=spec, shape=action_spec.shape)
+
+    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        if "action_mask" in info_dict:
+            given = torch.as_tensor(info_dict.get("_action_mask", True)).unsqueeze(-1)
+            self._mask = torch.where(given, torch.as_tensor(info_dict["action_mask"]).bool(), self._mask)
+        return tensordict.set("action_mask", self._mask.clone())
+
+    @property
+    def info_spec(self) -> Composite:
+        return self._spec
+
+
+def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
+    """The space of one slot, of a spec whose first ``dims`` dimensions are the batch's."""
+    shape = tuple(spec.shape[dims:])
+    if isinstance(spec, Composite):
+        return spaces.Dict({key: _space(f"{name}.{key}", inner, dims) for key, inner in spec.items()})
+    if type(spec) is data.Binary:  # a subclass of Categorical
+        return spaces.MultiBinary(shape)
+    if type(spec) is OneHot and len(shape) == 1 or type(spec) is Categorical and shape in ((), (1,)):
+        return spaces.Discrete(int(spec.space.n))
+    if isinstance(spec, (data.Bounded, data.Unbounded)):
+        low, high = spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy()
+        if dims and ((low != low[:1]).any() or (high != high[:1]).any()):
+            raise ValueError(f"entry {name!r} has other bounds in other slots: a vector environment's slots are alike")
+        dtype, low, high = low.dtype.type, low[0] if dims else low, high[0] if dims else high
+        if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
+            low, high = -np.inf, np.inf  # torchrl has the largest float here
+        return spaces.Box(low, high, shape, dtype)
+    raise TypeError(
+        f"entry {name!r} is {type(spec).__name__} of shape {list(spec.shape)}, which has no Gymnasium space here: "
+        "expected Bounded, Unbounded, Binary, or one Categorical or OneHot; choose another entry, or transform it"
+    )
+
+
+def _check_single_agent(env: Any) -> None:
+    if not isinstance(env, EnvBase):
+        raise TypeError(f"env is {env!r}, expected a torchrl EnvBase: make it by torchrl.envs.GymEnv(id)")
+    if len(env.batch_size) > 1 or not env.batch_size.numel():
+        raise ValueError(f"batch_size is {list(env.batch_size)}, expected [] or [N]: slots have one dimension")
+    ends = [key for key in env.done_keys if key not in ("terminated", "truncated")]
+    for kind, keys in (("action", env.action_keys), ("reward", env.reward_keys), ("done", ends)):
+        if len(keys) != 1 or not isinstance(keys[0], str):
+            raise ValueError(
+                f"the {kind} entries are {list(keys)}, expected one at the top level: a slot is one agent with one "
+                f"{kind}; bring one agent's entries up by torchrl.envs.RenameTransform"
+            )
+    if env.reward_spec.shape.numel() != env.batch_size.numel():
+        raise ValueError(
+            f"the reward has shape {list(env.reward_spec.shape)} for batch size {list(env.batch_size)}, expected one "
+            "number a slot: add the objectives up, by torchrl.envs.LineariseRewards"
+        )
+
+
+def _check_reset_mask(mask: Any, num_envs: int) -> None:
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
+        given = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
+        raise ValueError(f"reset_mask is {given}, expected a bool array of shape ({num_envs},) with a True in it")
