@@ -134,7 +134,9 @@ def test_every_data_set_deals_and_its_reference_answer_scores(dealt):
     assert [name for name, texts in contents.items() if len(set(texts)) < len(texts)] == []
 
 
-@pytest.mark.parametrize("name", ["boxnet", "coin_flip", "game_of_life", "prime_factorization", "countdown", *sorted(EVAL)])
+@pytest.mark.parametrize(
+    "name", ["boxnet", "coin_flip", "game_of_life", "prime_factorization", "countdown", *sorted(EVAL)]
+)
 def test_whatever_a_policy_writes_is_scored(name):
     task = ReasoningGym(name)
     prompt = task.deal([0], seed=0)[0]
