@@ -148,14 +148,16 @@ class Check:
         from textenv.checker import checked_variants, run_checks
 
         found: dict[str, str] = {}
+        sound = True
         try:
             forms = checked_variants(self.env, **_json_object(self.env_kwargs))
             for form, make in forms:
                 results = run_checks(make())
-                found |= {f"{form}: {name}": problem or "holds" for name, problem in results}
+                found |= {f"{form}: {result.name}": result.verdict for result in results}
+                sound = sound and not any(result.problem for result in results)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ValueError(f"cannot make {self.env!r}: {error}") from error
-        return found
+        return found | {"sound": sound}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -172,14 +174,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _one_thread()
     try:
         result = command.run()
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         print(f"algos: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if command.json:
         print(json.dumps(result))
     elif not isinstance(command, Compare):
         _print_table(result)
-    if isinstance(command, Check) and set(result.values()) != {"holds"}:
+    if isinstance(command, Check) and not result["sound"]:
         raise SystemExit(1)
 
 

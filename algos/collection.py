@@ -130,7 +130,7 @@ def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
         _LAST_CURSOR[env] = cursor
         observation, info = env.reset(seed=cursor.seed)
         cursor.observation = observation.copy()
-        cursor.action_mask, cursor.seed = _action_mask(info), None
+        cursor.action_mask, cursor.seed = _action_mask(info, env), None
         cursor.ended = np.zeros(env.num_envs, dtype=bool)
         cursor.is_init = np.ones(env.num_envs, dtype=bool)
         policy.reset()
@@ -160,15 +160,14 @@ def _one_step(
     columns["truncated"].append(truncated)
     if step.state is not None:
         columns["state"].append(step.state)
-    if cursor.action_mask is not None:
-        columns["action_mask"].append(cursor.action_mask)
+    columns["action_mask"].append(cursor.action_mask)
     columns["mask"].append(~cursor.ended)
     columns["is_init"].append(cursor.is_init)
-    action_mask = _action_mask(info)
+    action_mask = _action_mask(info, env)
     if mode is AutoresetMode.DISABLED and done.any():
         # The mask is taken out of the options by some environments, so each call gets its own dictionary.
         observation, info = env.reset(options={"reset_mask": done.copy()})
-        observation, action_mask = observation.copy(), _merge(action_mask, _action_mask(info), done)
+        observation, action_mask = observation.copy(), _merge(action_mask, _action_mask(info, env), done)
     begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
     cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
     cursor.observation, cursor.action_mask, cursor.is_init = observation, action_mask, begun
@@ -203,15 +202,33 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     return final
 
 
-def _action_mask(info: dict[str, Any]) -> torch.Tensor | None:
-    """What Gymnasium's environments say about the actions that are open now."""
-    return torch.from_numpy(info["action_mask"]).bool() if "action_mask" in info else None
+def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
+    """What Gymnasium's environments say about the actions that are open now; None if they say nothing.
+
+    Raises:
+        ValueError: if it is no mask of the action space.
+    """
+    if "action_mask" not in info:
+        return None
+    here = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
+    # Slots that say nothing are filled with zeros or None by Gymnasium, and mean that all is open.
+    open_everywhere = np.ones(getattr(env.single_action_space, "n", 1), dtype=bool)
+    rows = [np.asarray(row) if said else open_everywhere for row, said in zip(info["action_mask"], here, strict=True)]
+    if any(row.shape != open_everywhere.shape for row in rows):
+        raise ValueError(
+            f"info['action_mask'] is of shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
+            f"action of {env.single_action_space}"
+        )
+    return torch.from_numpy(np.stack(rows).astype(bool))
 
 
 def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
     """Action masks of the slots that were reset, and of the others as they were: a reset speaks of its own only."""
-    if before is None or after is None:
-        return after
+    if before is None and after is None:
+        return None
+    some = before if before is not None else after
+    assert some is not None
+    before, after = (torch.ones_like(some) if x is None else x for x in (before, after))
     return torch.where(torch.from_numpy(done)[:, None], after, before)
 
 
@@ -224,6 +241,10 @@ def _rollout(columns: dict[str, list[Any]]) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
     steps, slots = len(columns["mask"]), len(columns["mask"][0])
     data = {}
+    masks = columns.pop("action_mask")
+    if any(mask is not None for mask in masks):
+        said = next(mask for mask in masks if mask is not None)
+        columns["action_mask"] = [torch.ones_like(said) if mask is None else mask for mask in masks]
     for name, column in columns.items():
         if isinstance(column[0], torch.Tensor):
             data[name] = torch.stack(column, dim=1).cpu()

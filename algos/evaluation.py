@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
@@ -16,7 +15,7 @@ from algos.policy import Policy
 
 
 def evaluate(
-    env: VectorEnv, policy: Policy, *, episodes: int = 20, deterministic: bool = False, seed: int = 0
+    env: Any, policy: Policy, *, episodes: int = 20, deterministic: bool = False, seed: int = 0
 ) -> tuple[list[float], TensorDict]:
     """Play whole episodes.
 
@@ -30,14 +29,21 @@ def evaluate(
     Returns:
         The return of each episode, as the environment paid it, and the rollout itself.
     """
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}, expected at least 1")
     # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
     player = copy.copy(policy)
-    state = policy.generator.get_state()
+    state, order = policy.generator.get_state(), getattr(env, "prompt_order", None)
     policy.generator.manual_seed(seed)
+    if order is not None:
+        env.prompt_order = None
     try:
         rollout = collect(env, player, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
     finally:
-        policy.generator.set_state(state)  # evaluating in mid-training changes nothing that is trained
+        # Evaluating in mid-training changes nothing that is trained, nor which prompts come next.
+        policy.generator.set_state(state)
+        if order is not None:
+            env.prompt_order = order
     return EpisodeMeter().finished(rollout)[0], rollout
 
 

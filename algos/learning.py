@@ -150,6 +150,11 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         )
     if not is_episode_env(env):
         autoreset_mode(env)
+    observed = env.single_observation_space
+    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
+        )
     actions = getattr(policy, "num_actions", None)
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(

@@ -354,3 +354,41 @@ def test_images_that_cannot_be_read_are_refused():
         make_policy(env, normalize_observations=True)
     with refused(ValueError, "'rnn'", "auto, mlp, cnn or lstm"):
         make_policy(env, policy="rnn")
+
+
+class SaysSometimes(gym.Env):
+    """Three actions; a slot may say at every second step that only the last is open, or never say anything."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, *, says, size=3):
+        self.says, self.size = says, size
+
+    def info(self):
+        return {"action_mask": [0] * (self.size - 1) + [1]} if self.says and self.steps % 2 == 0 else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), self.info()
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 0.0, False, self.steps == 5, self.info()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_slot_that_says_nothing_about_actions_leaves_all_open(mode):
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True), lambda: SaysSometimes(says=False)], autoreset_mode=mode)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    rollout = collect(env, policy, steps=40)
+    closed = ~rollout["action_mask"].all(-1)
+    assert closed[0].any() and not closed[0].all() and not closed[1].any()
+    assert (rollout["action"][0][closed[0] & rollout["mask"][0]] == 2).all()
+    assert set(rollout["action"][1].tolist()) == {0, 1, 2}
+
+
+def test_a_mask_of_another_size_is_refused():
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True, size=4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"shape \(4,\) in a slot"):
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), steps=2)

@@ -270,5 +270,8 @@ def test_wrong_games_are_refused_with_a_reason():
         TokenEnv(3, tokenizer=tokenizer)
     with pytest.raises(TypeError, match="expected a string"):
         TokenVectorEnv(lambda: gymnasium.make("CartPole-v1"), tokenizer=tokenizer).reset(seed=0)
+    shared = Parrot()
+    with pytest.raises(ValueError, match="a second time"):
+        TokenVectorEnv(lambda: shared, tokenizer=tokenizer, num_envs=2, max_prompt_tokens=4).reset(seed=0)
     with pytest.raises(ValueError, match="pay_at is 'never'"):
         TokenEnv(Parrot, tokenizer=tokenizer, pay_at="never")

@@ -10,7 +10,7 @@ import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
 from test_conversation import chat_tokenizer
 
-from algos import Cursor, LMPolicy, collect
+from algos import PPO, Cursor, LMPolicy, PPOConfig, collect, evaluate
 from textenv import PromptList, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
 
 EOS, GOOD = WORDS.index("<eos>"), WORDS.index("good")
@@ -88,6 +88,7 @@ def test_another_column_may_be_the_prompt(tmp_path):
         ("p.jsonl", b"", "has no records"),
         ("p.csv", b"prompt,answer\na,1\nb\n", "record 2: 1 values for the 2 columns"),
         ("p.csv", b'prompt\n"a\n', "no CSV"),
+        ("p.csv", b"prompt,prompt\na,b\n", "some have one name"),
         ("p.csv", b"prompt\n\xff\n", "no CSV in UTF-8"),
         ("p.parquet", b"not parquet", "could not be read"),
         ("p.docx", b"x", "is no .jsonl"),
@@ -262,3 +263,131 @@ def test_stop_tokens_and_texts_end_a_turn_and_pay_as_ended():
             _, _, terminated, truncated, info = env.step(np.array([token]))
         assert (terminated[0], truncated[0], info["end_reason"][0]) == (True, False, reason)
         assert info["completion"][0].replace("good", "").strip() == text
+
+
+def test_a_stop_text_that_is_a_special_token_is_looked_for_by_its_id():
+    env = make_env(num_envs=1, stop=["<pad>"])
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step(np.array([WORDS.index("<pad>")]))
+    assert terminated[0] and info["end_reason"][0] == "stop"
+
+
+def test_a_stop_text_that_was_passed_over_cuts_nothing():
+    seen = []
+    env = make_env(["a"], 1, lambda prompts, completions, **_: seen.extend(completions) or [0.0], stop=["."],
+                   min_new_tokens=3)  # fmt: skip
+    for answer in ([0, 4, 1, 2, EOS], [0, 4, 1, 4]):
+        env.reset(seed=0)
+        for token in answer:
+            _, _, terminated, _, info = env.step(np.array([token]))
+        assert terminated[0]
+    assert [text.split() for text in seen] == [["a", ".", "b", "c"], ["a", ".", "b"]]
+
+
+def test_an_order_that_was_set_survives_the_seed_of_a_training():
+    prompts = [[i % 6, i // 6] for i in range(30)]
+    config = PPOConfig(steps=None, episodes=4, minibatch_size=4, seed=3)
+
+    def trained_on(env):
+        rows = []
+        take = env.take_episodes
+        env.take_episodes = lambda: rows.append(take()) or rows[-1]
+        PPO(env, policy(), config).learn(1)
+        return rows[0]["observation"][:, :2].tolist()
+
+    env = make_env(prompts)
+    first = trained_on(env)
+    second = collect(env, policy(), episodes=4)["observation"][:, :2].tolist()
+    fresh = make_env(prompts)
+    fresh.prompt_order = env.prompt_order | {"position": 4}
+    assert trained_on(fresh) == second != first
+
+
+def test_evaluating_in_mid_training_does_not_pin_the_prompts():
+    prompts = [[i % 6, i // 6] for i in range(30)]
+    plain, evaluated = make_env(prompts), make_env(prompts)
+    for env in (plain, evaluated):
+        env.reset(seed=1)
+    for _ in range(3):
+        evaluate(evaluated, policy(), episodes=5)
+        assert plain.start_episodes(2)["tokens"].tolist() == evaluated.start_episodes(2)["tokens"].tolist()
+
+
+def test_splits_of_chats_go_by_what_is_said():
+    one = [{"role": "user", "content": "hi\nx"}]
+    for other in ([{"content": "hi x", "role": "user"}], [{"role": "user", "content": "hi x", "tool_calls": None}]):
+        with pytest.raises(ValueError, match="1 of 1 test prompts"):
+            check_no_overlap([one], [other])
+    check_no_overlap([one], [[{"role": "system", "content": "hi x"}]])
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda turn: np.ones(9, bool), lambda turn: [0.5], lambda turn: [[1]], lambda turn: 3]
+)
+def test_a_rule_that_returns_a_mask_is_refused(rule):
+    with pytest.raises(TypeError, match="expected a list of token ids"):
+        make_env(allowed=rule).reset(seed=0)
+
+
+def test_a_rollout_holds_the_sets_that_it_uses_and_no_others():
+    def varied(turn):
+        return [0, 1, 2, 3, 4, 5, 6][: 1 + (sum(turn.completion_ids) + turn.prompt_ids[0]) % 7] + [EOS]
+
+    env = make_env(num_envs=4, allowed=varied)
+    for _ in range(3):
+        rollout = collect(env, policy(), episodes=16)
+        sets = rollout.get_non_tensor("allowed_sets")
+        assert sorted(set(rollout["allowed"].flatten().tolist())) == list(range(len(sets)))
+        assert sets[0].all() and len(sets) <= 8
+
+
+def test_a_reward_that_failed_is_not_paid_in_the_next_episode():
+    def fails(prompts, completions, **_):
+        if "bad" in completions[0]:
+            raise RuntimeError("no")
+        return [1.0]
+
+    env = make_env(num_envs=1, reward=fails)
+    env.reset(seed=0)
+    env.step(np.array([WORDS.index("bad")]))
+    with pytest.raises(RuntimeError):
+        env.step(np.array([EOS]))
+    env.reset()
+    assert env.step(np.array([0]))[1][0] == 0
+    assert env.step(np.array([EOS]))[1][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"prompts": [{"prompt": "a", "completions": 1}]}, ValueError, r"named \['completions'\]"),
+        ({"tokenizer": "gpt2"}, TypeError, "expected one of transformers"),
+        ({"stop": np.int64(99)}, ValueError, "ids from 0 to 8"),
+        ({"forbidden": 99}, ValueError, "ids from 0 to 8"),
+    ],
+)
+def test_more_wrong_input(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        make_env(**arguments)
+
+
+def test_wrong_tasks_and_actions_are_refused():
+    class Short(PromptList):
+        def deal(self, numbers, *, seed):
+            return super().deal(numbers[:1], seed=seed)
+
+        def score(self, turns):
+            return [0.0] * len(turns)
+
+    tokenizer = make_tokenizer(WORDS)
+    for task in (["a"], Short, PromptList(["a"])):
+        with pytest.raises(TypeError, match="expected an object with deal and score"):
+            TextVectorEnv(task, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="deal of Short returned 1 values for 2"):
+        TextVectorEnv(Short(["a"]), tokenizer=tokenizer, num_envs=2).reset(seed=0)
+    env = make_env(num_envs=2)
+    env.start_episodes(2)
+    with pytest.raises(ValueError, match=r"of shape \(3,\), expected integers of shape \(2,\)"):
+        env.advance(np.zeros(3, dtype=np.int64))
+    with pytest.raises(ValueError, match="group_size is 0"):
+        env.start_episodes(2, group_size=0)

@@ -247,8 +247,9 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
         mask = rollout["mask"][row]
         start = int(mask.int().argmax()) + 1
         ids = rollout["observation"][row, :start].tolist()
-        single = TextEnv(PromptList([ids]), tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=5, forbidden=[4])
-        single.vector.task.score = lambda turns, row=row: [score[row].sum().item()]
+        deck = PromptList([ids])
+        deck.score = lambda turns, row=row: [score[row].sum().item()]
+        single = TextEnv(deck, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=5, forbidden=[4])
         stepwise = KLReward(single, reference, 0.3)
         stepwise.reset(seed=0)
         for t in torch.nonzero(mask)[:, 0].tolist():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -73,21 +73,39 @@ class ActionMasks:
         ids = self.rule(so_far)
         return base if ids is None else self._intern(ids, base, so_far)
 
-    def check(self, actions: np.ndarray, slots: np.ndarray, allowed: np.ndarray) -> None:
-        """Raise a ValueError unless the actions in these slots are tokens of the sets allowed there (one a slot)."""
-        n = self._sets.shape[1]
+    def forget(self) -> None:
+        """Drop the sets of the user's rule; only where no state refers to them any more."""
+        self._sets, self._count, self._places = self._sets[:3].copy(), 3, {}
+
+    def check(self, actions: Any, slots: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+        """Return the actions as an array; what stands in other slots than these is not looked at.
+
+        Raises:
+            ValueError: unless they are integers, one a slot, and tokens of the sets allowed there (``allowed``).
+        """
+        n, actions = self._sets.shape[1], np.asarray(actions)
+        if actions.shape != allowed.shape or not np.issubdtype(actions.dtype, np.integer):
+            raise ValueError(
+                f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
+            )
         for slot in slots[(actions[slots] < 0) | (actions[slots] >= n)]:
             raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
         if not self.active:
-            return
+            return actions
         for slot in slots[~self._sets[allowed[slots], actions[slots]]]:
             raise ValueError(
                 f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
                 "info['action_mask'] is 1"
             )
+        return actions
 
     def _intern(self, ids: Sequence[int], base: int, turn: Turn) -> int:
-        chosen = np.asarray(list(ids), dtype=np.int64)
+        chosen = np.asarray(sorted(ids) if isinstance(ids, (set, frozenset)) else ids)
+        if chosen.size and (not np.issubdtype(chosen.dtype, np.integer) or chosen.ndim != 1):
+            raise TypeError(
+                f"allowed returned {ids!r:.200}, expected a list of token ids (no bool mask), or None for all"
+            )
+        chosen = chosen.astype(np.int64)
         allowed = np.zeros(self._sets.shape[1], dtype=bool)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(allowed)):
             raise ValueError(f"allowed returned {chosen.tolist()}, expected ids from 0 to {len(allowed) - 1}")

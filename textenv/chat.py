@@ -53,7 +53,8 @@ def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
     """
     if not is_chat(prompt):
         return _encode(reply, tokenizer)
-    chat = ({"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER})
+    system = [message for message in prompt.content[:1] if isinstance(message, dict) and message["role"] == "system"]
+    chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER})
     rendered = render_chat((*chat, {"role": "user", "content": reply}), tokenizer)
     ids = _encode(rendered.partition(_ANSWER)[2], tokenizer)
     # The template closes the assistant's message; where the policy has closed it itself, once is enough.
@@ -67,7 +68,10 @@ def render_chat(messages: Any, tokenizer: PreTrainedTokenizerBase) -> str:
             f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
             "set tokenizer.chat_template, or give the prompt as text"
         )
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template raises what its author pleased, in jinja
+        raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {error}") from error
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -9,7 +9,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from textenv.probe import LONGEST, Probe, Seen
-from textenv.rollout import is_episode_env
+from textenv.rollout import allowed_tokens, is_episode_env
+
+NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
 
 
 class Result(NamedTuple):
@@ -18,6 +20,13 @@ class Result(NamedTuple):
     name: str
     problem: str
     """What is wrong and where; empty where the check holds."""
+    left_out: str = ""
+    """Why the check, or a part of it, could not be made; empty where all of it was."""
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
 
 
 def check_text_env(env: Any) -> None:
@@ -37,7 +46,7 @@ def check_text_env(env: Any) -> None:
     if broken:
         raise ValueError(
             f"{len(broken)} of {len(CHECKS)} checks do not hold:\n"
-            + "\n".join(f"- {name}: {problem}" for name, problem in broken)
+            + "\n".join(f"- {name}: {problem}" for name, problem, _ in broken)
         )
 
 
@@ -47,8 +56,7 @@ def run_checks(env: Any) -> list[Result]:
     results = []
     for name, check in CHECKS.items():
         try:
-            check(Probe(env))
-            results.append(Result(name, ""))
+            results.append(Result(name, "", check(Probe(env))))
         except _BrokenError as problem:
             results.append(Result(name, str(problem)))
         except Exception as error:  # whatever a stranger's environment raises belongs in the report
@@ -65,7 +73,7 @@ def _demand(holds: object, problem: str) -> None:
         raise _BrokenError(problem)
 
 
-def _check_spaces(probe: Probe) -> None:
+def _check_spaces(probe: Probe) -> str:
     """Observations are of the space that was promised, right-padded, and copies."""
     probe.reset(0)
     for _ in range(3):
@@ -81,16 +89,17 @@ def _check_spaces(probe: Probe) -> None:
             all((held[name] == now[name]).all() for name in held),
             "an observation that was handed out was changed by the next step: return a copy",
         )
+    return ""
 
 
-def _check_ids(probe: Probe) -> None:
+def _check_ids(probe: Probe) -> str:
     """A state is the state before and the action: nothing is tokenised again."""
     before = probe.reset(0)
     for step in range(12):
         token = probe.word(step)
         seen = probe.step(token)
         if seen.done:
-            return
+            break
         expected = [*before, token]
         _demand(
             seen.ids[: len(expected)] == expected,
@@ -98,9 +107,10 @@ def _check_ids(probe: Probe) -> None:
             "never make ids from decoded text",
         )
         before = seen.ids
+    return ""
 
 
-def _check_end_tokens(probe: Probe) -> None:
+def _check_end_tokens(probe: Probe) -> str:
     """EOS ends a turn, pad does not (unless it is EOS), and what follows the text is padding."""
     for _ in range(2):
         probe.reset(None)
@@ -108,7 +118,7 @@ def _check_end_tokens(probe: Probe) -> None:
         beyond = set(tokens[length:].tolist())
         _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
     if probe.eos is None or not probe.may(probe.eos):
-        return
+        return NO_EOS
     before = probe.ids
     seen = probe.step(probe.eos)
     _demand(
@@ -120,9 +130,10 @@ def _check_end_tokens(probe: Probe) -> None:
     if pad is not None and pad != probe.eos and probe.may(pad) and probe.longest(4) > 1:
         probe.reset(0)
         _demand(not probe.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
+    return ""
 
 
-def _check_score_placement(probe: Probe) -> None:
+def _check_score_placement(probe: Probe) -> str:
     """A reward comes where a turn ends, and in a rollout on a token that the policy chose."""
     before = probe.reset(0)
     for step in range(40):
@@ -134,37 +145,44 @@ def _check_score_placement(probe: Probe) -> None:
             f"step {step} paid {seen.reward} in the middle of a turn: pay where the turn ends",
         )
         before = probe.reset(None) if seen.done else seen.ids
+    return ""
 
 
-def _check_flags(probe: Probe) -> None:
+def _check_flags(probe: Probe) -> str:
     """EOS terminates, the limit truncates, and EOS at the limit terminates."""
     probe.reset(0)
-    limit, seen = 0, None
+    limit, seen, word = 0, None, 0
     while limit < LONGEST:
-        seen = probe.step(probe.word(limit))
+        word = probe.word(limit)
+        seen = probe.step(word)
         limit += 1
         _demand(not (seen.terminated and seen.truncated), f"after {limit} steps an episode is terminated and truncated")
         if seen.done:
             break
     _demand(seen is not None and seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
-    if probe.conversation or probe.eos is None:
-        return
+    if probe.conversation:
+        return "in a conversation the end of a turn need not be the end of the episode"
+    if probe.eos is None:
+        return NO_EOS
+    if word in probe.ends:
+        return "the mask leaves nothing but an end, so the limit was never reached"
     assert seen is not None, "a limit was found"
     _demand(seen.truncated, f"an answer without EOS was cut after {limit} tokens and is terminated: it is truncated")
     for words in {0, limit - 1}:
         probe.reset(0)
         ended = [probe.step(probe.word(step)).done for step in range(words)]
         if any(ended) or not probe.may(probe.eos):
-            return
+            return "the mask forbids EOS where it would be tried"
         seen = probe.step(probe.eos)
         _demand(
             seen.terminated and not seen.truncated,
             f"EOS as token {words + 1} of at most {limit} gives terminated={seen.terminated}, "
             f"truncated={seen.truncated}: an answer that ended is terminated, at the limit too",
         )
+    return ""
 
 
-def _check_seeds(probe: Probe) -> None:
+def _check_seeds(probe: Probe) -> str:
     """The same seed gives the same prompts, another seed others; a reset without one goes on."""
     sequences = [_prompts(probe, seed) for seed in (1, 1, 2, 3, 4)]
     _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
@@ -177,35 +195,41 @@ def _check_seeds(probe: Probe) -> None:
         len(distinct) < 2 or any(len({tuple(ids) for ids in sequence}) > 1 for sequence in sequences),
         "every reset without a seed deals the first prompt again: let the order go on",
     )
+    return "" if len(distinct) > 1 else "there is only one prompt"
 
 
 def _prompts(probe: Probe, seed: int) -> list[list[int]]:
     return [probe.reset(seed), *(probe.reset(None) for _ in range(7))]
 
 
-def _check_no_leak(probe: Probe) -> None:
+def _check_no_leak(probe: Probe) -> str:
     """What is scored as the answer is the answer: without the prompt, and empty where EOS came at once."""
-    if probe.conversation or probe.eos is None or probe.tokenizer is None:
-        return
+    if probe.conversation:
+        return "in a conversation the answer is one of several turns"
+    if probe.eos is None or probe.tokenizer is None:
+        return NO_EOS
     for words in (0, 2):
         prompt = probe.reset(0)
         if any(probe.step(probe.word(step)).done for step in range(words)) or not probe.may(probe.eos):
-            return
+            return "the mask forbids EOS where it would be tried"
         seen = probe.step(probe.eos)
         answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
         expected = probe.tokenizer.decode(chosen, skip_special_tokens=True)
+        if answer is None:
+            return "info has no 'completion' where an episode ends"
         _demand(
-            answer is None or answer.strip() == expected.strip(),
+            answer.strip() == expected.strip(),
             f"the answer {chosen} is reported as {answer!r}, expected {expected!r}: does it hold the prompt, or "
             "tokens of another episode?",
         )
+    return ""
 
 
-def _check_batched(probe: Probe) -> None:
+def _check_batched(probe: Probe) -> str:
     """Whole episodes by `advance` are the same as by `step`: ids, rewards and flags."""
     env, episodes = probe.vector, probe.vector.num_envs + 4
     if not is_episode_env(env):
-        return
+        return "the environment has no batched form (start_episodes, advance, take_episodes)"
     env.start_episodes(episodes, seed=11)
     count = np.zeros(episodes, dtype=np.int64)
     while (running := env.running).any():
@@ -218,6 +242,9 @@ def _check_batched(probe: Probe) -> None:
             count[row] += 1
         env.advance(actions)
     rollout = env.take_episodes()
+    begins = rollout["is_init"].numpy()
+    _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
+    sets = allowed_tokens(rollout)
     for row, number, ids, seen in probe.play(11, episodes):
         chosen = np.flatnonzero(rollout["mask"][row].numpy())
         _demand(
@@ -230,6 +257,14 @@ def _check_batched(probe: Probe) -> None:
             f"episode {row}, column {t}: by step the state is {ids}, in the rollout it is "
             f"{rollout['observation'][row, : t + 1].tolist()}",
         )
+        mask = probe.mask_before
+        if mask is not None:
+            _demand(sets is not None, "step tells an action_mask, but the rollout has no column 'allowed'")
+            entry = int(rollout["mask"][:row].sum()) + number
+            _demand(
+                sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask[row if len(mask) > 1 else 0]).all(),
+                f"episode {row}, column {t}: the action_mask by step is not the set of tokens in the rollout",
+            )
         by_step = [seen.reward, seen.terminated, seen.truncated]
         there = [rollout[name][row, t].item() for name in ("reward", "terminated", "truncated")]
         _demand(
@@ -237,11 +272,12 @@ def _check_batched(probe: Probe) -> None:
             f"episode {row}, column {t}: reward, terminated and truncated are {by_step} by step, "
             f"in the rollout {there}",
         )
+    return ""
 
 
-def _check_reset(probe: Probe) -> None:
+def _check_reset(probe: Probe) -> str:
     """After an episode the next one begins as if the one before had gone otherwise, in the mode that is declared."""
-    starts = []
+    starts, dealt = [], []
     for words in (0, 3):
         probe.reset(5)
         seen = Seen([], 0.0, False, False, {})
@@ -252,10 +288,32 @@ def _check_reset(probe: Probe) -> None:
                 break
         _demand(seen.done, f"an episode did not end in {LONGEST} steps")
         starts.append(_next_start(probe, seen))
+        dealt.append(probe.dealt)
+    _check_partial_reset(probe)
+    if dealt[0] != dealt[1]:
+        return "other slots were dealt prompts meanwhile, so the next one is another"
     _demand(
         starts[0] == starts[1],
         f"the second episode of seed 5 begins with {starts[0]} or {starts[1]}, depending on what was answered in the "
         "first: clear the slot when an episode begins",
+    )
+    return ""
+
+
+def _check_partial_reset(probe: Probe) -> None:
+    """A reset of slot 0 alone, in any mode."""
+    slots = probe.vector.num_envs
+    if slots == 1:
+        return
+    probe.reset(7)
+    probe.step(probe.word(0))
+    before = [observation["tokens"].copy() for observation in probe.observations()]
+    only_first = np.arange(slots) == 0
+    probe.observation, _ = probe.vector.reset(options={"reset_mask": only_first.copy()})
+    after = [observation["tokens"] for observation in probe.observations()]
+    _demand(
+        all((one == two).all() for one, two in zip(before[1:], after[1:], strict=True)),
+        "reset(options={'reset_mask': ...}) changed a slot that the mask leaves out",
     )
 
 
@@ -278,7 +336,7 @@ def _next_start(probe: Probe, seen: Seen) -> list[int]:
     return probe.next_episode()
 
 
-CHECKS: dict[str, Callable[[Probe], None]] = {
+CHECKS: dict[str, Callable[[Probe], str]] = {
     "spaces": _check_spaces,
     "ids are preserved": _check_ids,
     "EOS and pad": _check_end_tokens,

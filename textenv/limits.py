@@ -72,8 +72,16 @@ class Ends:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str | int] = ()) -> None:
+        if not hasattr(tokenizer, "get_vocab"):
+            raise TypeError(
+                f"tokenizer is {tokenizer!r:.200}, expected one of transformers: AutoTokenizer.from_pretrained"
+            )
         self.num_tokens = vocabulary_size(tokenizer)
-        ids = [text for text in stop if not isinstance(text, str)]
+        special = _special_tokens(tokenizer)
+        # A special token is no part of a decoded text: such a stop text is looked for by its id.
+        ids = [
+            special[end] if isinstance(end, str) else int(end) for end in stop if end in special or type(end) is not str
+        ]
         if tokenizer.eos_token_id is not None:
             ids.append(int(tokenizer.eos_token_id))
         if any(not 0 <= token < self.num_tokens for token in ids):
@@ -82,16 +90,22 @@ class Ends:
         self.token = np.zeros(self.num_tokens, dtype=bool)
         """Bool by token id: whether it ends a turn by itself."""
         self.token[ids] = True
-        self.texts = tuple(text for text in stop if isinstance(text, str))
+        self.texts = tuple(text for text in stop if isinstance(text, str) and text not in special)
         self.may_complete = np.zeros(self.num_tokens, dtype=bool)
         """Bool by token id: whether a text can be complete with it; most tokens need no second look."""
         if self.texts:
             tails = tuple(text[-1] for text in self.texts)
             for token in range(self.num_tokens):
                 said = str(tokenizer.decode([token]))
-                # A piece of a character decodes to the replacement mark: it may be the end of anything.
-                self.may_complete[token] = "�" in said or any(tail in said for tail in tails)
+                # A piece of a character decodes to the replacement mark: it may be the end of anything. And a space may
+                # come from the decoder, before any token.
+                self.may_complete[token] = "�" in said or any(tail in said or tail.isspace() for tail in tails)
 
     def complete(self, turn: Turn) -> bool:
         """Whether a stop text stands in the turn."""
         return any(text in turn.said for text in self.texts)
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    added = [str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special]
+    return {text: int(tokenizer.get_vocab()[text]) for text in [*tokenizer.all_special_tokens, *added]}

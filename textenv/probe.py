@@ -40,7 +40,7 @@ class Probe:
     """
 
     def __init__(self, env: Any) -> None:
-        inner = env.unwrapped
+        inner = own = env.unwrapped
         if not isinstance(env, VectorEnv):
             # DISABLED leaves the environment as it ends, so that a single one is seen as it is.
             inner = getattr(inner, "vector", None) or SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
@@ -50,13 +50,22 @@ class Probe:
             raise ValueError(f"observation_space is {self.observation_space}, expected Dict(tokens=..., length=...)")
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action_space is {self.action_space}, expected Discrete(size of the vocabulary)")
-        self.tokenizer = getattr(inner, "tokenizer", None)
+        self.tokenizer = getattr(inner, "tokenizer", None) or getattr(own, "tokenizer", None)
         self.eos, self.pad = (getattr(self.tokenizer, f"{name}_token_id", None) for name in ("eos", "pad"))
+        ends = getattr(inner, "ends", None)
+        self.ends = (
+            {self.eos, self.pad}
+            if ends is None
+            else {self.eos, self.pad, *ends.ids, *np.flatnonzero(ends.may_complete)}
+        )
+        """Tokens that end a turn, or may, or that nobody chooses."""
         self.conversation = hasattr(getattr(inner, "task", None), "reply")
         """Whether the environment answers: then a turn's end need not be the episode's."""
         self.mode = AutoresetMode(inner.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation: dict[str, np.ndarray] = {}
         self._mask: np.ndarray | None = None
+        self.mask_before: np.ndarray | None = None
+        """Bool ``[num_envs, n]``: the mask of the last step's actions."""
         self._words: list[int] = []
         self._ended = np.zeros(inner.num_envs, dtype=bool)
 
@@ -77,6 +86,12 @@ class Probe:
         """Bool ``[n]``: the tokens allowed in slot 0; None for all."""
         return None if self._mask is None else self._mask[0]
 
+    @property
+    def dealt(self) -> int | None:
+        """How many prompts were dealt since the seed, in all slots; None if the environment does not say."""
+        order = getattr(self.vector, "prompt_order", None)
+        return None if order is None else int(order["position"])
+
     def observations(self) -> Iterator[dict[str, np.ndarray]]:
         """The observation of each slot."""
         for slot in range(self.vector.num_envs):
@@ -88,16 +103,16 @@ class Probe:
 
     def word(self, number: int) -> int:
         """A token of slot 0 that ends nothing, different ones for different numbers, if the mask leaves one."""
+        self._revive()
         return self.scripted(0, number, self.mask, words=True)
 
     def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: bool = False) -> int:
         """Token ``number`` of episode ``row`` of a fixed script: some words and then EOS, as far as the mask allows."""
         if not words and number >= 2 + row and self.eos is not None and (mask is None or mask[self.eos]):
             return int(self.eos)
-        ends = {self.eos, self.pad}
-        n = int(self.action_space.n)
+        ends, n = self.ends, int(self.action_space.n)
         open_now = range(n) if mask is None else np.flatnonzero(mask).tolist()
-        plain = [token for token in open_now if token not in ends] if len(open_now) < n else None
+        plain = [token for token in open_now if token not in ends] if len(open_now) < n or len(ends) > n // 2 else None
         if plain is None:
             return next(t for t in ((7 * number + 3 * row + i + n // 2) % n for i in range(n)) if t not in ends)
         return int((plain or open_now)[(number + row) % len(plain or open_now)])
@@ -118,6 +133,7 @@ class Probe:
         return self._step(actions)[0]
 
     def _step(self, actions: np.ndarray) -> list[Seen]:
+        self.mask_before = self._mask
         self.observation, reward, terminated, truncated, info = self.vector.step(actions)
         self._ended = terminated | truncated
         self._note(info)

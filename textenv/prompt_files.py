@@ -116,6 +116,8 @@ class CSVRecords(_Records):
             read = _Counted(file, path)
             rows = csv.reader(read, **self._dialect)
             self._columns = self._guard(lambda: next(rows, []), -1)
+            if len(set(self._columns)) < len(self._columns):
+                raise ValueError(f"{path} has the columns {self._columns}, of which some have one name: rename them")
             while True:
                 start = read.bytes
                 row = self._guard(lambda: next(rows, None), len(self._starts))

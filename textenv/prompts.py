@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
+"""What a reward function is given beside the columns of the prompts."""
 Messages = tuple[dict[str, str], ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
 
@@ -45,6 +47,8 @@ class PromptList:
     """
 
     def __init__(self, prompts: Sequence[Any]) -> None:
+        if hasattr(prompts, "to_dict") and hasattr(prompts, "iloc"):
+            raise ValueError("prompts is a data frame, expected a sequence of rows: give frame.to_dict('records')")
         if (
             isinstance(prompts, (str, Mapping))
             or not hasattr(prompts, "__getitem__")
@@ -85,6 +89,11 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
         if "prompt" not in prompt:
             raise ValueError(f"prompt {index} has the columns {sorted(prompt)}, expected one named 'prompt'")
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
+        if set(columns) & RESERVED:
+            raise ValueError(
+                f"prompt {index} has columns named {sorted(set(columns) & RESERVED)}, but a reward function is given "
+                "arguments of these names: rename them"
+            )
         prompt = prompt["prompt"]
     if isinstance(prompt, str):
         content: Any = prompt
@@ -161,5 +170,11 @@ def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
 
 def content_hash(prompt: Prompt) -> int:
     """64 bits that depend on the content alone; runs of white space count as one space."""
-    text = prompt.content if isinstance(prompt.content, str) else repr(prompt.content)
-    return int.from_bytes(hashlib.sha256(" ".join(text.split()).encode()).digest()[:8], "little")
+    if isinstance(prompt.content, str):
+        text = " ".join(prompt.content.split())
+    elif isinstance(prompt.content[0], dict):
+        said = [(str(m["role"]), " ".join(str(m["content"]).split())) for m in prompt.content if isinstance(m, dict)]
+        text = repr(said)
+    else:
+        text = " ".join(repr(prompt.content).split())
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import math
@@ -34,7 +35,7 @@ class Turn:
     """True if the policy ended its turn (EOS or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
     stop: tuple[str, ...] = ()
-    """Texts that end a turn; `completion` ends before the first of them."""
+    """The stop texts, if one of them ended the turn; `completion` ends before it."""
     index: int = 0
     """Number of the turn in its episode, from 0."""
     last: bool = True
@@ -49,7 +50,12 @@ class Turn:
     @property
     def completion(self) -> str:
         """The answer without special tokens, without what came before it, and without its stop text."""
-        ends = [self.said.index(text) for text in self.stop if text in self.said]
+        if not self.stop:
+            return self.said
+        # Only what the last token completed: an earlier one was passed over, because the turn was too short.
+        earlier = len(dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).said)
+        found = [self.said.find(text, max(0, earlier + 1 - len(text))) for text in self.stop]
+        ends = [at for at in found if at >= 0]
         return self.said[: min(ends)] if ends else self.said
 
     @functools.cached_property

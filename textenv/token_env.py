@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import gymnasium
 import numpy as np
@@ -60,6 +61,7 @@ class StringGames:
         if self.only is None and not callable(make_env):
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._make_env: Any = make_env
+        self._made: WeakSet[StringEnv] = WeakSet()
         self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
 
     def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
@@ -72,6 +74,9 @@ class StringGames:
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `textenv.task.Task.score`."""
+        for turn in turns:
+            if turn.last and self.only is None:
+                turn.prompt.state.env.close()
         if self.pay_at == "end":
             return [sum(turn.prompt.state.rewards) if turn.last else 0.0 for turn in turns]
         return [turn.prompt.state.rewards[turn.index] for turn in turns]
@@ -80,6 +85,9 @@ class StringGames:
         env = self._make_env() if self.only is None else self.only
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
+        if self.only is None and env in self._made:
+            raise ValueError(f"make_env returned {env!r} a second time: make a fresh environment for each episode")
+        self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
         said = _text(env.reset(seed=int(drawn))[0], env)
         return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=_Game(env))
@@ -87,10 +95,11 @@ class StringGames:
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
         game: _Game = turn.prompt.state
         said, reward, terminated, truncated, _ = game.env.step(turn.completion)
-        game.rewards.append(float(reward))
+        try:
+            game.rewards.append(float(reward))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
         if terminated or truncated:
-            if self.only is None:
-                game.env.close()
             return None if terminated else TRUNCATED
         said = _text(said, game.env)
         return said if self.chat else f"\n{said}\n"

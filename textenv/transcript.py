@@ -52,6 +52,8 @@ class Transcript:
         """Row of ``masks.sets`` for the coming token."""
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
+        self.stopped = np.zeros(rows, dtype=bool)
+        """Rows whose turn was ended by a stop text."""
         self.end_reason: list[str] = [""] * rows
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
@@ -66,7 +68,9 @@ class Transcript:
         self.tokens[row, : len(ids)] = ids
         self.length[row] = self.prompt_length[row] = self.turn_start[row] = len(ids)
         self.turn[row] = 0
-        self.terminated[row] = self.truncated[row] = False
+        self.terminated[row] = self.truncated[row] = self.stopped[row] = False
+        if self._unpaid:  # of an episode that was given up
+            self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
         self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
         self._look_ahead(row)
 
@@ -97,7 +101,7 @@ class Transcript:
         ended = self.ends.token[actions]
         if self.ends.texts:
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
-                ended[i] = self.ends.complete(self._turn(rows[i], terminated=True))
+                ended[i] = self.stopped[rows[i]] = self.ends.complete(self._turn(rows[i], terminated=True))
         full = (new >= self.limits.max_new_tokens) | (at + 1 >= self.tokens.shape[1])
         self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
         if self.masks.active:
@@ -142,7 +146,7 @@ class Transcript:
         self.tokens[row, at : at + len(ids)] = ids
         self.length[row] = self.turn_start[row] = at + len(ids)
         self.turn[row] += 1
-        self.terminated[row] = False
+        self.terminated[row] = self.stopped[row] = False
         self._look_ahead(row)
 
     @property
@@ -175,12 +179,13 @@ class Transcript:
             "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }
         if self.masks.active:
-            columns["allowed"] = np.where(columns["mask"], self.allowed[:, 1 : steps + 1], 0)
+            used, allowed = np.unique(np.where(columns["mask"], self.allowed[:, 1 : steps + 1], 0), return_inverse=True)
+            columns["allowed"] = allowed.reshape(rows, steps)
         rollout = TensorDict(
             {name: torch.from_numpy(x.copy()) for name, x in columns.items()}, batch_size=[rows, steps]
         )
         if self.masks.active:
-            rollout["allowed_sets"] = NonTensorData(self.masks.sets.clone(), batch_size=rollout.batch_size)
+            rollout["allowed_sets"] = NonTensorData(self.masks.sets[used], batch_size=rollout.batch_size)
         return rollout
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
@@ -194,7 +199,7 @@ class Transcript:
             completion_ids=ids[start:],
             terminated=terminated,
             tokenizer=self.tokenizer,
-            stop=self.ends.texts,
+            stop=self.ends.texts if self.stopped[row] else (),
             index=int(self.turn[row]),
         )
 

@@ -104,13 +104,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             min_new_tokens=min_new_tokens,
             max_turns=max_turns,
             max_length=max_length,
-            stop=(stop,) if isinstance(stop, (str, int)) else tuple(stop),
+            stop=(stop,) if isinstance(stop, (str, int, np.integer)) else tuple(stop),
         )
-        self._ends = Ends(tokenizer, self._limits.stop)
+        self.ends = Ends(tokenizer, self._limits.stop)
         self._masks = ActionMasks(
-            self._ends.num_tokens,
-            forbidden=forbidden,
-            ends=self._ends.ids,
+            self.ends.num_tokens,
+            forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
+            ends=self.ends.ids,
             min_new_tokens=min_new_tokens,
             rule=allowed,
         )
@@ -125,9 +125,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._started = False
         self._batch: EpisodeBatch | None = None
         self._order: tuple[int, int] | None = None
+        self._order_was_set = False
 
     def _define_spaces(self, max_length: int) -> None:
-        n = self._ends.num_tokens
+        n = self.ends.num_tokens
         self.single_action_space = spaces.Discrete(n)
         self.single_observation_space = spaces.Dict(
             tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (), np.int64)
@@ -143,19 +144,18 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return self._masks.sets[(self._slots if self._batch is None else self._batch).open]
 
     @property
-    def prompt_order(self) -> dict[str, int]:
+    def prompt_order(self) -> dict[str, int] | None:
         """Where the dealing of prompts stands: ``seed`` and ``position``, to be saved and set again.
 
-        Raises:
-            ValueError: if no prompt was dealt yet.
+        None before the first reset. An order that was set holds through the next seeded start: a training that goes on
+        seeds its environment too.
         """
-        if self._order is None:
-            raise ValueError("the order of prompts is set by the first reset: call reset(seed=...) first")
-        return {"seed": self._order[0], "position": self._order[1]}
+        return None if self._order is None else {"seed": self._order[0], "position": self._order[1]}
 
     @prompt_order.setter
-    def prompt_order(self, saved: dict[str, int]) -> None:
-        self._order = int(saved["seed"]), int(saved["position"])
+    def prompt_order(self, saved: dict[str, int] | None) -> None:
+        self._order = None if saved is None else (int(saved["seed"]), int(saved["position"]))
+        self._order_was_set = saved is not None
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
@@ -188,9 +188,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             actions: int64 ``[num_envs]``.
 
         Returns:
-            Observation, reward float32 ``[num_envs]`` (the score, where an answer ended), terminated, truncated,
-            info. Where an episode ended, ``info`` has ``end_reason`` (``"eos"`` or ``"length"``), ``prompt`` and
-            ``completion``; in SAME_STEP mode they stand inside ``final_info``, and ``final_obs`` is the final prefix.
+            Observation, reward float32 ``[num_envs]`` (the score, where a turn ended), terminated, truncated, info.
+            Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
+            ``"eos"``, ``"stop"`` or ``"length"``, in a conversation ``"task"``, ``"turns"`` or ``"length"``. In
+            SAME_STEP mode they stand inside ``final_info``, and ``final_obs`` is the final prefix.
 
         Raises:
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
@@ -241,10 +242,12 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._check_open()
         self._seed(seed)
         check_at_least("episodes", episodes, 1)
+        check_at_least("group_size", group_size, 1)
         if episodes % group_size:
             raise ValueError(f"{episodes} episodes do not divide into groups of {group_size}: ask for a multiple of it")
         self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
         self._ended[:] = False
+        self._masks.forget()
         numbers = np.repeat(self._next_numbers(episodes // group_size), group_size)
         self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
         self._fill(np.arange(self.num_envs))
@@ -271,7 +274,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)
-        self._masks.check(actions, running, batch.open)
+        actions = self._masks.check(actions, running, batch.open)
         rows = batch.episode[running]
         over = self._end_turns(batch.transcript, rows[batch.transcript.append(rows, actions[running])])
         changed = np.zeros(self.num_envs, dtype=bool)
@@ -296,12 +299,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _transcript(self, rows: int) -> Transcript:
-        return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self._ends)
+        return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
 
     def _seed(self, seed: int | None) -> None:
         super().reset(seed=seed)
-        if seed is not None or self._order is None:
+        if self._order is None or (seed is not None and not self._order_was_set):
             self._order = int(self.np_random.integers(2**62)), 0
+        self._order_was_set = False
 
     def _next_numbers(self, n: int) -> range:
         """The next places in the order of prompts."""
@@ -314,6 +318,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Begin the episodes of these numbers in these rows."""
         assert self._order is not None, "_seed was called"
         prompts = self.task.deal(numbers, seed=self._order[0])
+        check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
             transcript.begin(row, prompt, group=number)
 
@@ -373,12 +378,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._check_open()
         if not self._started:
             raise ValueError("no episode is under way: call reset before step")
-        actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or not np.issubdtype(actions.dtype, np.integer):
-            raise ValueError(
-                f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape ({self.num_envs},)"
-            )
-        self._masks.check(actions, np.arange(self.num_envs), np.where(self._ended, 0, self._slots.open))
+        actions = self._masks.check(actions, np.arange(self.num_envs), np.where(self._ended, 0, self._slots.open))
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ValueError(
                 f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
@@ -389,6 +389,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
 def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | None) -> Task:
     if task is not None and prompts is None and reward is None:
+        if isinstance(task, type) or not (hasattr(task, "deal") and hasattr(task, "score")):
+            raise TypeError(
+                f"task is {task!r:.200}, expected an object with deal and score; or give prompts and reward"
+            )
         return task
     if task is None and prompts is not None and reward is not None:
         return FunctionTask(prompts, reward)

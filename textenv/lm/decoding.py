@@ -34,9 +34,9 @@ class _SlotLayer(CacheLayerMixin):
         self.width = 0  # keys up to here may be looked at
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        heads, size = self.num_slots, self.max_length
-        self.keys = key_states.new_zeros(heads, key_states.shape[1], size, key_states.shape[3])
-        self.values = value_states.new_zeros(heads, value_states.shape[1], size, value_states.shape[3])
+        slots, size = self.num_slots, self.max_length
+        self.keys = key_states.new_zeros(slots, key_states.shape[1], size, key_states.shape[3])
+        self.values = value_states.new_zeros(slots, value_states.shape[1], size, value_states.shape[3])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
