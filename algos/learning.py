@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, autoreset_mode, collect
+from algos.frontier import VARIETY, HackingWatch, plot_frontier
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.policy import Policy
@@ -63,7 +66,8 @@ def learn(
     Args:
         agent: the algorithm.
         total_steps: at least 1.
-        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end, the saved agent.
+        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
+            text also ``frontier.png``.
         progress: show a progress bar.
         on_iteration: called with the metrics of each iteration.
 
@@ -75,7 +79,8 @@ def learn(
         raise ValueError(f"total_steps is {total_steps}, expected at least 1")
     history: list[Metrics] = []
     meters = EpisodeMeter(), EpisodeMeter()
-    with Logs(run_dir, total_steps=total_steps, progress=progress) as logs:
+    watch = HackingWatch()
+    with Logs(run_dir, total_steps=total_steps, progress=progress) as logs, _rescue(agent, run_dir):
         steps, start = 0, time.perf_counter()
         while steps < total_steps:
             agent.progress = steps / total_steps
@@ -89,11 +94,31 @@ def learn(
             )
             logs.write(metrics)
             history.append(metrics)
+            watch.look(metrics)
             if on_iteration is not None:
                 on_iteration(metrics)
     if run_dir is not None:
         agent.save(run_dir)
+        if VARIETY in history[-1]:
+            plot_frontier(history, Path(run_dir) / "frontier.png")
     return history
+
+
+@contextmanager
+def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
+    """Where training ends by an error, keep what it has produced: the agent, and answers that were not scored."""
+    try:
+        yield
+    except Exception as error:
+        if run_dir is None:
+            raise
+        agent.save(run_dir)
+        error.add_note(f"the agent as it was before this iteration is saved in {run_dir}")
+        if answers := getattr(error, "answers", None):
+            path = Path(run_dir) / "unscored.jsonl"
+            path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
+            error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+        raise
 
 
 def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
@@ -102,6 +127,8 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
     config = agent.config
     rollout = collect(agent.env, agent.policy, steps=config.steps, episodes=config.episodes, cursor=agent.cursor)
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
+    if "figures" in rollout.keys():
+        metrics |= rollout.get_non_tensor("figures")
     rollout = rollout.to(next(agent.policy.parameters()).device)
     clock.append(time.perf_counter())
     if agent.penalty is not None:

@@ -59,6 +59,8 @@ class PPOConfig:
     """Weight of the entropy bonus, per nat."""
     max_grad_norm: float = 0.5
     """Longest gradient; a longer one is scaled down to it."""
+    whiten_rewards: bool = False
+    """Scale the rewards of each rollout, penalty included, to variance 1 and keep their mean (Ziegler et al. 2019)."""
     whiten_advantages: bool = True
     """Scale the advantages of each minibatch to mean 0 and variance 1."""
     normalize_rewards: bool = False
@@ -138,7 +140,7 @@ class PPO:
         rollout["value"], rollout["next_value"] = self.policy.values(rollout)
         limit = rollout["truncated"]
         rollout["advantage"], rollout["value_target"] = gae(
-            reward=rollout["reward"] if self.reward_normalizer is None else self.reward_normalizer(rollout),
+            reward=self._reward(rollout),
             value=rollout["value"],
             next_value=rollout["next_value"],
             terminated=rollout["terminated"] if config.bootstrap_truncated else rollout["terminated"] | limit,
@@ -147,6 +149,11 @@ class PPO:
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
+
+    def _reward(self, rollout: TensorDict) -> Tensor:
+        """The rewards that advantages are made from; the rollout keeps those that were paid."""
+        reward = rollout["reward"] if self.reward_normalizer is None else self.reward_normalizer(rollout)
+        return whiten(reward, mask=rollout["mask"], shift_mean=False) if self.config.whiten_rewards else reward
 
     def _minibatches(self, rollout: TensorDict) -> Iterator[TensorDict]:
         for _ in range(self.config.epochs):

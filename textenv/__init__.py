@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
     from textenv.reasoning_gym import ReasoningGym
     from textenv.rendering import render_rollout
+    from textenv.rewards.composite import Rewards
+    from textenv.scores import RewardError, Scores
     from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
@@ -36,6 +38,9 @@ _HOMES = {
     "PromptList": "textenv.prompts",
     "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
+    "RewardError": "textenv.scores",
+    "Rewards": "textenv.rewards.composite",
+    "Scores": "textenv.scores",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
@@ -56,9 +61,10 @@ _HOMES = {
 }
 __all__ = [
     "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReasoningGym", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv",
-    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl",
-    "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
+    "PromptList", "ReasoningGym", "ReferenceReward", "RewardError", "Rewards", "Scores", "StringGames",
+    "TRUNCATED", "Task", "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap",
+    "check_text_env", "from_torchrl", "k1", "load_prompts", "make_task", "render_rollout", "split_prompts",
+    "to_torchrl",
 ]  # fmt: skip
 
 

@@ -244,9 +244,12 @@ def _check_batched(probe: Probe) -> str:
     rollout = env.take_episodes()
     begins = rollout["is_init"].numpy()
     _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
-    sets = allowed_tokens(rollout)
+    sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
+    left_out = (rollout.get_non_tensor("figures", None) or {}).get("reward/left_out", 0)
     for row, number, ids, seen in probe.play(11, episodes):
         chosen = np.flatnonzero(rollout["mask"][row].numpy())
+        if not len(chosen) and left_out:  # the reward does not apply to this answer
+            continue
         _demand(
             len(chosen) == count[row],
             f"episode {row}: {count[row]} actions were taken, the rollout's mask is True at {len(chosen)} entries",
@@ -265,12 +268,21 @@ def _check_batched(probe: Probe) -> str:
                 sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask[row if len(mask) > 1 else 0]).all(),
                 f"episode {row}, column {t}: the action_mask by step is not the set of tokens in the rollout",
             )
-        by_step = [seen.reward, seen.terminated, seen.truncated]
-        there = [rollout[name][row, t].item() for name in ("reward", "terminated", "truncated")]
+        flags = [rollout[name][row, t].item() for name in ("terminated", "truncated")]
         _demand(
-            np.allclose(by_step, there, atol=1e-5),
-            f"episode {row}, column {t}: reward, terminated and truncated are {by_step} by step, "
-            f"in the rollout {there}",
+            flags == [seen.terminated, seen.truncated],
+            f"episode {row}, column {t}: terminated and truncated are {[seen.terminated, seen.truncated]} by step, in "
+            f"the rollout {flags}",
+        )
+        by_step[row] += seen.reward
+        # By step a turn is paid when it ends; a rollout may spread the same over the turn's tokens.
+        paid = rollout["reward"][row, : t + 1].sum().item()
+        _demand(
+            not seen.done
+            or np.isclose(by_step[row], there[row], atol=1e-5)
+            and np.isclose(paid, there[row], atol=1e-5),
+            f"episode {row} is paid {by_step[row]:g} by step, in the rollout {there[row]:g}, of which {paid:g} up "
+            "to its last token",
         )
     return ""
 

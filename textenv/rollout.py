@@ -29,7 +29,8 @@ key                           control                                text
 ============================  =====================================  ==========================================
 
 Beside the columns a text rollout may carry ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` of which
-row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
+row 0 allows every token, and ``figures`` (non-tensor): named numbers about its rewards and texts, for the log.
+One True entry of ``mask`` is one step, everywhere.
 """
 
 from __future__ import annotations

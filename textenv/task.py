@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from textenv.chat import is_chat
 from textenv.prompts import Prompt, PromptList
+from textenv.rewards.composite import RewardFunction, Rewards
+from textenv.scores import RewardError, Rows, Scores, read_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-RewardFunction = Callable[..., Sequence[float]]
-"""``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, as in TRL's GRPO and RLOO trainers."""
 
 
 @dataclass(eq=False)
@@ -91,8 +89,8 @@ class Task(Protocol):
         """
         ...
 
-    def score(self, turns: Sequence[Turn]) -> Sequence[float]:
-        """One finite number for each turn."""
+    def score(self, turns: Sequence[Turn]) -> Scores | Sequence[Any]:
+        """What each turn earned, as `textenv.scores.read_scores` takes it: most simply one number for each."""
         ...
 
 
@@ -108,55 +106,63 @@ class Conversation(Task, Protocol):
 
 
 class FunctionTask(PromptList):
-    """One turn: a prompt from a sequence, an answer, a score by a plain function.
+    """One turn: a prompt from a sequence, an answer, a score by plain functions.
 
-    For a chat prompt the function is given the messages, and the answer as ``[{"role": "assistant", "content": ...}]``
-    (TRL's convention).
+    For a chat prompt the functions are given the messages, and the answer as one message of the assistant (TRL's
+    convention).
 
     Args:
         prompts: see `PromptList`.
-        reward: see `RewardFunction`; called once for a batch of finished turns.
+        reward: a reward function, or several as `textenv.Rewards`; called once for a batch of finished turns.
     """
 
-    def __init__(self, prompts: Sequence[Any], reward: RewardFunction) -> None:
+    def __init__(self, prompts: Sequence[Any], reward: RewardFunction | Rewards) -> None:
         super().__init__(prompts)
-        if not callable(reward):
-            raise TypeError(f"reward is {reward!r}, expected a function f(prompts, completions, **columns)")
-        self.reward = reward
+        self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
 
-    def score(self, turns: Sequence[Turn]) -> Sequence[float]:
+    def score(self, turns: Sequence[Turn]) -> Scores:
         """See `Task.score`."""
-        names = {name for turn in turns for name in turn.prompt.columns}
-        columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
-        asked = [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns]
-        return self.reward(
-            prompts=asked,
-            completions=[_answer(turn) for turn in turns],
-            completion_ids=[turn.completion_ids for turn in turns],
-            **columns,
+        return self.rewards(**rows_of(turns).columns)
+
+
+def rows_of(turns: Sequence[Turn]) -> Rows:
+    """The turns as a reward function is given them.
+
+    Raises:
+        ValueError: if a column of the prompts has the name of another argument.
+    """
+    ours = {
+        "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
+        "completions": [_answer(turn) for turn in turns],
+        "completion_ids": [turn.completion_ids for turn in turns],
+        "terminated": [turn.terminated for turn in turns],
+    }
+    names = {name for turn in turns for name in turn.prompt.columns}
+    if names & set(ours):
+        raise ValueError(
+            f"the prompts have columns named {sorted(names & set(ours))}, which rewards are given: rename them"
         )
+    return Rows(ours | {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)})
 
 
 def _answer(turn: Turn) -> Any:
     return [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion
 
 
-def score_turns(task: Task, turns: Sequence[Turn]) -> list[float]:
+def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
     """Score the turns in one call of the task and check what comes back.
 
     Raises:
-        ValueError: if the count is wrong or a score is not a finite number; names the function, row and prompt.
+        RewardError: as `textenv.scores.read_scores`.
     """
-    scores = task.score(turns)
-    name = getattr(getattr(task, "reward", None), "__name__", type(task).__name__)
-    check_count(scores, len(turns), name=f"reward {name!r}", item="number")
-    for row, (score, turn) in enumerate(zip(scores, turns, strict=True)):
-        if not _is_finite_number(score):
-            raise ValueError(
-                f"reward {name!r} returned {score!r} in row {row} (prompt {turn.prompt_text!r}, "
-                f"completion {turn.completion!r}): expected a finite number"
-            )
-    return [float(score) for score in scores]
+    rows = rows_of(turns)
+    try:
+        return read_scores(task.score(turns), rows, name=type(task).__name__)
+    except RewardError as error:
+        error.answers = [
+            dict(zip(rows.columns, entries, strict=True)) for entries in zip(*rows.columns.values(), strict=True)
+        ]
+        raise
 
 
 def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
@@ -164,10 +170,3 @@ def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
     if not hasattr(returned, "__len__") or len(returned) != expected:
         given = f"{len(returned)} values" if hasattr(returned, "__len__") else repr(returned)
         raise ValueError(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
-
-
-def _is_finite_number(score: Any) -> bool:
-    try:
-        return not isinstance(score, str) and math.isfinite(score)
-    except (TypeError, ValueError, RuntimeError):  # None, a list, a tensor of several numbers
-        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from textenv.action_masks import ActionMasks
 from textenv.chat import prompt_ids, reply_ids
 from textenv.limits import Ends, Limits
 from textenv.prompts import Prompt
+from textenv.scores import Scores
 from textenv.task import TRUNCATED, Turn
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Transcript:
         self.stopped = np.zeros(rows, dtype=bool)
         """Rows whose turn was ended by a stop text."""
         self.end_reason: list[str] = [""] * rows
+        self.applies = np.zeros(rows, dtype=bool)
+        """Rows of which at least one turn was paid; the others are left out of the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
         self._unpaid: list[tuple[int, int, Turn]] = []
@@ -68,7 +71,7 @@ class Transcript:
         self.tokens[row, : len(ids)] = ids
         self.length[row] = self.prompt_length[row] = self.turn_start[row] = len(ids)
         self.turn[row] = 0
-        self.terminated[row] = self.truncated[row] = self.stopped[row] = False
+        self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
         if self._unpaid:  # of an episode that was given up
             self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
         self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
@@ -155,26 +158,30 @@ class Transcript:
         self._unpaid.sort(key=lambda entry: entry[:2])
         return [turn for _, _, turn in self._unpaid]
 
-    def pay(self, scores: Sequence[float]) -> np.ndarray:
-        """Put a score on the last token of each unpaid turn; returns what each row was paid, float32 ``[rows]``."""
+    def pay(self, scores: Scores) -> np.ndarray:
+        """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)
-        for (row, position, _), score in zip(self._unpaid, scores, strict=True):
-            self.reward[row, position] = score
-            paid[row] += score
+        for (row, position, turn), earned in zip(self._unpaid, scores.earned, strict=True):
+            if earned is None:
+                continue
+            self.applies[row] = True
+            tokens = slice(position + 1 - len(turn.completion_ids), position + 1)
+            self.reward[row, tokens if isinstance(earned, np.ndarray) else position] = earned
+            paid[row] += np.sum(earned)
         self._unpaid = []
         return paid
 
     def rollout(self) -> TensorDict:
         """The finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
         rows, steps = len(self.length), int(self.length.max()) - 1
-        last = np.arange(steps) == (self.length - 2)[:, None]
+        last = (np.arange(steps) == (self.length - 2)[:, None]) & self.applies[:, None]
         columns = {
             "observation": self.tokens[:, :steps],
             "action": self.tokens[:, 1 : steps + 1],
             "reward": self.reward[:, 1 : steps + 1],
             "terminated": last & self.terminated[:, None],
             "truncated": last & self.truncated[:, None],
-            "mask": self.chosen[:, 1 : steps + 1],
+            "mask": self.chosen[:, 1 : steps + 1] & self.applies[:, None],
             "is_init": np.broadcast_to(np.arange(steps) == 0, (rows, steps)),
             "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }

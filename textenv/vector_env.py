@@ -14,12 +14,15 @@ from tensordict import TensorDict
 
 from textenv.action_masks import ActionMasks, Rule
 from textenv.episode_batch import EpisodeBatch
+from textenv.figures import figures
 from textenv.kl import KLPenalty
 from textenv.limits import Ends, Limits, check_at_least
 from textenv.prompts import PromptList
 from textenv.rendering import render_transcript
+from textenv.rewards.composite import RewardFunction, Rewards
+from textenv.scores import Scores
 from textenv.step_info import end_info, final_info
-from textenv.task import FunctionTask, RewardFunction, Task, Turn, check_count, score_turns
+from textenv.task import FunctionTask, Task, Turn, check_count, score_turns
 from textenv.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         task: deals prompts and scores answers; or give ``prompts`` and ``reward`` instead. One with ``reply`` answers
             too, and the episode is a conversation.
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
-        reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``.
+        reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         num_envs: slots.
         max_prompt_tokens: longest prompt, in tokens.
@@ -75,7 +78,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         task: Task | None = None,
         *,
         prompts: Sequence[Any] | None = None,
-        reward: RewardFunction | None = None,
+        reward: RewardFunction | Rewards | None = None,
         tokenizer: PreTrainedTokenizerBase,
         num_envs: int = 1,
         max_prompt_tokens: int = 32,
@@ -288,13 +291,17 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
         Raises:
             ValueError: if an episode is still under way.
+            RewardError: if a reward fails; the episodes are kept, and this can be called again.
         """
         batch = self._current_batch()
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
-        batch.transcript.pay(self._score(batch.transcript))
-        self._batch = None
-        return batch.transcript.rollout()
+        turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
+        batch.transcript.pay(scores)
+        self._batch = None  # not before: where a reward fails, nothing is lost and this can be called again
+        rollout = batch.transcript.rollout()
+        rollout.set_non_tensor("figures", figures(scores, [turn.completion_ids for turn in turns]))
+        return rollout
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -350,10 +357,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             transcript.answer(row, turn, said)
         return {row: turn for row, turn in turns.items() if turn.last}
 
-    def _score(self, transcript: Transcript) -> list[float]:
+    def _score(self, transcript: Transcript) -> Scores:
         """Scores of the turns that were not paid for, in one call of the task."""
         turns = transcript.unpaid
-        return score_turns(self.task, turns) if turns else []
+        return score_turns(self.task, turns) if turns else Scores(earned=[])
 
     def _observe(self) -> Observation:
         return {"tokens": self._slots.tokens.copy(), "length": self._slots.length.copy()}
@@ -387,7 +394,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return actions
 
 
-def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | None) -> Task:
+def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
     if task is not None and prompts is None and reward is None:
         if isinstance(task, type) or not (hasattr(task, "deal") and hasattr(task, "score")):
             raise TypeError(

@@ -1,0 +1,391 @@
+"""The contract of reward functions: what may be returned, what is logged, and what happens when one fails."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import WORDS, make_gpt2, make_tokenizer
+from test_conversation import Parrot
+
+from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from algos.frontier import HackingWatch
+from textenv import RewardError, Rewards, TextVectorEnv, TokenVectorEnv
+from textenv.figures import correlation, distinct, repetition
+
+EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
+
+
+def make_env(reward, num_envs=3, prompts=("a b", "c", "d a b"), **options):
+    arguments = dict(tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5)
+    return TextVectorEnv(prompts=list(prompts), reward=reward, num_envs=num_envs, **(arguments | options))
+
+
+def play(reward, answers, **options):
+    """The rollout of these answers, by the batched path."""
+    env = make_env(reward, **options)
+    env.start_episodes(len(answers), seed=0)
+    left = [list(answer) for answer in answers]
+    while env.running.any():
+        actions = np.zeros(env.num_envs, dtype=np.int64)
+        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
+        env.advance(actions)
+    return env.take_episodes()
+
+
+ANSWERS = [(GOOD, EOS), (BAD, GOOD, EOS), (BAD, BAD, BAD, BAD, BAD), (EOS,)]
+
+
+def good(prompts, completions, **columns):
+    return [float(text.split().count("good")) for text in completions]
+
+
+def paid(rollout):
+    return [row[mask].tolist() for row, mask in zip(rollout["reward"], rollout["mask"], strict=True)]
+
+
+# --- what may be returned ----------------------------------------------------------------------------------------
+
+
+def test_functions_are_given_the_keywords_that_they_take():
+    seen = {}
+
+    def narrow(completions, terminated):
+        seen["narrow"] = completions, terminated
+        return [0.0] * 4
+
+    def wide(**everything):
+        seen["wide"] = set(everything)
+        return [0.0] * 4
+
+    play(Rewards({"narrow": narrow, "wide": wide}), ANSWERS, prompts=[{"prompt": "a", "answer": 1}])
+    assert [text.split() for text in seen["narrow"][0]][0] == ["good"]
+    assert seen["narrow"][1] == [True, True, False, True]
+    assert seen["wide"] == {"prompts", "completions", "completion_ids", "terminated", "answer"}
+
+
+def test_a_reward_function_of_trl_works_unchanged():
+    """As in TRL's documentation of GRPO: positional names, **kwargs, None where it does not apply."""
+
+    def reward_func(prompts, completions, ground_truth, **kwargs):
+        return [float(truth in text) if truth else None for text, truth in zip(completions, ground_truth, strict=True)]
+
+    prompts = [{"prompt": "a", "ground_truth": "good"}]
+    assert paid(play(reward_func, ANSWERS, prompts=prompts)) == [[0, 1], [0, 0, 1], [0] * 5, [0]]
+
+
+def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counted():
+    def picky(completions, **columns):
+        return [None if "bad" in text else 1.0 for text in completions]
+
+    rollout = play(picky, ANSWERS)
+    assert rollout["mask"].any(1).tolist() == [True, False, False, True]
+    assert not (rollout["terminated"] | rollout["truncated"])[1:3].any()
+    assert rollout.get_non_tensor("figures")["reward/left_out"] == 2
+    rollout = play(Rewards({"picky": picky, "good": good}), ANSWERS)
+    assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [2, 1, 0, 1]
+
+
+def test_left_out_answers_do_not_move_the_policy_or_the_log():
+    """The same update as with only the others in the rollout."""
+
+    def picky(completions, **columns):
+        return [None if "bad" in text else 1.0 + text.split().count("good") for text in completions]
+
+    results = []
+    for rows in (slice(None), [0, 3]):
+        policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+        env = make_env(picky)
+        agent = PPO(env, policy, PPOConfig(steps=None, episodes=4, epochs=1, minibatch_size=4))
+        rollout = play(picky, ANSWERS)[rows]
+        with torch.no_grad():
+            rollout["log_prob"] = policy.evaluate(rollout).log_prob
+        metrics = agent.update(rollout)
+        results.append((metrics["policy/loss"], metrics["update/grad_norm"], metrics["value/mean"]))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_async_functions_are_awaited_in_a_running_loop_too():
+    import asyncio
+
+    async def slow(completions):
+        await asyncio.sleep(0.01)
+        return [1.0] * len(completions)
+
+    assert play(slow, ANSWERS)["reward"].sum() == 4
+
+    async def notebook():
+        return play(slow, ANSWERS)["reward"].sum()
+
+    assert asyncio.run(notebook()) == 4
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_a_list_is_one_number_a_token(make):
+    def dense(completion_ids):
+        return [make([0.5 * (token == GOOD) - 0.25 for token in ids]) for ids in completion_ids]
+
+    rollout = play(dense, ANSWERS)
+    assert paid(rollout) == [[0.25, -0.25], [-0.25, 0.25, -0.25], [-0.25] * 5, [-0.25]]
+    both = play(Rewards({"dense": dense, "good": (good, 2.0)}), ANSWERS)
+    assert paid(both)[:2] == [[0.25, 1.75], [-0.25, 0.25, 1.75]]
+
+
+def test_named_components_by_answer_or_by_column_are_logged_by_name():
+    """Share and correlation by hand: lengths 2, 3, 5, 1; 'good' 1, 1, 0, 0; 'short' -.1 a token."""
+
+    def by_answer(completion_ids):
+        return [{"good": ids.count(GOOD), "short": -0.1 * len(ids)} for ids in completion_ids]
+
+    def by_column(completion_ids):
+        return {"good": [ids.count(GOOD) for ids in completion_ids], "short": [-0.1 * len(x) for x in completion_ids]}
+
+    for function in (by_answer, by_column):
+        rollout = play(function, ANSWERS)
+        assert rollout["reward"].sum(1).tolist() == pytest.approx([0.8, 0.7, -0.5, -0.1])
+        figures = rollout.get_non_tensor("figures")
+        assert figures["reward/good"] == pytest.approx(0.5) and figures["reward/short"] == pytest.approx(-0.275)
+        assert figures["reward_share/good"] == pytest.approx(2 / 3.1)
+        assert figures["reward_length_correlation/short"] == pytest.approx(-1)
+        expected = np.corrcoef([1, 1, 0, 0], [2, 3, 5, 1])[0, 1]
+        assert figures["reward_length_correlation/good"] == pytest.approx(expected)
+
+
+def test_weights_scale_what_is_paid_and_logged_and_names_nest():
+    def two(completions):
+        return [{"x": 1.0, "y": None}] * len(completions)
+
+    rollout = play(Rewards({"good": (good, 0.5), "two": (two, -2.0)}), ANSWERS)
+    assert rollout["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
+    figures = rollout.get_non_tensor("figures")
+    assert figures["reward/two/x"] == -2 and "reward/two/y" not in figures and figures["reward/good"] == 0.25
+
+
+def test_components_are_in_the_log_of_a_training():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    agent = PPO(make_env(Rewards({"good": good})), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    (metrics,) = agent.learn(1)
+    assert metrics["reward/good"] == pytest.approx(metrics["episode/return"])
+    assert {"reward_share/good", "reward_length_correlation/good", "text/distinct_2", "reward/failed"} <= set(metrics)
+
+
+def test_a_conversation_is_paid_by_the_turn_and_logged():
+    env = TokenVectorEnv(Parrot, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
+    rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), episodes=8, cursor=Cursor(seed=0))
+    counts = (rollout["action"] == GOOD) & rollout["mask"]
+    assert rollout["reward"].sum(1).tolist() == counts.sum(1).tolist()
+    assert rollout.get_non_tensor("figures")["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
+
+
+def test_columns_of_another_argument_are_refused():
+    with pytest.raises(ValueError, match=r"\['completions'\].*rename"):
+        play(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])
+
+
+# --- failure -----------------------------------------------------------------------------------------------------
+
+
+def raises(prompts, completions):
+    if any("bad" in text for text in completions):
+        raise KeyError("no such thing")
+    return [1.0] * len(completions)
+
+
+def gives(value):
+    def strange(completions):
+        return [value if "bad" in text else 1.0 for text in completions]
+
+    return strange
+
+
+FAILURES = {
+    "raises": (raises, "raised KeyError: 'no such thing' in row 1"),
+    "nan": (gives(float("nan")), "returned nan in row 1"),
+    "inf": (gives(-float("inf")), "returned -inf in row 1"),
+    "text": (gives("good"), "returned 'good' in row 1"),
+    "too few tokens": (gives([1.0]), "returned 1 numbers in row 1 .* has 3 tokens"),
+    "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] in row 1"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, workers):
+    function, message = FAILURES[name]
+    env = make_env(Rewards({"mine": function}, workers=workers), prompts=["a b"])
+    env.start_episodes(4, seed=0)
+    left = [list(answer) for answer in ANSWERS]
+    while env.running.any():
+        actions = np.zeros(3, dtype=np.int64)
+        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
+        env.advance(actions)
+    with pytest.raises(RewardError, match=rf"reward 'mine' {message}") as caught:
+        env.take_episodes()
+    assert "'a b'" in str(caught.value) and "bad good" in str(caught.value)
+    assert [answer["completion_ids"] for answer in caught.value.answers] == [list(answer) for answer in ANSWERS]
+    env.task.rewards = Rewards(good)
+    assert env.take_episodes()["reward"].sum(1).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", list(FAILURES))
+def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
+    rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
+    rollout = play(rewards, ANSWERS)
+    assert rollout["mask"].any(1).tolist() == [True, False, False, True]
+    assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
+    figures = rollout.get_non_tensor("figures")
+    assert figures["reward/failed"] == 2 and figures["reward/left_out"] == 2
+    assert (rewards.seen, rewards.failed) == (4, 2)
+
+
+def test_skip_stops_once_more_than_the_share_fails():
+    rewards = Rewards(raises, on_error="skip", max_failed=0.1)
+    rows = {"prompts": ["?"] * 20, "completions": ["bad"] + ["good"] * 19}
+    for _ in range(10):  # 1 in 20
+        assert rewards(**rows).failed == 1
+    rows["completions"] = ["bad"] * 20
+    with pytest.raises(RewardError, match=r"2\d of 2\d\d answers failed, more than 10%; lately: .*raises"):
+        for _ in range(3):
+            rewards(**rows)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_call_beyond_its_time_is_named_or_skipped(processes):
+    start = time.monotonic()
+    rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
+    with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
+        Rewards(hangs, timeout=4 if processes else 0.3, processes=processes)(**rows)
+    scores = Rewards(hangs, timeout=4 if processes else 0.3, processes=processes, on_error="skip")(**rows)
+    assert scores.earned == [1.0, None, 1.0]
+    assert time.monotonic() - start < 60
+
+
+def hangs(completions):
+    if "hang" in completions:
+        time.sleep(1000)
+    return [1.0] * len(completions)
+
+
+def own_process(completions):
+    return [float(os.getpid()) for _ in completions]
+
+
+def slow_square(completions):
+    time.sleep(0.3 if "0" in completions else 0.0)
+    return [float(text) ** 2 for text in completions]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_pools_keep_the_order(processes):
+    rewards = Rewards(slow_square, workers=3, processes=processes)
+    numbers = list(range(10))
+    scores = rewards(prompts=["?"] * 10, completions=[str(n) for n in numbers])
+    assert scores.earned == [float(n * n) for n in numbers]
+
+
+def test_processes_are_processes_and_want_functions_that_can_be_imported():
+    scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
+    assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
+    with pytest.raises(TypeError, match="importable"):
+        Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
+
+
+def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_path):
+    calls = []
+
+    def fails_later(completions):
+        calls.append(completions)
+        if len(calls) > 1:
+            raise RuntimeError("the service is down")
+        return [1.0] * len(completions)
+
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    agent = PPO(make_env(fails_later), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    with pytest.raises(RewardError, match="service is down") as caught:
+        agent.learn(1000, run_dir=tmp_path)
+    assert "saved in" in "".join(caught.value.__notes__)
+    answers = [json.loads(line) for line in (tmp_path / "unscored.jsonl").read_text().splitlines()]
+    assert [answer["completions"] for answer in answers] == calls[1]
+    assert (tmp_path / "config.json").is_file() and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"functions": {}}, "empty"),
+        ({"functions": {"x": (good, float("nan"))}}, "weight of reward 'x'"),
+        ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
+        ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
+        ({"functions": good, "timeout": 0}, "seconds above 0"),
+        ({"functions": 3}, "reward is 3"),
+        ({"functions": {"x": 3}}, "reward 'x' is 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Rewards(**arguments)
+
+
+# --- reward hacking ----------------------------------------------------------------------------------------------
+
+
+def test_variety_and_repetition_by_hand():
+    assert distinct([[1, 2, 1, 2], [1, 2]]) == 2 / 4
+    assert repetition([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
+    assert distinct([[1]]) == 1 and repetition([[]]) == 0
+    assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
+
+
+def history(scores, variety):
+    return [{"episode/return": s, "text/distinct_2": v} for s, v in zip(scores, variety, strict=True)]
+
+
+def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
+    watch = HackingWatch()
+    rising, falling = np.linspace(1, 5, 30), np.linspace(0.8, 0.1, 30)
+    with pytest.warns(UserWarning, match=r"score rises \(.* distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
+        for metrics in history(rising, falling):
+            watch.look(metrics)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "variety"),
+    [
+        (np.linspace(1, 5, 30), np.linspace(0.8, 0.6, 30)),
+        (np.linspace(5, 5, 30), np.linspace(0.8, 0.1, 30)),
+        (np.linspace(-1, -5, 30), np.linspace(0.8, 0.1, 30)),
+    ],
+)
+def test_no_warning_otherwise(scores, variety):
+    watch = HackingWatch()
+    for metrics in history(scores, variety):
+        watch.look(metrics)
+    assert not watch.warned
+
+
+def test_a_text_run_draws_its_frontier_and_a_control_run_does_not(tmp_path):
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    PPO(make_env(good), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8)).learn(
+        100, run_dir=tmp_path / "text"
+    )
+    assert (tmp_path / "text" / "frontier.png").stat().st_size > 10_000
+
+
+def test_whitened_rewards_keep_their_mean_and_have_variance_one():
+    """And the rollout keeps what was paid."""
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    config = PPOConfig(steps=None, episodes=4, whiten_rewards=True, gamma=0.0, whiten_advantages=False)
+    agent = PPO(make_env(good), policy, config)
+    rollout = play(good, ANSWERS)
+    with torch.no_grad():
+        rollout["log_prob"] = policy.evaluate(rollout).log_prob
+    before = rollout["reward"].clone()
+    agent.update(rollout)
+    paid = before[rollout["mask"]]
+    used = rollout["value_target"][rollout["mask"]]  # with γ = 0, the reward itself
+    expected = (paid - paid.mean()) / paid.std(correction=0) + paid.mean()
+    torch.testing.assert_close(used, expected, atol=1e-5, rtol=0)
+    assert (rollout["reward"] == before).all()

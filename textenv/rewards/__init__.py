@@ -1,0 +1,1 @@
+"""Reward functions: several with weights, and ready-made ones."""

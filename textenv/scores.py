@@ -1,0 +1,148 @@
+"""What a batch of answers earned: read from whatever a reward function returns, and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Earned = float | np.ndarray | None
+"""A number for the answer, float32 a token of it, or None where nothing applies."""
+
+
+class RewardError(ValueError):
+    """A reward function broke its contract; names it, the row, the prompt and the value."""
+
+    answers: Sequence[Mapping[str, Any]] = ()
+    """The answers that were to be scored, with all that a reward function is given of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What each of n answers earned, and of which parts."""
+
+    earned: list[Earned]
+    """In all: a number, one a token, or None for an answer that is left out of the update."""
+    parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """By name of the component: what it added to each answer, weight included; None where it does not apply."""
+    failed: int = 0
+    """Answers that are left out because a function failed on them."""
+
+
+def read_scores(returned: Any, rows: Rows, *, name: str) -> Scores:
+    """Read what a reward function returned for a batch.
+
+    Args:
+        returned: one entry an answer, in order: a number, None, a list of numbers (one a token of the answer), or a
+            mapping from component to number or None; or one mapping from component to such a list.
+        rows: the batch.
+        name: of the function.
+
+    Raises:
+        RewardError: on a wrong count, or what is none of these or not finite.
+    """
+    if isinstance(returned, Scores):
+        return returned
+    if isinstance(returned, Mapping):
+        for column in returned.values():
+            _check_count(column, rows, name=name)
+        returned = [dict(zip(returned, entries, strict=True)) for entries in zip(*returned.values(), strict=True)]
+    _check_count(returned, rows, name=name)
+    earned: list[Earned] = []
+    parts: dict[str, list[float | None]] = {}
+    for row, entry in enumerate(returned):
+        if not isinstance(entry, Mapping):
+            earned.append(_read(entry, rows, row, name))
+            continue
+        named = {str(part): _read(value, rows, row, f"{name}/{part}") for part, value in entry.items()}
+        for part, value in named.items():
+            parts.setdefault(part, [None] * len(rows))[row] = total(value)
+        earned.append(add(list(named.values()), rows.tokens(row)))
+    return Scores(earned=earned, parts=parts)
+
+
+def add(values: Sequence[Earned], tokens: int) -> Earned:
+    """Add what several functions gave; numbers go onto the last of the ``tokens`` where another is dense."""
+    given = [value for value in values if value is not None]
+    if not given:
+        return None
+    if not any(isinstance(value, np.ndarray) for value in given):
+        return float(sum(given))
+    dense = np.zeros(tokens, dtype=np.float32)
+    for value in given:
+        if isinstance(value, np.ndarray):
+            dense += value
+        else:
+            dense[-1] += value
+    return dense
+
+
+def total(value: Earned) -> float | None:
+    """The sum over an answer's tokens."""
+    return float(value.sum()) if isinstance(value, np.ndarray) else value
+
+
+class Rows:
+    """A batch of answers as a reward function is given it: columns by name, one entry an answer.
+
+    Args:
+        columns: ``prompts``, ``completions``, ``completion_ids``, ``terminated``, and the prompts' own.
+        first: number of the first row, where this is a part of a larger batch.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0) -> None:
+        self.columns, self.first = columns, first
+
+    def __len__(self) -> int:
+        return len(self.columns["completions"])
+
+    def tokens(self, row: int) -> int:
+        """Tokens of an answer."""
+        return len(self.columns["completion_ids"][row])
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Some of the answers."""
+        columns = {name: column[start:stop] for name, column in self.columns.items()}
+        return Rows(columns, first=self.first + start)
+
+    def describe(self, row: int) -> str:
+        """Where a row is, for an error."""
+        return f"row {self.first + row} (prompt {self.columns['prompts'][row]!r:.300}, completion " + (
+            f"{self.columns['completions'][row]!r:.300})"
+        )
+
+
+def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
+    if not hasattr(returned, "__len__") or isinstance(returned, str) or len(returned) != len(rows):
+        has_length = hasattr(returned, "__len__") and not isinstance(returned, str)
+        given = f"{len(returned)} values" if has_length else f"{returned!r:.200}"
+        raise RewardError(
+            f"reward {name!r} returned {given} for {len(rows)} completions: return a list with one number for each"
+        )
+
+
+def _read(entry: Any, rows: Rows, row: int, name: str) -> Earned:
+    """One entry as a number, float32 ``[tokens]``, or None."""
+    if entry is None:
+        return None
+    if hasattr(entry, "detach"):  # a tensor
+        entry = entry.detach().float().cpu().numpy()
+    if isinstance(entry, (Sequence, np.ndarray)) and not isinstance(entry, str) and np.ndim(entry) == 1:
+        dense = np.asarray(entry)
+        if len(dense) != rows.tokens(row):
+            raise RewardError(
+                f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
+                "tokens: return one a token, or one for the whole answer"
+            )
+        if np.issubdtype(dense.dtype, np.number) and np.isfinite(dense).all():
+            return dense.astype(np.float32)
+    else:
+        try:
+            if not isinstance(entry, str) and math.isfinite(entry):
+                return float(entry)
+        except (TypeError, ValueError):  # a list of lists, an object
+            pass
+    raise RewardError(f"reward {name!r} returned {entry!r:.200} in {rows.describe(row)}: expected a finite number")
