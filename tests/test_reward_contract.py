@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
+from slow_rewards import hangs, own_process, slow_square
 from test_conversation import Parrot
 
 from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
@@ -256,25 +257,10 @@ def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     start = time.monotonic()
     rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
     with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
-        Rewards(hangs, timeout=4 if processes else 0.3, processes=processes)(**rows)
-    scores = Rewards(hangs, timeout=4 if processes else 0.3, processes=processes, on_error="skip")(**rows)
+        Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes)(**rows)
+    scores = Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes, on_error="skip")(**rows)
     assert scores.earned == [1.0, None, 1.0]
     assert time.monotonic() - start < 60
-
-
-def hangs(completions):
-    if "hang" in completions:
-        time.sleep(1000)
-    return [1.0] * len(completions)
-
-
-def own_process(completions):
-    return [float(os.getpid()) for _ in completions]
-
-
-def slow_square(completions):
-    time.sleep(0.3 if "0" in completions else 0.0)
-    return [float(text) ** 2 for text in completions]
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -345,7 +331,7 @@ def history(scores, variety):
 def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
     watch = HackingWatch()
     rising, falling = np.linspace(1, 5, 30), np.linspace(0.8, 0.1, 30)
-    with pytest.warns(UserWarning, match=r"score rises \(.* distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
+    with pytest.warns(UserWarning, match=r"score rises \(.*distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
         for metrics in history(rising, falling):
             watch.look(metrics)
     assert len(caught) == 1
