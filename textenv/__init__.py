@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from textenv.registration import register_envs
 
 if TYPE_CHECKING:
+    from textenv.asker import Asker, Question
     from textenv.checker import check_text_env
     from textenv.env import TextEnv
+    from textenv.feedback_file import FeedbackFile
+    from textenv.human import FeedbackStopped, HumanReward
     from textenv.kl import KLPenalty, k1
     from textenv.kl_wrappers import KLReward, ReferenceReward
     from textenv.lm.classifier import Classifier
@@ -20,25 +23,32 @@ if TYPE_CHECKING:
     from textenv.rendering import render_rollout
     from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
+    from textenv.terminal_asker import TerminalAsker
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
     from textenv.torchrl_adapter import from_torchrl, to_torchrl
     from textenv.vector_env import TextVectorEnv
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
+    "Asker": "textenv.asker",
     "Classifier": "textenv.lm.classifier",
     "Conversation": "textenv.task",
+    "FeedbackFile": "textenv.feedback_file",
+    "FeedbackStopped": "textenv.human",
     "FunctionTask": "textenv.task",
+    "HumanReward": "textenv.human",
     "KLPenalty": "textenv.kl",
     "KLReward": "textenv.kl_wrappers",
     "LanguageModel": "textenv.lm.model",
     "Prompt": "textenv.prompts",
     "PromptList": "textenv.prompts",
+    "Question": "textenv.asker",
     "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
+    "TerminalAsker": "textenv.terminal_asker",
     "TextEnv": "textenv.env",
     "TextVectorEnv": "textenv.vector_env",
     "TokenEnv": "textenv.token_env",
@@ -55,10 +65,11 @@ _HOMES = {
     "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
-    "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReasoningGym", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv",
-    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl",
-    "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
+    "Asker", "Classifier", "Conversation", "FeedbackFile", "FeedbackStopped", "FunctionTask", "HumanReward",
+    "KLPenalty", "KLReward", "LanguageModel", "Prompt", "PromptList", "Question", "ReasoningGym",
+    "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TerminalAsker", "TextEnv", "TextVectorEnv",
+    "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl", "k1",
+    "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
 
