@@ -1,0 +1,40 @@
+"""Train a language model on your own thumbs for a handful of its responses; a reward model scores the rest.
+
+python examples/human_feedback.py
+
+Your answers are in runs/thumbs.jsonl as you give them. Quit when you like: the same command asks only what is missing.
+"""
+
+from algos import PPO, LMPolicy, presets
+from textenv import Classifier, FeedbackStopped, HumanReward, KLPenalty, TerminalAsker, TextVectorEnv
+
+PER_BATCH = 4 / presets.TEXT.episodes  # of the 128 responses between two updates, you are asked about 4
+
+
+def main(total_steps=6_000, asker=None, file="runs/thumbs.jsonl"):
+    policy = LMPolicy.load("embedded", seed=1)
+    classifier = Classifier.load("embedded")
+
+    def positive(prompts, completions, **columns):
+        """The reward model: probability of positive sentiment."""
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        return classifier.probability(texts).tolist()
+
+    human = HumanReward(file, scale="thumbs", asker=asker or TerminalAsker(), otherwise=positive, share=PER_BATCH)
+    env = TextVectorEnv(
+        prompts=["this film", "the new comedy", "her second drama"],
+        reward=human,
+        tokenizer=policy.lm.tokenizer,
+        num_envs=64,
+    )
+    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))
+    for metrics in agent.learn(total_steps):
+        print(f"{metrics['steps']:>6} steps  reward {metrics['episode/return']:.2f}  KL {metrics['reference/kl']:.2f}")
+    print(f"{len(human.file.scored())} thumbs in {human.file.path}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FeedbackStopped as stopped:
+        print(stopped)
