@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from textenv.env import TextEnv
     from textenv.kl import KLPenalty, k1
     from textenv.kl_wrappers import KLReward, ReferenceReward
-    from textenv.lm.classifier import Classifier
     from textenv.lm.model import LanguageModel
+    from textenv.lm.reward_model import RewardModel
     from textenv.prompt_files import load_prompts
     from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
     from textenv.reasoning_gym import ReasoningGym
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
-    "Classifier": "textenv.lm.classifier",
     "Conversation": "textenv.task",
     "FunctionTask": "textenv.task",
     "KLPenalty": "textenv.kl",
@@ -36,6 +35,7 @@ _HOMES = {
     "PromptList": "textenv.prompts",
     "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
+    "RewardModel": "textenv.lm.reward_model",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
@@ -55,10 +55,10 @@ _HOMES = {
     "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
-    "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReasoningGym", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv",
-    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl",
-    "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
+    "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt", "PromptList",
+    "ReasoningGym", "ReferenceReward", "RewardModel", "StringGames", "TRUNCATED", "Task", "TextEnv",
+    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env",
+    "from_torchrl", "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
 
