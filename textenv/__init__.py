@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
     from textenv.reasoning_gym import ReasoningGym
     from textenv.rendering import render_rollout
+    from textenv.reward_checker import check_reward
     from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
@@ -45,6 +46,7 @@ _HOMES = {
     "TokenVectorEnv": "textenv.token_env",
     "Turn": "textenv.task",
     "check_no_overlap": "textenv.prompts",
+    "check_reward": "textenv.reward_checker",
     "check_text_env": "textenv.checker",
     "from_torchrl": "textenv.torchrl_adapter",
     "k1": "textenv.kl",
@@ -57,7 +59,7 @@ _HOMES = {
 __all__ = [
     "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt", "PromptList",
     "ReasoningGym", "ReferenceReward", "RewardModel", "StringGames", "TRUNCATED", "Task", "TextEnv",
-    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env",
+    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_reward", "check_text_env",
     "from_torchrl", "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
