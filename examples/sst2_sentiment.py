@@ -30,7 +30,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from algos import PPO, LMPolicy, evaluate, presets
-from textenv import Classifier, KLPenalty, TextVectorEnv
+from textenv import KLPenalty, RewardModel, TextVectorEnv
 from textenv.rollout import sequences
 
 CONTEXT = 64  # tokens that every model here reads at most
@@ -158,7 +158,7 @@ class BagOfWords(nn.Module):
         return SequenceClassifierOutput(logits=self.output(nn.functional.dropout(mean, 0.3, self.training)))
 
     @torch.no_grad()
-    def probability(self, texts):
+    def scores(self, texts):
         """Probability of "positive" for each text."""
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
         return self(batch["input_ids"], batch["attention_mask"]).logits.softmax(-1)[:, 1]
@@ -226,7 +226,7 @@ def measure(env, policy, reference, second):
     answers = [tokenizer.decode(action[own]) for action, own in zip(rollout["action"], mask, strict=True)]
     figures = {
         "score": sum(scores) / episodes,
-        "second_classifier": second.probability(texts).mean().item(),
+        "second_classifier": second.scores(texts).mean().item(),
         "kl": rollout["kl"].sum().item() / episodes,
         "reference_perplexity": rollout["reference_log_prob"][mask].mean().neg().exp().item(),
         "distinct_2": distinct_2(answers),
@@ -237,14 +237,8 @@ def measure(env, policy, reference, second):
 
 def make_environment(prompts, classifier, tokenizer, num_envs):
     """Prompt, 12 tokens (the end of the text is forbidden), and the probability that the whole is positive."""
-
-    def reward(prompts, completions, **columns):
-        return classifier.probability(
-            [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
-        ).tolist()
-
     return TextVectorEnv(
-        prompts=prompts, reward=reward, tokenizer=tokenizer, num_envs=num_envs, max_new_tokens=NEW_TOKENS,
+        prompts=prompts, reward=classifier, tokenizer=tokenizer, num_envs=num_envs, max_new_tokens=NEW_TOKENS,
         forbidden=[tokenizer.eos_token_id, tokenizer.pad_token_id],
     )  # fmt: skip
 
@@ -291,9 +285,9 @@ def main():
     bert, second = make_bert(tokenizer), BagOfWords(tokenizer)
     train_classifier(bert, texts, labels, tokenizer, epochs=4, learning_rate=1e-3)
     train_classifier(second, texts, labels, tokenizer, epochs=6, learning_rate=2e-3)
-    classifier = Classifier(bert, tokenizer)
+    classifier = RewardModel(bert, tokenizer)
     accuracy = {
-        name: ((judge.probability(dev_texts) > 0.5) == dev_labels.bool()).float().mean().item()
+        name: ((judge.scores(dev_texts) > 0.5) == dev_labels.bool()).float().mean().item()
         for name, judge in (("reward", classifier), ("second", second))
     }
     print(f"{time.perf_counter() - start:4.0f} s: classifiers trained, accuracy on dev.tsv {accuracy}", flush=True)

@@ -8,7 +8,7 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 
 import algos
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
-from textenv import Classifier, KLPenalty, LanguageModel, TextVectorEnv, make_task
+from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv, make_task
 
 EOS = WORDS.index("<eos>")
 
@@ -41,7 +41,7 @@ def test_unknown_model(tmp_path):
     with refused(ValueError, str(tmp_path), "folder without the files"):
         LMPolicy.load(tmp_path)
     with refused(ValueError, "no-such-model"):
-        Classifier.load("no-such-model")
+        RewardModel.load("no-such-model")
 
 
 def test_tokenizer_with_an_id_beyond_the_models_vocabulary():
@@ -238,7 +238,7 @@ def test_classifier_without_such_a_label():
 
     config = GPT2Config(vocab_size=9, n_layer=1, n_embd=8, n_head=1, n_positions=16, pad_token_id=8)
     with refused(ValueError, "positive", "label_0"):
-        Classifier(GPT2ForSequenceClassification(config), make_tokenizer(WORDS))
+        RewardModel(GPT2ForSequenceClassification(config), make_tokenizer(WORDS))
 
 
 def test_folder_without_an_agent(tmp_path):

@@ -20,7 +20,7 @@ from test_lm_runtime import MODELS
 from torch.nn import functional as F  # noqa: N812
 
 from algos import LMPolicy, collect
-from textenv import Classifier, KLPenalty, LanguageModel, TextEnv, TextVectorEnv
+from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -93,7 +93,7 @@ def make_classifier_model(name, pad=PAD):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_row_03_padding_on_either_side_moves_no_reward_of_a_classifier(name):
     model = make_classifier_model(name)
-    classifier = Classifier(model, make_tokenizer(WORDS))
+    classifier = RewardModel(model, make_tokenizer(WORDS))
     texts = [[1, 2, 3, 5], [4], [6, 0]]
     with torch.no_grad():
         plain = [model(input_ids=torch.tensor([text])).logits[0].softmax(-1)[1] for text in texts]
@@ -101,16 +101,16 @@ def test_row_03_padding_on_either_side_moves_no_reward_of_a_classifier(name):
         for text, expected in zip(texts, plain, strict=True):
             ids = torch.tensor([[PAD] * left + text + [PAD] * right, [1] * (left + len(text) + right)])
             mask = torch.tensor([[0] * left + [1] * len(text) + [0] * right, [1] * (left + len(text) + right)])
-            torch.testing.assert_close(classifier.score(ids, mask)[0], expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(classifier.score_ids(ids, mask)[0], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("pad", [EOS, None])
 def test_row_03_a_classifier_whose_config_names_another_pad_id_still_reads_the_last_real_token(pad):
     """`transformers` finds the last token by the model's pad id, our padding is the tokenizer's."""
-    right = Classifier(make_classifier_model("gpt2"), make_tokenizer(WORDS))
-    other = Classifier(make_classifier_model("gpt2", pad=pad), make_tokenizer(WORDS))
+    right = RewardModel(make_classifier_model("gpt2"), make_tokenizer(WORDS))
+    other = RewardModel(make_classifier_model("gpt2", pad=pad), make_tokenizer(WORDS))
     texts = ["a b c d good", "b", "bad bad"]
-    torch.testing.assert_close(other.probability(texts), right.probability(texts), atol=1e-6, rtol=0)
+    torch.testing.assert_close(other.scores(texts), right.scores(texts), atol=1e-6, rtol=0)
 
 
 # --- rows 4, 5, 6: EOS, shifts, the score's place --------------------------------------------------------------------

@@ -8,48 +8,60 @@ from typing import TYPE_CHECKING, Any
 from textenv.registration import register_envs
 
 if TYPE_CHECKING:
+    from textenv.asker import Asker, Question
     from textenv.checker import check_text_env
     from textenv.env import TextEnv
+    from textenv.feedback_file import FeedbackFile
+    from textenv.human import FeedbackStopped, HumanReward
     from textenv.kl import KLPenalty, k1
     from textenv.kl_wrappers import KLReward, ReferenceReward
-    from textenv.lm.classifier import Classifier
     from textenv.lm.model import LanguageModel
+    from textenv.lm.reward_model import RewardModel
     from textenv.prompt_files import load_prompts
     from textenv.prompts import Prompt, PromptList, check_no_overlap, split_prompts
     from textenv.reasoning_gym import ReasoningGym
     from textenv.rendering import render_rollout
+    from textenv.reward_checker import check_reward
     from textenv.rewards.composite import Rewards
     from textenv.scores import RewardError, Scores
     from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
     from textenv.tasks import make_task
+    from textenv.terminal_asker import TerminalAsker
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
     from textenv.torchrl_adapter import from_torchrl, to_torchrl
     from textenv.vector_env import TextVectorEnv
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
-    "Classifier": "textenv.lm.classifier",
+    "Asker": "textenv.asker",
     "Conversation": "textenv.task",
+    "FeedbackFile": "textenv.feedback_file",
+    "FeedbackStopped": "textenv.human",
     "FunctionTask": "textenv.task",
+    "HumanReward": "textenv.human",
     "KLPenalty": "textenv.kl",
     "KLReward": "textenv.kl_wrappers",
     "LanguageModel": "textenv.lm.model",
     "Prompt": "textenv.prompts",
     "PromptList": "textenv.prompts",
+    "Question": "textenv.asker",
     "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
     "RewardError": "textenv.scores",
+    "RewardModel": "textenv.lm.reward_model",
     "Rewards": "textenv.rewards.composite",
     "Scores": "textenv.scores",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
+    "TerminalAsker": "textenv.terminal_asker",
     "TextEnv": "textenv.env",
     "TextVectorEnv": "textenv.vector_env",
     "TokenEnv": "textenv.token_env",
     "TokenVectorEnv": "textenv.token_env",
     "Turn": "textenv.task",
     "check_no_overlap": "textenv.prompts",
+    "check_reward": "textenv.reward_checker",
     "check_text_env": "textenv.checker",
     "from_torchrl": "textenv.torchrl_adapter",
     "k1": "textenv.kl",
@@ -60,9 +72,10 @@ _HOMES = {
     "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
-    "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReasoningGym", "ReferenceReward", "RewardError", "Rewards", "Scores", "StringGames",
-    "TRUNCATED", "Task", "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap",
+    "Asker", "Conversation", "FeedbackFile", "FeedbackStopped", "FunctionTask", "HumanReward", "KLPenalty",
+    "KLReward", "LanguageModel", "Prompt", "PromptList", "Question", "ReasoningGym", "ReferenceReward",
+    "RewardError", "RewardModel", "Rewards", "Scores", "StringGames", "TRUNCATED", "Task", "TerminalAsker",
+    "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_reward",
     "check_text_env", "from_torchrl", "k1", "load_prompts", "make_task", "render_rollout", "split_prompts",
     "to_torchrl",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from textenv.task import Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from textenv.lm.classifier import Classifier
+    from textenv.lm.reward_model import RewardModel
 
 
 class Periods(PromptList):
@@ -62,20 +62,20 @@ class Reviews(PromptList):
 
         super().__init__(split_prompts(openings(), split))
         self._name = classifier
-        self._classifier: Classifier | None = None
+        self._classifier: RewardModel | None = None
 
     @property
-    def classifier(self) -> Classifier:
+    def classifier(self) -> RewardModel:
         """The classifier, loaded at first use."""
         if self._classifier is None:
-            from textenv.lm.classifier import Classifier
+            from textenv.lm.reward_model import RewardModel
 
-            self._classifier = Classifier.load(self._name)
+            self._classifier = RewardModel.load(self._name, label="positive")
         return self._classifier
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
-        return self.classifier.probability([turn.prompt_text + turn.completion for turn in turns]).tolist()
+        return self.classifier.scores([turn.prompt_text + turn.completion for turn in turns]).tolist()
 
     @staticmethod
     def accepts(turn: Turn) -> bool:

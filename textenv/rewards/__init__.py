@@ -1,1 +1,18 @@
-"""Reward functions: several with weights, and ready-made ones."""
+"""Ready-made reward functions, each made by a call: ``reward=rewards.numeric_answer()``; and transforms of them.
+
+A reward function is ``f(prompts, completions, **columns) -> list[float | None]``, called by keyword with one entry a
+row; see `textenv.rewards.composite.RewardFunction`. None means that it does not apply to the row.
+"""
+
+from textenv.rewards.calling import load_function
+from textenv.rewards.composite import Rewards
+from textenv.rewards.lengths import length_window, repetition, unfinished
+from textenv.rewards.numeric import numeric_answer
+from textenv.rewards.patterns import forbidden_words, format_tags, keyword_count, matches
+from textenv.rewards.references import exact_answer, sentiment, token_f1
+from textenv.rewards.transforms import Normalize, clip, whiten
+
+__all__ = [
+    "Normalize", "Rewards", "clip", "exact_answer", "forbidden_words", "format_tags", "keyword_count", "length_window",
+    "load_function", "matches", "numeric_answer", "repetition", "sentiment", "token_f1", "unfinished", "whiten",
+]  # fmt: skip

@@ -1,0 +1,199 @@
+"""`RewardModel`: a sequence classifier of `transformers` as a reward function."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from textenv.lm.loading import EMBEDDED, from_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+POSITIVE = "positive"
+
+
+class RewardModel:
+    """What a model says about prompt and answer together: its score, or how likely a label is.
+
+    A causal model is read at the last real token, whatever the padding and whatever the pad token: `transformers`
+    finds it by comparing ids with the pad id, which goes wrong where a text ends with the token that pads. Texts that
+    are too long lose their beginning, and a warning says so once.
+
+    Args:
+        model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
+        tokenizer: its tokenizer (a copy is kept). Chat prompts are rendered by its chat template.
+        label: name or index of the label whose probability is the score. None is the raw score of a head with one
+            output, and ``"positive"`` where there are several.
+        log_odds: give ``log(p / (1 - p))`` instead of the probability p.
+        batch_size: most texts that run together; they are sorted by length first.
+
+    Raises:
+        ValueError: if the model has no such label, or one output and a label (or log-odds) is asked of it.
+
+    Example:
+        >>> rate = RewardModel.load("embedded")  # doctest: +SKIP
+        >>> rate(prompts=["this film was"], completions=[" a joy from start to finish."])  # doctest: +SKIP
+    """
+
+    __name__ = "reward_model"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        label: str | int | None = None,
+        log_odds: bool = False,
+        batch_size: int = 32,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1 text")
+        self.model, self.tokenizer = model.eval().requires_grad_(False), copy.deepcopy(tokenizer)
+        self.tokenizer.truncation_side = "left"
+        self.index = _label_index(model, label)
+        if log_odds and self.index is None:
+            raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
+        self.log_odds = log_odds
+        # With fewer rows than ids there is always an id that no row ends with: see `_read_the_last`.
+        self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
+        self.max_tokens = _most_tokens(model, tokenizer)
+        self._has_warned = False
+
+    @classmethod
+    def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
+        """Load model and tokenizer: ``"embedded"`` (sentiment of reviews), a local folder, or a hub name.
+
+        Args:
+            name: the model; its weights keep the dtype that they were saved in.
+            options: see the class.
+
+        Raises:
+            ValueError: if it cannot be read; and as the class does.
+        """
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        auto = AutoModelForSequenceClassification
+        model = from_pretrained(auto, name, "classifier", use_safetensors=True, dtype="auto")
+        return cls(model, from_pretrained(AutoTokenizer, name, "classifier"), **options)
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score answers as a reward function does: prompt and answer as one text, or as one chat."""
+        ids = [self._encode(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
+        return self._score_rows(ids).tolist()
+
+    def scores(self, texts: Sequence[str]) -> Tensor:
+        """Score of each text, float32 ``[len(texts)]``."""
+        return self._score_rows([self._encode(text, "") for text in texts])
+
+    @torch.no_grad()
+    def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Score of token ids, int64 ``[B, L]``, where ``attention_mask`` is 1 on real tokens: float32 ``[B]``.
+
+        Raises:
+            ValueError: if a row has no real token.
+        """
+        rows = [ids[known.bool()].tolist() for ids, known in zip(input_ids, attention_mask, strict=True)]
+        if not all(rows):
+            raise ValueError(f"row {rows.index([])} has no token that attention_mask marks as real")
+        return self._score_rows(rows)
+
+    @torch.no_grad()
+    def _score_rows(self, rows: Sequence[list[int]]) -> Tensor:
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        scores = torch.zeros(len(rows))
+        for start in range(0, len(rows), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            scores[chosen] = self._reward_of(self._read_the_last([rows[row] for row in chosen])).cpu()
+        return scores
+
+    def _read_the_last(self, rows: list[list[int]]) -> Tensor:
+        """Logits ``[B, labels]`` of unpadded rows.
+
+        Padded on the right, where positions need no care and BERT's first token stays the first, with an id that no
+        row ends with, which the model's configuration names as long as this takes.
+        """
+        last = {ids[-1] for ids in rows}
+        usual = self.tokenizer.pad_token_id
+        pad = usual if usual not in last | {None} else next(i for i in range(len(last) + 1) if i not in last)
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        device = self.model.device
+        with _pad_id(self.model.config.get_text_config(), pad):
+            return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
+
+    def _reward_of(self, logits: Tensor) -> Tensor:
+        if self.index is None:
+            return logits[:, 0]
+        if self.model.config.problem_type == "multi_label_classification":
+            logit = logits[:, self.index]
+            return logit if self.log_odds else logit.sigmoid()
+        if not self.log_odds:
+            return logits.softmax(-1)[:, self.index]
+        others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
+        return logits[:, self.index] - others.logsumexp(-1)
+
+    def _encode(self, prompt: Any, completion: Any) -> list[int]:
+        """Ids of prompt and answer; never none, since a model reads at least one token."""
+        is_text = isinstance(prompt, str)
+        text = prompt + completion if is_text else self._render([*prompt, *completion])
+        options: dict[str, Any] = {"add_special_tokens": is_text, "verbose": False}  # a template writes its own
+        ids = list(self.tokenizer(text, **options)["input_ids"])
+        if len(ids) > self.max_tokens:
+            if not self._has_warned:
+                logger.warning("a text of %d tokens loses its beginning: the model reads %d", len(ids), self.max_tokens)
+                self._has_warned = True
+            ids = list(self.tokenizer(text, truncation=True, max_length=self.max_tokens, **options)["input_ids"])
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.bos_token_id)
+        return ids or [next((token for token in known if token is not None), 0)]
+
+    def _render(self, messages: list[Any]) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "a chat is to be scored, but the reward model's tokenizer has no chat template: set "
+                "tokenizer.chat_template, or give the prompts as text"
+            )
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+
+
+def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
+    """Column of the logits; None for the raw score of a head with one output."""
+    labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
+    if model.config.num_labels == 1:
+        if label is not None:
+            raise ValueError(f"label is {label!r}, but the model has one output, a raw score: leave the label out")
+        return None
+    wanted = POSITIVE if label is None else label
+    index = wanted if isinstance(wanted, int) else labels.get(wanted.lower(), -1)
+    if index not in labels.values():
+        raise ValueError(f"label is {wanted!r}, the model has {sorted(labels)}: name one of them")
+    return index
+
+
+def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """What the model reads at most: the positions that it has, or fewer if its tokenizer says so."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from its pad id on.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions -= module.padding_idx + 1
+    return int(min(positions, tokenizer.model_max_length))
+
+
+@contextmanager
+def _pad_id(config: Any, pad: int) -> Iterator[None]:
+    before = config.pad_token_id
+    config.pad_token_id = pad
+    try:
+        yield
+    finally:
+        config.pad_token_id = before

@@ -1,0 +1,117 @@
+"""Calling reward functions: by keyword, with the columns that they take, asynchronous ones too; and finding them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def reward_name(function: Any) -> str:
+    """How a reward function is called in messages and tables."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def call_reward(function: Callable[..., Any], columns: dict[str, Any]) -> Any:
+    """What a reward function returns when it is given by keyword what its signature takes.
+
+    Args:
+        function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are waited for.
+        columns: ``prompts``, ``completions``, ``completion_ids``, ``terminated`` and those of the prompts.
+
+    Raises:
+        ValueError: if it needs a column that is not there.
+    """
+    parameters = _parameters(function)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        given = dict(columns)
+    else:
+        given = {each.name: columns[each.name] for each in parameters if each.name in columns}
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and each.name not in given
+    ]
+    if missing:
+        raise ValueError(
+            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but there are "
+            f"{sorted(columns)}: give prompts with that column, one entry a row, or the parameter a default"
+        )
+    found = function(**given)
+    return _wait(found) if inspect.isawaitable(found) else found
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin without a signature
+        return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("prompts", "completions")]
+
+
+def _wait(found: Any) -> Any:
+    async def result() -> Any:
+        return await found
+
+    # A thread of its own: whoever calls may be inside an event loop (a notebook is).
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, result()).result()
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that ``"path/to/file.py:name"`` or ``"package.module:name"`` means.
+
+    Raises:
+        ValueError: if it is written otherwise, the file or module is not there or raises while it is read, or has no
+            such function.
+
+    Example:
+        >>> load_function("textenv.rewards:unfinished").__name__
+        'unfinished'
+    """
+    place, _, function_name = name.rpartition(":")
+    if not place or not function_name.isidentifier():
+        raise ValueError(f"{name!r} names no function: write my_rewards.py:name or package.module:name")
+    module = _read_file(Path(place)) if place.endswith(".py") else _read_module(place)
+    found = getattr(module, function_name, None)
+    if not callable(found):
+        here = [key for key, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
+        kind = "nothing" if found is None else f"a {type(found).__name__}, no function,"
+        raise ValueError(f"{place} has {kind} of the name {function_name!r}; its functions are {', '.join(here)}")
+    return found
+
+
+def _read_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
+    module = importlib.util.module_from_spec(spec)
+    with _explained(str(path), path.parent.resolve()):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _read_module(name: str) -> ModuleType:
+    with _explained(name, Path.cwd()):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _explained(place: str, folder: Path) -> Iterator[None]:
+    """With a folder to import from, and with an error that says what was being read."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    except Exception as error:  # whatever a stranger's module raises
+        raise ValueError(f"{place} could not be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(folder))

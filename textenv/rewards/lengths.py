@@ -1,0 +1,83 @@
+"""Rewards for how an answer goes on: its length, its repetitions, and whether it comes to an end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from textenv.rewards.answer import answer_text
+from textenv.rewards.patterns import Scores
+
+
+def length_window(least: int, most: int, *, edge: int = 0) -> Scores:
+    """1 where an answer has `least` to `most` tokens, down to 0 on a line of `edge` tokens on either side.
+
+    Tokens are the policy's own, EOS included (the unit of ``max_new_tokens``), so languages without spaces count
+    alike. The soft edge is DAPO's (Yu et al. 2025, eq. 13).
+
+    Raises:
+        ValueError: unless 0 <= least <= most and edge >= 0.
+
+    Example:
+        >>> ids = [[5, 6], [5, 6, 7], [5] * 6]
+        >>> length_window(3, 4, edge=2)(prompts=["a"] * 3, completions=["b c", "b c d", "b" * 6], completion_ids=ids)
+        [0.5, 1.0, 0.0]
+    """
+    if not 0 <= least <= most or edge < 0:
+        raise ValueError(f"least, most and edge are {least}, {most}, {edge}: expected 0 <= least <= most and 0 <= edge")
+
+    def length_window(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        outside = (max(least - len(ids), len(ids) - most, 0) for ids in completion_ids)
+        return [1 - min(beyond / edge, 1.0) if edge else float(not beyond) for beyond in outside]
+
+    return length_window
+
+
+def repetition(n: int = 3) -> Scores:
+    """Minus the share of the answer's word n-grams that were there before: 0 where none repeats.
+
+    The penalty of Yeo et al. (2025, arXiv:2502.03373, appendix), unscaled. Words are what white space separates.
+
+    Raises:
+        ValueError: if n is below 1.
+
+    Example:
+        >>> repetition(2)(prompts=["a"] * 2, completions=["so good so good so good", "so good and so true"])
+        [-0.6, 0.0]
+    """
+    if n < 1:
+        raise ValueError(f"n is {n}, expected at least 1 word")
+
+    def repetition(completions: list[Any], **columns: Any) -> list[float]:
+        return [_repeated(answer_text(answer).split(), n) for answer in completions]
+
+    return repetition
+
+
+def _repeated(words: list[str], n: int) -> float:
+    grams = len(words) - n + 1
+    if grams < 2:
+        return 0.0
+    return len({tuple(words[start : start + n]) for start in range(grams)}) / grams - 1
+
+
+def unfinished(penalty: float = 1.0) -> Scores:
+    """Minus the penalty where the policy did not end its answer itself (the missing-EOS penalty), else 0.
+
+    It asks the environment whether the answer was ended, by EOS or by a stop token or text, and looks at no token:
+    which one ends an answer is not for a reward to know.
+
+    Raises:
+        ValueError: if the penalty is negative or not finite.
+
+    Example:
+        >>> unfinished(2.0)(prompts=["a"] * 2, completions=["b.", "b c d"], terminated=[True, False])
+        [0.0, -2.0]
+    """
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty is {penalty}, expected what an unfinished answer pays, at least 0")
+
+    def unfinished(terminated: list[bool], **columns: Any) -> list[float]:
+        return [0.0 if ended else -penalty for ended in terminated]
+
+    return unfinished

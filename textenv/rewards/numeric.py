@@ -1,0 +1,120 @@
+"""Numbers in texts, read exactly, and the reward for the right one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from textenv.rewards.answer import answer_text, column_of
+
+MAX_DIGITS = 400
+"""Longer numbers, and powers of ten beyond, are not read: an answer of ``1e999999999`` would take the memory."""
+
+# A digit right after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
+_DECIMAL = (
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
+)
+_NUMBER = re.compile(
+    rf"(?<![A-Za-z_^0-9])(?<![0-9]\.)((?<![)\]])[-+])?({_DECIMAL})(?: ?/ ?([-+]?{_DECIMAL}))?(?: ?(%))?"
+)
+_TEX_FRACTION = re.compile(rf"((?<![0-9])[-+])?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
+_CURRENCY = re.compile(r"((?<![0-9])[-+])?\\?[$€£¥₹]([-+]?)")
+_HASHES = re.compile(r"####[ \t]*(?=[-+.$]{0,3}[0-9])")
+
+
+def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
+    """1 where the answer's number equals the column's exactly, else 0; None where the column has no number.
+
+    The answer's number is that of its last complete ``\\boxed{}``, else what follows its last ``####`` (GSM8K), else
+    its last number. Read are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and ``1.5e3``,
+    with a point for the decimals; no mixed numbers (``1 1/2`` is one half), and nothing longer than 400 digits.
+    Compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3.
+
+    Args:
+        column: of the prompts; a number, or a text that is read in the same way.
+
+    Example:
+        >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]
+        >>> numeric_answer()(prompts=["1-1/2="] * 4, completions=answers, answer=["0.5"] * 4)
+        [1.0, 1.0, 0.0, 0.0]
+    """
+
+    def numeric_answer(completions: list[Any], **columns: Any) -> list[float | None]:
+        scores: list[float | None] = []
+        for answer, right in zip(completions, column_of(columns, column, "numeric_answer"), strict=True):
+            wanted = as_fraction(right)
+            scores.append(None if wanted is None else float(find_number(answer_text(answer)) == wanted))
+        return scores
+
+    return numeric_answer
+
+
+def as_fraction(number: Any) -> Fraction | None:
+    """The exact value of a number or of the text of one; a float means the decimal number that it prints as."""
+    if isinstance(number, (int, Fraction)):
+        return Fraction(number)
+    return None if number is None else find_number(str(number))
+
+
+def find_number(text: str) -> Fraction | None:
+    """The number that a text gives as its answer; None if it has none that can be read. See `numeric_answer`.
+
+    >>> find_number(r"2 + 2 = \\boxed{\\frac{8}{2}}, not 5")
+    Fraction(4, 1)
+    """
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return _last_number(boxed)
+    hashes = _last(_HASHES, text)
+    if hashes and (first := _NUMBER.search(_plain(text[hashes.end() :]))):
+        return _value(first)
+    return _last_number(text)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last complete ``\boxed{...}`` holds, braces inside included; None if there is none."""
+    opened: list[int] = []
+    found = None
+    for brace in re.finditer(r"(\\boxed ?)?\{|\}", text):
+        if brace[0] != "}":
+            opened.append(brace.end() if brace[1] else -1)
+        elif opened and (start := opened.pop()) >= 0:
+            found = (start, brace.start())
+    return text[slice(*found)] if found else None
+
+
+def _last_number(text: str) -> Fraction | None:
+    last = _last(_NUMBER, _plain(text))
+    return _value(last) if last else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = deque(pattern.finditer(text), maxlen=1)
+    return found[0] if found else None
+
+
+def _plain(text: str) -> str:
+    """Without currency signs, TeX's fractions and thin spaces, and typographic minus signs."""
+    text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    text = _TEX_FRACTION.sub(r" \1\2/\3 ", text.replace("\\%", "%"))
+    return _CURRENCY.sub(r" \1\2", text)
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    sign, above, below, percent = found.groups()
+    value, divisor = _decimal(above), _decimal(below or "1")
+    if value is None or not divisor:
+        return None
+    value = value / divisor / (100 if percent else 1)
+    return -value if sign == "-" else value
+
+
+def _decimal(digits: str) -> Fraction | None:
+    power = re.split("[eE]", digits)[1:]
+    if len(digits) > MAX_DIGITS or (power and math.fabs(int(power[0])) > MAX_DIGITS):
+        return None
+    return Fraction(digits.replace(",", ""))

@@ -1,0 +1,111 @@
+"""Rewards for what an answer looks like: a pattern, tags in order, words to use and words to leave out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from textenv.rewards.answer import answer_text, any_of
+
+Scores = Callable[..., list[float]]
+"""A reward function that applies to every row."""
+
+
+def matches(pattern: str) -> Scores:
+    """1 where the regular expression is found in the answer, else 0.
+
+    Raises:
+        ValueError: if the pattern is no regular expression.
+
+    Example:
+        >>> matches(r"^[0-9]+$")(prompts=["2+2="] * 2, completions=["4", "four"])
+        [1.0, 0.0]
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from error
+
+    def matches(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(compiled.search(answer_text(answer)) is not None) for answer in completions]
+
+    return matches
+
+
+def format_tags(*tags: str) -> Scores:
+    """1 where the answer is these elements, each once and in this order, with only white space between, else 0.
+
+    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2).
+
+    Args:
+        tags: names; ``"think", "answer"`` by default.
+
+    Raises:
+        ValueError: if a name is no word.
+
+    Example:
+        >>> answers = ["<think>2 and 2</think> <answer>4</answer>", "<answer>4</answer>"]
+        >>> format_tags("think", "answer")(prompts=["2+2="] * 2, completions=answers)
+        [1.0, 0.0]
+    """
+    names = tags or ("think", "answer")
+    if not all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in names):
+        raise ValueError(f"tags are {names}, expected names without brackets such as 'think'")
+
+    def format_tags(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(_is_tagged(answer_text(answer), names)) for answer in completions]
+
+    return format_tags
+
+
+def _is_tagged(text: str, names: tuple[str, ...]) -> bool:
+    marks = [mark for name in dict.fromkeys(names) for mark in (f"<{name}>", f"</{name}>")]
+    if any(text.count(mark) != names.count(mark.strip("</>")) for mark in marks):
+        return False
+    for name in names:
+        text = text.lstrip()
+        _, closed, after = text.removeprefix(f"<{name}>").partition(f"</{name}>")
+        if not text.startswith(f"<{name}>") or not closed:
+            return False
+        text = after
+    return not text.strip()
+
+
+def forbidden_words(words: Iterable[str]) -> Scores:
+    """-1 where the answer has one of these words (whole, in any case), else 0.
+
+    Raises:
+        ValueError: if there are none, or one is empty.
+
+    Example:
+        >>> forbidden_words(["sorry"])(prompts=["hi"] * 2, completions=["Sorry, no.", "yes"])
+        [-1.0, 0.0]
+    """
+    found = re.compile(any_of(words), re.IGNORECASE)
+
+    def forbidden_words(completions: list[Any], **columns: Any) -> list[float]:
+        return [-1.0 if found.search(answer_text(answer)) else 0.0 for answer in completions]
+
+    return forbidden_words
+
+
+def keyword_count(words: Iterable[str], *, most: int = 1) -> Scores:
+    """How often the answer has one of these words (whole, in any case), as a share of `most`, above which none counts.
+
+    Raises:
+        ValueError: if there are no words, one is empty, or `most` is below 1.
+
+    Example:
+        >>> keyword_count(["good", "great"], most=2)(prompts=["a"] * 3, completions=["Good.", "great good good", "bad"])
+        [0.5, 1.0, 0.0]
+    """
+    found = re.compile(any_of(words), re.IGNORECASE)
+    if most < 1:
+        raise ValueError(f"most is {most}, expected at least 1 occurrence for the best score")
+
+    def keyword_count(completions: list[Any], **columns: Any) -> list[float]:
+        counts = (sum(1 for _ in found.finditer(answer_text(answer))) for answer in completions)
+        return [min(count, most) / most for count in counts]
+
+    return keyword_count

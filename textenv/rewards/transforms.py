@@ -1,0 +1,136 @@
+"""Transforms of reward functions: each takes one and is one.
+
+`Normalize` and `whiten` make a row's score depend on other rows; `textenv.check_reward` is for the function inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from textenv.rewards.calling import call_reward, reward_name
+
+MaybeScores = list[float | None]
+
+
+class Normalize:
+    """Scores minus their running mean, over their running standard deviation.
+
+    Each batch is taken in first (Chan, Golub and LeVeque 1979, the parallel formula), then scaled by all that was
+    seen, itself included. While all scores were the same they are divided by 1. None rows stay None and are not
+    taken in.
+
+    Args:
+        function: a reward function.
+        center: subtract the mean.
+        scale: divide by the standard deviation (of the population).
+
+    Raises:
+        ValueError: if a score is not finite, which would stay in the mean for ever.
+
+    Example:
+        >>> rate = Normalize(lambda prompts, completions: [float(len(text)) for text in completions])
+        >>> rate(prompts=["a"] * 2, completions=["b", "bcd"])
+        [-1.0, 1.0]
+    """
+
+    def __init__(self, function: Callable[..., Any], *, center: bool = True, scale: bool = True) -> None:
+        self.function, self.center, self.scale = function, center, scale
+        self.__name__ = reward_name(function)
+        self.count, self.mean, self.variance = 0, 0.0, 0.0
+
+    def __call__(self, **columns: Any) -> MaybeScores:
+        """Call the function, take its scores in, and return them normalised."""
+        scores = _scores(self.function, columns)
+        self._add(_known(scores, self.__name__))
+        shift = self.mean if self.center else 0.0
+        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
+        return [None if score is None else (score - shift) / divisor for score in scores]
+
+    def _add(self, scores: np.ndarray) -> None:
+        if not len(scores):
+            return
+        count = self.count + len(scores)
+        share, delta = len(scores) / count, float(scores.mean()) - self.mean
+        self.variance = (1 - share) * self.variance + share * float(scores.var()) + share * (1 - share) * delta**2
+        self.mean += share * delta
+        self.count = count
+
+    def state_dict(self) -> dict[str, float]:
+        """Everything that was learnt, for JSON."""
+        return {"count": self.count, "mean": self.mean, "variance": self.variance}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.count, self.mean, self.variance = int(state["count"]), float(state["mean"]), float(state["variance"])
+
+
+def clip(function: Callable[..., Any], low: float, high: float) -> Callable[..., MaybeScores]:
+    """The function's scores, none below `low` or above `high`; None stays None.
+
+    Raises:
+        ValueError: unless low <= high.
+
+    Example:
+        >>> rate = clip(lambda completions: [len(text) for text in completions], 0, 2)
+        >>> rate(prompts=["a"] * 2, completions=["b", "bcd"])
+        [1.0, 2.0]
+    """
+    if not low <= high:
+        raise ValueError(f"low and high are {low} and {high}, expected low <= high")
+
+    def clipped(**columns: Any) -> MaybeScores:
+        scores = _scores(function, columns)
+        return [None if score is None else float(np.clip(score, low, high)) for score in scores]
+
+    return _named(clipped, function)
+
+
+def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable[..., MaybeScores]:
+    """The function's scores with variance 1 (of the population) in each batch, and mean 0 or (unshifted) their own.
+
+    Equal scores are divided by 1; None stays None. Raises as `Normalize` does.
+
+    Example:
+        >>> rate = whiten(lambda completions: [len(text) for text in completions])
+        >>> rate(prompts=["a"] * 2, completions=["b", "bcd"])
+        [-1.0, 1.0]
+    """
+
+    def whitened(**columns: Any) -> MaybeScores:
+        scores = _scores(function, columns)
+        known = _known(scores, reward_name(function))
+        if not len(known):
+            return scores
+        mean, divisor = float(known.mean()), _deviation(float(known.var()), float(known.mean()))
+        back = 0.0 if shift_mean else mean
+        return [None if score is None else (score - mean) / divisor + back for score in scores]
+
+    return _named(whitened, function)
+
+
+def _named(wrapper: Callable[..., MaybeScores], function: Callable[..., Any]) -> Callable[..., MaybeScores]:
+    wrapper.__name__ = reward_name(function)
+    return wrapper
+
+
+def _scores(function: Callable[..., Any], columns: dict[str, Any]) -> MaybeScores:
+    returned: Sequence[Any] = call_reward(function, columns)
+    return [None if score is None else float(score) for score in returned]
+
+
+def _known(scores: MaybeScores, name: str) -> np.ndarray:
+    known = np.array([score for score in scores if score is not None], dtype=np.float64)
+    if not np.isfinite(known).all():
+        row = next(row for row, score in enumerate(scores) if score is not None and not math.isfinite(score))
+        raise ValueError(f"reward {name!r} returned {scores[row]!r} in row {row}: expected a finite number or None")
+    return known
+
+
+def _deviation(variance: float, mean: float) -> float:
+    """The standard deviation, or 1 where it is no more than rounding."""
+    deviation = math.sqrt(variance)
+    return deviation if deviation > 1e-8 * max(1.0, abs(mean)) else 1.0
