@@ -10,7 +10,9 @@ from textenv.registration import register_envs
 if TYPE_CHECKING:
     from textenv.checker import check_text_env
     from textenv.env import TextEnv
-    from textenv.kl import KLPenalty, k1
+    from textenv.kl import KLPenalty
+    from textenv.kl_coefficients import AdaptiveCoefficient, ScheduledCoefficient
+    from textenv.kl_estimators import k1, k2, k3
     from textenv.kl_wrappers import KLReward, ReferenceReward
     from textenv.lm.classifier import Classifier
     from textenv.lm.model import LanguageModel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
+    "AdaptiveCoefficient": "textenv.kl_coefficients",
     "Classifier": "textenv.lm.classifier",
     "Conversation": "textenv.task",
     "FunctionTask": "textenv.task",
@@ -36,6 +39,7 @@ _HOMES = {
     "PromptList": "textenv.prompts",
     "ReasoningGym": "textenv.reasoning_gym",
     "ReferenceReward": "textenv.kl_wrappers",
+    "ScheduledCoefficient": "textenv.kl_coefficients",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
     "Task": "textenv.task",
@@ -47,7 +51,9 @@ _HOMES = {
     "check_no_overlap": "textenv.prompts",
     "check_text_env": "textenv.checker",
     "from_torchrl": "textenv.torchrl_adapter",
-    "k1": "textenv.kl",
+    "k1": "textenv.kl_estimators",
+    "k2": "textenv.kl_estimators",
+    "k3": "textenv.kl_estimators",
     "load_prompts": "textenv.prompt_files",
     "make_task": "textenv.tasks",
     "render_rollout": "textenv.rendering",
@@ -55,10 +61,10 @@ _HOMES = {
     "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
-    "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel", "Prompt",
-    "PromptList", "ReasoningGym", "ReferenceReward", "StringGames", "TRUNCATED", "Task", "TextEnv",
-    "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env", "from_torchrl",
-    "k1", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
+    "AdaptiveCoefficient", "Classifier", "Conversation", "FunctionTask", "KLPenalty", "KLReward", "LanguageModel",
+    "Prompt", "PromptList", "ReasoningGym", "ReferenceReward", "ScheduledCoefficient", "StringGames", "TRUNCATED",
+    "Task", "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_text_env",
+    "from_torchrl", "k1", "k2", "k3", "load_prompts", "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
 
