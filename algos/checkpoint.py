@@ -21,7 +21,7 @@ def save(agent: Any, folder: str | Path) -> Path:
     folder = Path(folder)
     weights = folder / "policy"
     weights.mkdir(parents=True, exist_ok=True)
-    rewards = getattr(agent, "reward_normalizer", None)
+    rewards, penalty = getattr(agent, "reward_normalizer", None), getattr(agent, "penalty", None)
     description = {
         "format": FORMAT,
         "environment": _environment(agent.env.spec),
@@ -30,6 +30,7 @@ def save(agent: Any, folder: str | Path) -> Path:
         "policy": type(agent.policy).__name__,
         "policy_arguments": agent.policy.save(weights),
         "reward_normalizer": None if rewards is None else rewards.state_dict(),
+        "penalty": None if penalty is None else penalty.state_dict(),
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     return folder

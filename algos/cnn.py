@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from algos.distributions import action_distribution, describe_action_space, restore_action_space
 from algos.layers import SQRT_2, convolution, linear
-from algos.policy import Observation, Step
+from algos.policy import Observation, Step, check_same_kind, frozen_copy
 from textenv.rollout import Evaluation
 
 SMALLEST = 8
@@ -90,6 +90,15 @@ class CNNPolicy(nn.Module):
         )
         return Evaluation(log_prob, entropy, self.critic(features).squeeze(-1))
 
+    def divergence(self, rollout: TensorDict, other: CNNPolicy) -> Tensor:
+        """See `Policy.divergence`; any batch shape."""
+        check_same_kind(self, other)
+        with torch.no_grad():
+            theirs = other._output(rollout)
+        return self.distribution.divergence(
+            self._output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
+        )
+
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
@@ -100,6 +109,10 @@ class CNNPolicy(nn.Module):
         cut[:, -1] = True
         following[cut] = self._values(rollout["next_observation"][cut])
         return value, following
+
+    def reference(self) -> CNNPolicy:
+        """See `Policy.reference`: a frozen copy."""
+        return frozen_copy(self)
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Nothing is measured: pixels are divided by 255."""
@@ -134,6 +147,10 @@ class CNNPolicy(nn.Module):
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         flat = linear(channels * height * width, self.hidden, SQRT_2, self.generator)
         return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
+
+    def _output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from."""
+        return self.actor(self._features(rollout["observation"]))
 
     def _features(self, observation: Tensor) -> Tensor:
         """``[*, hidden]`` of images with any dimensions before their own."""

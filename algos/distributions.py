@@ -43,6 +43,12 @@ class Categorical(nn.Module):
         """Log-probability and entropy, nats, of any batch shape."""
         return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), action)
 
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape."""
+        return _categorical_kl(_masked(output, action_mask), _masked(other_output, action_mask))
+
 
 class MultiCategorical(nn.Module):
     """``MultiDiscrete`` from 0 or ``MultiBinary``: independent choices, a binary one being a choice of two.
@@ -88,6 +94,14 @@ class MultiCategorical(nn.Module):
         ]
         log_prob, entropy = (torch.stack(x, dim=-1).sum(-1) for x in zip(*parts, strict=True))
         return log_prob, entropy
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape: the sum over the independent choices."""
+        _refuse_mask(action_mask)
+        both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
+        return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
 
 
 class Gaussian(nn.Module):
@@ -135,6 +149,16 @@ class Gaussian(nn.Module):
         standard = (action.reshape(output.shape) - output) * (-self.log_std).exp()
         log_prob = -(0.5 * standard.square() + self.log_std + 0.5 * LOG_2PI).sum(-1)
         return log_prob, (self.log_std + 0.5 * (LOG_2PI + 1)).sum().expand(log_prob.shape)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both means, nats, of any batch shape; the other's deviation is a constant."""
+        _refuse_mask(action_mask)
+        other_log_std = other.log_std.detach()
+        ratio = (2 * (self.log_std - other_log_std)).exp()
+        distance = ((output - other_output) * (-other_log_std).exp()).square()
+        return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
 
 
 ActionDistribution = Categorical | MultiCategorical | Gaussian
@@ -198,6 +222,11 @@ def _draw(log_probs: Tensor, generator: torch.Generator, deterministic: bool) ->
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1)
+    return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
 
 
 def _refuse_mask(action_mask: Tensor | None) -> None:

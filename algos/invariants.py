@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ def check_range(
             value = getattr(config, name)
             if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and holds(value)):
                 raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
+
+
+def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The floating dtype with the fewest digits: that of the base where a float32 adapter sits on bfloat16 weights."""
+    dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def check_ratio_is_one(log_ratio: Tensor, *, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
+from torch import Tensor
 
 from algos.collection import Cursor, autoreset_mode, collect
 from algos.frontier import VARIETY, HackingWatch, plot_frontier
@@ -25,12 +26,27 @@ Metrics = dict[str, float]
 
 
 class Penalty(Protocol):
-    """Changes the rewards of a rollout (`textenv.kl.KLPenalty`)."""
+    """Charges a policy in the rewards of a rollout, or in the loss (`textenv.kl.KLPenalty`)."""
 
-    coefficient: float
+    @property
+    def coefficient(self) -> float:
+        """Reward per nat."""
+        ...
 
     def __call__(self, rollout: TensorDict, policy: Any) -> None:
-        """Add ``kl`` and ``reference_log_prob`` to the rollout and subtract from its ``reward``."""
+        """Add ``kl`` and ``reference_log_prob`` to the rollout; may subtract from its ``reward``."""
+        ...
+
+    def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
+        """What is added to the loss: terms by name, one number an entry; none if the reward was charged."""
+        ...
+
+    def update(self, rollout: TensorDict) -> None:
+        """Adapt the coefficient, once the update that was charged with it is over."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes while training, for JSON."""
         ...
 
 
@@ -138,6 +154,8 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)
     agent.policy.update_normalizer(rollout)
+    if agent.penalty is not None:
+        agent.penalty.update(rollout)
     clock.append(time.perf_counter())
     return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
 

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.policy import Observation, Step
+from textenv.lm.adapters import save_model
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, no_progress_bars
 from textenv.lm.model import LanguageModel
@@ -29,7 +30,8 @@ class LMPolicy(nn.Module):
     first advantages; it computes in fp32 whatever the model's dtype.
 
     Args:
-        model: a decoder-only `transformers` model; the policy trains it in place.
+        model: a decoder-only `transformers` model; the policy trains it in place, or only the adapters inside its
+            layers where it is a `peft` model.
         tokenizer: its tokenizer.
         temperature: one for acting and scoring; a reference made by `reference` has it too.
         detach_value: True keeps the value's gradient out of the trunk.
@@ -100,7 +102,7 @@ class LMPolicy(nn.Module):
         return self.lm.temperature
 
     def reference(self) -> LanguageModel:
-        """A frozen copy of the model as it is now, for a KL penalty."""
+        """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
         return self.lm.frozen_copy()
 
     @torch.no_grad()
@@ -126,6 +128,10 @@ class LMPolicy(nn.Module):
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
         return Evaluation(log_prob, entropy, self._value(hidden))
 
+    def divergence(self, rollout: TensorDict, other: LanguageModel | LMPolicy) -> Tensor:
+        """See `Policy.divergence`; the other is a language model, or another policy of this kind."""
+        return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
+
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
@@ -137,11 +143,14 @@ class LMPolicy(nn.Module):
         """Nothing is normalised."""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it."""
+        """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it.
+
+        Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.adapters`).
+        """
         from safetensors.torch import save_file
 
         with no_progress_bars():
-            self.lm.model.save_pretrained(folder)
+            save_model(self.lm.model, folder)
         self.lm.tokenizer.save_pretrained(folder)
         options = {"temperature": self.temperature, "detach_value": self.detach_value}
         save_file(

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from algos.distributions import action_distribution, describe_action_space, restore_action_space
 from algos.layers import SQRT_2, linear, lstm
 from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, box_shape
+from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
 from textenv.rollout import Evaluation
 
 
@@ -104,14 +104,26 @@ class LSTMPolicy(nn.Module):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; rows ``[B, T]``, 0 on False entries. What stands there has no effect, NaN included."""
-        mask, stretches = rollout["mask"], _stretches(rollout)
-        hidden = self._unroll(self._encode(rollout["observation"][mask]).split(stretches.lengths.tolist()), stretches)
-        hidden = hidden[stretches.entries()]
+        mask, hidden = rollout["mask"], self._remembered(rollout)
         action_mask = rollout.get("action_mask", None)
         log_prob, entropy = self.distribution.score(
             self.actor(hidden), rollout["action"][mask], None if action_mask is None else action_mask[mask]
         )
         return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
+
+    def divergence(self, rollout: TensorDict, other: LSTMPolicy) -> Tensor:
+        """See `Policy.divergence`; rows ``[B, T]``, 0 on False entries."""
+        check_same_kind(self, other)
+        mask, action_mask = rollout["mask"], rollout.get("action_mask", None)
+        with torch.no_grad():
+            theirs = other.actor(other._remembered(rollout))
+        kl = self.distribution.divergence(
+            self.actor(self._remembered(rollout)),
+            theirs,
+            other=other.distribution,
+            action_mask=None if action_mask is None else action_mask[mask],
+        )
+        return _scatter(kl, mask)
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
@@ -126,6 +138,14 @@ class LSTMPolicy(nn.Module):
         value = self.critic(self._unroll(longer, stretches)).squeeze(-1)
         entries = stretches.entries()
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
+
+    def reference(self) -> LSTMPolicy:
+        """See `Policy.reference`: a frozen copy.
+
+        It reads a rollout as `evaluate` does. In a row that begins amid an episode it goes on from the state recorded
+        there, which is the policy's: up to the row's beginning both remember alike. Whole episodes it reads by itself.
+        """
+        return frozen_copy(self)
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""
@@ -157,6 +177,13 @@ class LSTMPolicy(nn.Module):
         )
         load_model(policy, str(folder / "policy.safetensors"))
         return policy
+
+    def _remembered(self, rollout: TensorDict) -> Tensor:
+        """The LSTM's output ``[m, hidden]`` at the True entries."""
+        stretches = _stretches(rollout)
+        observation = rollout["observation"][rollout["mask"]]
+        hidden = self._unroll(self._encode(observation).split(stretches.lengths.tolist()), stretches)
+        return hidden[stretches.entries()]
 
     def _unroll(self, features: Sequence[Tensor], stretches: _Stretches) -> Tensor:
         """The LSTM's outputs ``[S, L, hidden]``, padded on the right, of S stretches side by side."""

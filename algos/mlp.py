@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from algos.distributions import Gaussian, action_distribution, describe_action_space, restore_action_space
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, box_shape
+from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
 from textenv.rollout import Evaluation
 
 
@@ -96,6 +96,15 @@ class MLPPolicy(nn.Module):
         log_prob, entropy = self.distribution.score(self.actor(observation), rollout["action"], action_mask)
         return Evaluation(log_prob, entropy, value)
 
+    def divergence(self, rollout: TensorDict, other: MLPPolicy) -> Tensor:
+        """See `Policy.divergence`; any batch shape."""
+        check_same_kind(self, other)
+        with torch.no_grad():
+            theirs = other._output(rollout)
+        return self.distribution.divergence(
+            self._output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
+        )
+
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
@@ -106,6 +115,10 @@ class MLPPolicy(nn.Module):
         cut[:, -1] = True
         following[cut] = self.critic(self._read(rollout["next_observation"][cut])).squeeze(-1)
         return value, following
+
+    def reference(self) -> MLPPolicy:
+        """See `Policy.reference`: a frozen copy, normaliser included, with its statistics as they are."""
+        return frozen_copy(self)
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""
@@ -137,6 +150,10 @@ class MLPPolicy(nn.Module):
         )
         load_model(policy, str(folder / "policy.safetensors"))
         return policy
+
+    def _output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from."""
+        return self.actor(self._read(rollout["observation"]))
 
     def _read(self, observation: Tensor) -> Tensor:
         """What the networks are given: flat, float32, normalised."""

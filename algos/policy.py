@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from textenv.rollout import Evaluation
+from textenv.rollout import Evaluation, Reference
 
 Observation = np.ndarray | dict[str, np.ndarray]
 
@@ -52,6 +53,17 @@ class Policy(Protocol):
         """Value of each state and of the one after it (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         ...
 
+    def reference(self) -> Reference:
+        """The policy as it is now, which no optimiser touches: what a KL penalty refers to."""
+        ...
+
+    def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
+        """Exact KL(self‖other) at the rollout's True entries, nats, differentiable in self alone.
+
+        The other is a reference of the same kind; masks and temperature count as in `evaluate`.
+        """
+        ...
+
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Take a rollout's observations (True entries) into the running statistics, if there are any.
 
@@ -66,6 +78,25 @@ class Policy(Protocol):
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; returns the JSON-able rest that `algos.load` needs."""
         ...
+
+
+AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
+
+
+def frozen_copy(policy: AnyPolicy) -> AnyPolicy:
+    """A copy that shares neither weights nor random numbers, remembers nothing and does not train."""
+    copied: Any = copy.deepcopy(policy).requires_grad_(False)
+    copied.reset()
+    return copied
+
+
+def check_same_kind(policy: nn.Module, other: Any) -> None:
+    """Raise a TypeError unless another policy's distributions can be compared with this one's, action by action."""
+    if type(other) is not type(policy):
+        raise TypeError(
+            f"the exact KL of a {type(policy).__name__} needs a reference of its kind, not {type(other).__name__}: "
+            "pass policy.reference(), or take an estimator that only needs log-probabilities (k1, k2)"
+        )
 
 
 def box_shape(space: spaces.Space, reader: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from algos.advantages import gae, whiten
 from algos.checkpoint import save
 from algos.collection import Cursor
-from algos.invariants import check_finite_gradient, check_range, check_ratio_is_one
+from algos.invariants import check_finite_gradient, check_range, check_ratio_is_one, coarsest_dtype
 from algos.learning import Penalty, check_environment, choose_penalty, learn
 from algos.losses import clipped_policy_loss, log_ratio, value_loss
 from algos.metrics import Means, ratio_metrics, rollout_metrics
@@ -190,7 +190,7 @@ class PPO:
         assert value is not None, "a policy's evaluation has a value; only a reference's has none"
         log_ratios = log_ratio(log_prob=log_prob, old_log_prob=part["log_prob"], mask=mask)
         if first:
-            check_ratio_is_one(log_ratios, dtype=self._parameters[0].dtype)
+            check_ratio_is_one(log_ratios, dtype=coarsest_dtype(self.policy.parameters()))
         policy_loss = clipped_policy_loss(
             log_ratio=log_ratios, advantage=part["advantage"], mask=mask, clip_range=clip_range
         )
@@ -211,6 +211,10 @@ class PPO:
             + config.value_coefficient * terms["value/loss"]
             - config.entropy_coefficient * terms["policy/entropy"]
         )
+        if self.penalty is not None:
+            charged = self.penalty.losses(part, log_prob=log_prob, policy=self.policy)
+            terms |= {name: term.sum() / count for name, term in charged.items()}
+            loss = loss + sum(terms[name] for name in charged)
         return loss, terms | ratio_metrics(log_ratios.detach(), count=count, clip_range=clip_range, first=first)
 
     def _set_learning_rate(self) -> None:

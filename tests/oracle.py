@@ -81,6 +81,11 @@ class TabularPolicy(nn.Module):
         log_prob = log_probs.gather(-1, rollout["action"].clamp(max=ACTIONS - 1)[..., None])[..., 0]
         return Evaluation(log_prob, -(log_probs.exp() * log_probs).sum(-1), self.state_value[state])
 
+    def divergence(self, rollout, other):
+        state = state_index(rollout["observation"])
+        log_probs = self.logits.log_softmax(-1)
+        return (log_probs.exp() * (log_probs - other.logits.detach().log_softmax(-1))).sum(-1)[state]
+
     @torch.no_grad()
     def values(self, rollout):
         value = self.state_value[state_index(sequences(rollout))]

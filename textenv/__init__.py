@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from textenv.env import TextEnv
     from textenv.feedback_file import FeedbackFile
     from textenv.human import FeedbackStopped, HumanReward
-    from textenv.kl import KLPenalty, k1
+    from textenv.kl import KLPenalty
+    from textenv.kl_coefficients import AdaptiveCoefficient, ScheduledCoefficient
+    from textenv.kl_estimators import k1, k2, k3
     from textenv.kl_wrappers import KLReward, ReferenceReward
     from textenv.lm.model import LanguageModel
     from textenv.lm.reward_model import RewardModel
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
+    "AdaptiveCoefficient": "textenv.kl_coefficients",
     "Asker": "textenv.asker",
     "Conversation": "textenv.task",
     "FeedbackFile": "textenv.feedback_file",
@@ -50,6 +53,7 @@ _HOMES = {
     "RewardError": "textenv.scores",
     "RewardModel": "textenv.lm.reward_model",
     "Rewards": "textenv.rewards.composite",
+    "ScheduledCoefficient": "textenv.kl_coefficients",
     "Scores": "textenv.scores",
     "StringGames": "textenv.token_env",
     "TRUNCATED": "textenv.task",
@@ -64,7 +68,9 @@ _HOMES = {
     "check_reward": "textenv.reward_checker",
     "check_text_env": "textenv.checker",
     "from_torchrl": "textenv.torchrl_adapter",
-    "k1": "textenv.kl",
+    "k1": "textenv.kl_estimators",
+    "k2": "textenv.kl_estimators",
+    "k3": "textenv.kl_estimators",
     "load_prompts": "textenv.prompt_files",
     "make_task": "textenv.tasks",
     "render_rollout": "textenv.rendering",
@@ -72,12 +78,12 @@ _HOMES = {
     "to_torchrl": "textenv.torchrl_adapter",
 }
 __all__ = [
-    "Asker", "Conversation", "FeedbackFile", "FeedbackStopped", "FunctionTask", "HumanReward", "KLPenalty",
-    "KLReward", "LanguageModel", "Prompt", "PromptList", "Question", "ReasoningGym", "ReferenceReward",
-    "RewardError", "RewardModel", "Rewards", "Scores", "StringGames", "TRUNCATED", "Task", "TerminalAsker",
-    "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn", "check_no_overlap", "check_reward",
-    "check_text_env", "from_torchrl", "k1", "load_prompts", "make_task", "render_rollout", "split_prompts",
-    "to_torchrl",
+    "AdaptiveCoefficient", "Asker", "Conversation", "FeedbackFile", "FeedbackStopped", "FunctionTask",
+    "HumanReward", "KLPenalty", "KLReward", "LanguageModel", "Prompt", "PromptList", "Question", "ReasoningGym",
+    "ReferenceReward", "RewardError", "RewardModel", "Rewards", "ScheduledCoefficient", "Scores", "StringGames",
+    "TRUNCATED", "Task", "TerminalAsker", "TextEnv", "TextVectorEnv", "TokenEnv", "TokenVectorEnv", "Turn",
+    "check_no_overlap", "check_reward", "check_text_env", "from_torchrl", "k1", "k2", "k3", "load_prompts",
+    "make_task", "render_rollout", "split_prompts", "to_torchrl",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""KL penalties towards a reference policy: ``reward_t = score_t - coefficient * kl_t``.
+"""KL penalties towards a reference policy: ``reward_t = score_t - coefficient * kl_t``, or ``kl_t`` in the loss.
 
 `KLPenalty` is the batched form that our agents use. For agents that know nothing of rollouts there are two
 wrappers in `textenv.kl_wrappers`.
@@ -7,52 +7,69 @@ wrappers in `textenv.kl_wrappers`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from textenv.kl_coefficients import Coefficient, as_coefficient
+from textenv.kl_estimators import EXACT, Estimator, resolve
 from textenv.rollout import Reference
-
-Estimator = Callable[[Tensor], Tensor]
-"""From log π(a|s) - log π_ref(a|s) of sampled actions to an estimate of the KL divergence, elementwise."""
-
-
-def k1(log_ratio: Tensor) -> Tensor:
-    """The log-ratio itself: unbiased, and as a reward its gradient is that of the exact KL.
-
-    Source: Schulman 2020, "Approximating KL divergence", k1.
-    """
-    return log_ratio
 
 
 class KLPenalty:
-    """Charges a rollout for leaving the reference: adds ``reference_log_prob`` and ``kl``, changes ``reward``.
+    """Charges a policy for leaving the reference: adds ``reference_log_prob`` and ``kl`` to rollouts.
+
+    In the reward, ``reward`` is changed too. In the loss, β times the mean of the KL over the steps of a minibatch is
+    added by the algorithm. The expected gradient is that of KL(π‖π_ref) at the states visited, or it is not:
+
+    =========  ==================================================  ===========================================
+    estimator  in the reward                                       in the loss
+    =========  ==================================================  ===========================================
+    ``k1``     **right**                                           0, refused
+    ``k2``     wrong: of second order near the reference           **right**, while on-policy
+    ``k3``     wrong: that of KL(π‖π_ref) - KL(π_ref‖π)            wrong: that of KL(π_ref‖π) (GRPO)
+    ``exact``  wrong: misses the present state (0 for one step)    **right**
+    =========  ==================================================  ===========================================
+
+    The wrong ones warn. In the reward a return carries the KL of later states back to the actions that lead there; a
+    loss never does, so over several steps only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While
+    on-policy" is the first minibatch of an update; later ones move away from the policy that acted, and nothing
+    corrects for it (PPO's clipping keeps it small).
 
     Args:
-        reference: anything with ``evaluate(rollout)``, a `LanguageModel` or a frozen copy of the policy. A
+        reference: anything with ``evaluate(rollout)``, a `LanguageModel` or ``policy.reference()``. A
             callable without arguments that returns one is called at the first use.
-        coefficient: β ≥ 0, reward per nat.
-        estimator: of the KL at each action; `k1` by default.
+        coefficient: β ≥ 0, reward per nat; or one that changes, of `textenv.kl_coefficients`.
+        estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (the sum over all actions, by ``policy.divergence``, of the
+            policy's own kind), or a function of the log-ratio.
+        place: ``"reward"`` or ``"loss"``.
 
     Raises:
-        ValueError: if the coefficient is negative, or (when called) if the reference starts with the policy's
-            own weights and yet gives other log-probabilities.
+        ValueError: on a coefficient, estimator or place out of range, or (when called) if the reference starts with
+            the policy's own weights and yet gives other log-probabilities, or shares weights that train.
+
+    Warns:
+        UserWarning: on the combinations that are wrong above.
 
     Example:
-        >>> penalty = KLPenalty(policy.reference(), coefficient=0.1)  # doctest: +SKIP
+        >>> penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=6.0))  # doctest: +SKIP
     """
 
     def __init__(
-        self, reference: Reference | Callable[[], Reference], coefficient: float, estimator: Estimator = k1
+        self,
+        reference: Reference | Callable[[], Reference],
+        coefficient: float | Coefficient,
+        estimator: str | Estimator = "k1",
+        place: Literal["reward", "loss"] = "reward",
     ) -> None:
-        if not coefficient >= 0:
-            raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0 (reward per nat)")
+        self._coefficient = as_coefficient(coefficient)
+        self.estimator, self._estimate = resolve(estimator, place=place)
+        self.place = place
         self._reference = reference
-        self.coefficient = coefficient
-        self.estimator = estimator
         self._checked = False
+        self._open_kl = 0.0  # nats of episodes that had not ended at the last update
 
     @property
     def reference(self) -> Reference:
@@ -61,9 +78,14 @@ class KLPenalty:
             self._reference = self._reference()
         return self._reference
 
+    @property
+    def coefficient(self) -> float:
+        """β in force."""
+        return self._coefficient.value
+
     @torch.no_grad()
     def __call__(self, rollout: TensorDict, policy: Any) -> None:
-        """Change the rollout in place.
+        """Change the rollout in place; the coefficient stays as it is.
 
         Args:
             rollout: with ``log_prob``; see `textenv.rollout`.
@@ -78,24 +100,78 @@ class KLPenalty:
         # Selected before the estimator, so that what stands outside the mask is never computed with.
         log_ratio = torch.where(mask, rollout["log_prob"] - reference_log_prob, 0.0)
         rollout["reference_log_prob"] = torch.where(mask, reference_log_prob, 0.0)
-        rollout["kl"] = torch.where(mask, self.estimator(log_ratio), 0.0)
-        rollout["reward"] = rollout["reward"] - self.coefficient * rollout["kl"]
+        rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
+        if self.place == "reward":
+            rollout["reward"] = rollout["reward"] - self.coefficient * rollout["kl"]
         if not self._checked:
             self._checked = True
             _check_start(log_ratio, policy, reference)
 
+    def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
+        """What an algorithm adds to its loss: terms by name, one number an entry; none if the reward was charged.
+
+        Args:
+            part: of a rollout that the penalty was called on.
+            log_prob: log π of its actions by the policy as it is now, with gradient.
+            policy: that policy.
+        """
+        if self.place == "reward":
+            return {}
+        mask = part["mask"]
+        log_ratio = torch.where(mask, log_prob - part["reference_log_prob"], 0.0)
+        return {"reference/loss": self.coefficient * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)}
+
+    def update(self, rollout: TensorDict) -> None:
+        """Adapt the coefficient to a rollout that the penalty was called on; after the update that it was charged in.
+
+        The KL an episode is that of all steps since an episode last ended, over the number of those that ended.
+        """
+        mask = rollout["mask"]
+        self._open_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
+        episodes = int((rollout["terminated"] | rollout["truncated"]).sum())
+        self._coefficient.update(kl=self._open_kl / episodes if episodes else None, steps=int(mask.sum()))
+        if episodes:
+            self._open_kl = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes while training, for JSON."""
+        return {"coefficient": self._coefficient.state_dict(), "open_kl": self._open_kl}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave.
+
+        Raises:
+            ValueError: if it is another kind of coefficient's.
+        """
+        self._coefficient.load_state_dict(state["coefficient"])
+        self._open_kl = state["open_kl"]
+
+    def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: Any) -> Tensor:
+        if self._estimate is not None:
+            return self._estimate(log_ratio)
+        if not hasattr(policy, "divergence"):
+            raise ValueError(
+                f"estimator {EXACT!r} needs {type(policy).__name__}.divergence(rollout, other) -> [B, T], which it has "
+                "not: write it, or take 'k1' in the reward or 'k2' in the loss"
+            )
+        return policy.divergence(rollout, self.reference)
+
 
 def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
-    """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly."""
+    """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly.
+
+    Weights that do not train may be shared.
+    """
     own, other = _language_model(policy), _language_model(reference)
-    if own is not None and other is not None:
-        own_places = {p.data_ptr() for p in own.parameters()}
-        if own_places & {p.data_ptr() for p in other.parameters()}:
-            raise ValueError(
-                "the reference shares the policy's weights, so its KL would be 0 for ever: pass policy.reference(), "
-                "or a deep copy of the policy"
-            )
-    if own is None or other is None or not _same_weights(own, other):
+    if own is None or other is None:
+        return
+    trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
+    if trained & {p.data_ptr() for p in other.parameters()}:
+        raise ValueError(
+            "the reference shares the policy's weights, so its KL would be 0 for ever: pass policy.reference(), "
+            "or a deep copy of the policy"
+        )
+    if not _same_weights(own, other):
         return
     worst = log_ratio.abs().max().item()
     tolerance = 1e-3 if next(own.parameters()).dtype == torch.float32 else 0.1

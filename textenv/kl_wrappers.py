@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from textenv.env import TextEnv
-from textenv.kl import Estimator, k1
+from textenv.kl_estimators import Estimator, resolve
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
 
@@ -60,7 +60,8 @@ class KLReward(_ReferenceWrapper):
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
         reference: the reference model, with the policy's temperature.
         coefficient: β ≥ 0, reward per nat.
-        estimator: as in `textenv.kl.KLPenalty`.
+        estimator: as in `textenv.kl.KLPenalty`, but the exact KL, for which an action would have to say every
+            probability.
 
     Example:
         >>> env = KLReward(gymnasium.make("textenv/Reviews-v0"), reference, 0.1)  # doctest: +SKIP
@@ -68,10 +69,13 @@ class KLReward(_ReferenceWrapper):
     """
 
     def __init__(
-        self, env: gymnasium.Env, reference: LanguageModel, coefficient: float, estimator: Estimator = k1
+        self, env: gymnasium.Env, reference: LanguageModel, coefficient: float, estimator: str | Estimator = "k1"
     ) -> None:
         super().__init__(env, reference, coefficient)
-        self.estimator = estimator
+        self.estimator, function = resolve(estimator, place="reward")
+        if function is None:
+            raise ValueError(f"estimator is {estimator!r}, but a step has the log-probability of one action: use 'k1'")
+        self._estimator = function
         token = env.action_space
         self.action_space = spaces.Dict(token=token, log_prob=spaces.Box(-np.inf, 0.0, (), np.float32))
 
@@ -95,7 +99,7 @@ class KLReward(_ReferenceWrapper):
     def _estimate(self, log_ratio: float) -> float:
         import torch
 
-        return float(self.estimator(torch.tensor(log_ratio)))
+        return float(self._estimator(torch.tensor(log_ratio)))
 
 
 class ReferenceReward(_ReferenceWrapper):

@@ -175,10 +175,10 @@ class Decoder:
         hidden_from = torch.arange(width, device=fresh.device) > positions[:, None, :, None]
         dtype = self.lm.model.dtype
         mask = torch.zeros(hidden_from.shape, dtype=dtype, device=fresh.device)
-        return self.lm.model.base_model(
+        return self.lm.trunk(
             input_ids=fresh,
             position_ids=positions,
             attention_mask=mask.masked_fill(hidden_from, torch.finfo(dtype).min),
             past_key_values=Cache(layers=list(self._layers)),
             use_cache=True,
-        ).last_hidden_state
+        )

@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textenv.lm.adapters import is_adapter, load_adapter
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,6 +68,8 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
+    A folder that `peft` wrote gives the base model that it names, with the adapter on it.
+
     Args:
         name: the model.
         dtype: of the weights; None is float32, whatever the checkpoint's: most steps of an optimiser are too small
@@ -77,6 +81,8 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if is_adapter(model_folder(name)):
+        return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
     if config.is_encoder_decoder:
         raise ValueError(encoder_decoder_message(name))

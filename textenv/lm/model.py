@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from textenv.lm.adapters import check_adapter, plain_model
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import (
     EMBEDDED,
@@ -37,7 +38,7 @@ class LanguageModel(nn.Module):
     frozen: `evaluate` then builds no graph.
 
     Args:
-        model: a decoder-only `transformers` model.
+        model: a decoder-only `transformers` model, with adapters inside its layers or without (`peft`).
         tokenizer: its tokenizer; logits beyond the tokenizer's ids are cut off everywhere.
         temperature: divides the logits wherever they are used, in sampling and scoring alike; > 0.
 
@@ -55,11 +56,11 @@ class LanguageModel(nn.Module):
             raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
         if model.config.is_encoder_decoder:
             raise ValueError(encoder_decoder_message(model.config.name_or_path or type(model).__name__))
+        check_adapter(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.num_tokens = vocabulary_size(tokenizer)
-        self._finish = _logit_finish(model.config)
         _check_vocabulary(self.num_tokens, model)
         self._check_head()
 
@@ -75,8 +76,15 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def frozen_copy(self) -> LanguageModel:
-        """A copy with its own weights that no optimiser touches: what a KL penalty refers to."""
-        return copy.deepcopy(self).requires_grad_(False)
+        """The model as it is now, which no optimiser touches: what a KL penalty refers to.
+
+        A copy; where only some of the parameters train (LoRA), it shares the others: `FrozenLanguageModel`.
+        """
+        if len({p.requires_grad for p in self.parameters()}) == 1:
+            return copy.deepcopy(self).requires_grad_(False)
+        from textenv.lm.frozen import FrozenLanguageModel
+
+        return FrozenLanguageModel(self)
 
     @property
     def device(self) -> torch.device:
@@ -92,11 +100,16 @@ class LanguageModel(nn.Module):
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``."""
         if "attention_mask" not in inputs:  # padding is on the right, behind everything that is read
             inputs["attention_mask"] = torch.ones_like(tokens)
-        return self.model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state
+        return self.trunk(input_ids=tokens, use_cache=False, **inputs)
+
+    def trunk(self, **inputs: Any) -> Tensor:
+        """The model without its output layer, with the arguments of its own forward; the last hidden state."""
+        return plain_model(self.model).base_model(**inputs).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
-        return self._finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
+        finish = _logit_finish(self.model.config)
+        return finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
 
     def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
         """A decoder with a cache for that many slots."""
@@ -130,23 +143,64 @@ class LanguageModel(nn.Module):
         Returns:
             Two float32 ``[m]``, nats.
         """
-        size = max(1, CHUNK_ELEMENTS // self.num_tokens)
-        recompute = torch.is_grad_enabled() and len(hidden) > size
-        parts = []
-        for start in range(0, max(len(hidden), 1), size):
-            rows = slice(start, start + size)
-            chunk = (hidden[rows], action[rows], None if allowed is None else allowed.rows(start, start + size))
-            parts.append(
-                checkpoint(self._score_chunk, *chunk, use_reentrant=False) if recompute else self._score_chunk(*chunk)
-            )
-        log_prob, entropy = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        log_prob, entropy = self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
         return log_prob, entropy
 
-    def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed)
-        log_probs = logits.log_softmax(-1)
+    def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
+        """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
+
+        The gradient is that of this model alone. Logits exist for a chunk of entries at a time, as in `score_actions`.
+
+        Args:
+            rollout: see `textenv.rollout`.
+            other: a model of the same vocabulary, with its own temperature.
+
+        Raises:
+            ValueError: if the vocabularies differ.
+        """
+        if other.num_tokens != self.num_tokens:
+            raise ValueError(
+                f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
+                "both of one tokenizer"
+            )
+        mask, tokens = rollout["mask"], rollout["observation"]
+        hidden = self.hidden(tokens)[mask]
+        with torch.no_grad():
+            other_hidden = other.hidden(tokens)[mask]
+
+        def chunk(own: Tensor, others: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
+            log_probs = self._log_probs(own, allowed)
+            with torch.no_grad():
+                other_log_probs = other._log_probs(others, allowed)
+            return ((log_probs.exp() * (log_probs - other_log_probs)).sum(-1),)
+
+        (kl,) = self._in_chunks(chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
+        return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, kl)
+
+    def _in_chunks(
+        self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None
+    ) -> list[Tensor]:
+        """A function of rows and of what is allowed there, on no more than `CHUNK_ELEMENTS` logits at a time."""
+        count, size = len(columns[0]), max(1, CHUNK_ELEMENTS // self.num_tokens)
+        recompute = torch.is_grad_enabled() and count > size
+        parts = []
+        for start in range(0, max(count, 1), size):
+            chunk = [column[start : start + size] for column in columns]
+            permitted = None if allowed is None else allowed.rows(start, start + size)
+            parts.append(
+                checkpoint(function, *chunk, permitted, use_reentrant=False)
+                if recompute
+                else function(*chunk, permitted)
+            )
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
+        log_probs = self._log_probs(hidden, allowed)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+    def _log_probs(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
+        return restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed).log_softmax(-1)
 
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:

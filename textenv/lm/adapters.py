@@ -1,0 +1,80 @@
+"""Models with adapters of `peft` (LoRA and its relatives): what is inside, saving, loading."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+CONFIG = "adapter_config.json"
+"""What tells a folder with an adapter from one with a model."""
+BASE = "base"
+"""Folder beside an adapter that holds its base model, if that has no name to load it by."""
+
+
+def plain_model(model: Any) -> PreTrainedModel:
+    """The `transformers` model inside an adapted one, adapters included; any other model is its own."""
+    return model.get_base_model() if _is_adapted(model) else model
+
+
+def check_adapter(model: Any) -> None:
+    """Refuse adapters that are not part of the trunk.
+
+    Raises:
+        ValueError: on prompt tuning and its relatives, which put virtual tokens before the text.
+    """
+    if _is_adapted(model) and model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
+            "here do not know: take an adapter inside the layers, such as peft.LoraConfig"
+        )
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a model, or only its adapter.
+
+    An adapter's folder names the base model that it was made on; a base without a name (made from a configuration)
+    is written to ``base/`` beside it.
+    """
+    model.save_pretrained(folder)
+    if _is_adapted(model) and not plain_model(model).name_or_path:
+        # A copy, for taking the adapter out changes the modules.
+        copy.deepcopy(model).unload().save_pretrained(folder / BASE)
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
+    """The base model with a saved adapter, which goes on training.
+
+    Raises:
+        ImportError: without `peft`.
+        ValueError: if the base model cannot be found.
+    """
+    from textenv.lm.loading import load_causal_lm
+
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ImportError(f"{folder} holds an adapter, which needs peft: pip install 'textenv[lora]'") from error
+    beside = Path(folder) / BASE
+    name = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    base = str(beside) if beside.is_dir() else name
+    if not base:
+        raise ValueError(
+            f"{folder} holds an adapter whose {CONFIG} names no base model: put the base into {beside}, or its path or "
+            "hub name into base_model_name_or_path"
+        )
+    return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+
+
+def _is_adapted(model: Any) -> bool:
+    return hasattr(model, "get_base_model")  # without importing peft where there is no adapter
