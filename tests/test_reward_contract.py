@@ -305,7 +305,7 @@ def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_pa
         ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
         ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
         ({"functions": good, "timeout": 0}, "seconds above 0"),
-        ({"functions": 3}, "reward is 3"),
+        ({"functions": 3}, "reward 'int' is 3"),
         ({"functions": {"x": 3}}, "reward 'x' is 3"),
     ],
 )

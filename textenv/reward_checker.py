@@ -49,7 +49,7 @@ class RewardReport:
         if self.broken:
             raise ValueError(
                 f"reward {self.name!r}: {len(self.broken)} of {len(self.results)} checks do not hold:\n"
-                + "\n".join(f"- {name}: {problem}" for name, problem in self.broken)
+                + "\n".join(f"- {name}: {problem}" for name, problem, _ in self.broken)
             )
 
 

@@ -22,7 +22,7 @@ def print_report(report: RewardReport, console: Console | None = None) -> None:
     """
     console = console or Console()
     checks = Table("check", "result", title=Text(f"reward {printable(report.name)}"), title_justify="left")
-    for name, problem in report.results:
+    for name, problem, _ in report.results:
         checks.add_row(name, _cell(problem, style="red") if problem else Text("holds", style="green"))
     console.print(checks)
     if report.probes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.workers import Workers, run_in_processes, run_in_threads
 from textenv.scores import Earned, RewardError, Rows, Scores, add, read_scores, total
 
@@ -60,7 +59,7 @@ class Rewards:
         processes: bool = False,
     ) -> None:
         self.several = isinstance(functions, Mapping)
-        named = functions if isinstance(functions, Mapping) else {function_name(functions): functions}
+        named = functions if isinstance(functions, Mapping) else {reward_name(functions): functions}
         self.functions = {name: _with_weight(name, entry) for name, entry in named.items()}
         if not self.functions:
             raise ValueError("functions is empty, expected at least one reward function")
@@ -162,7 +161,7 @@ class Rewards:
 
     def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
         """`Scores` or an exception for each part, in order."""
-        calls = [functools.partial(_call, function, _accepted(function, part.columns)) for part in parts]
+        calls = [functools.partial(call_reward, function, dict(part.columns)) for part in parts]
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
         elif self.timeout is None and len(calls) == 1:
@@ -172,50 +171,15 @@ class Rewards:
         return [_read(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
 
 
-def function_name(function: Any) -> str:
-    """What a function is called in logs and errors."""
-    if not callable(function):
-        raise TypeError(f"reward is {function!r}, expected a function f(prompts, completions, **columns)")
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
     if not callable(function):
-        raise TypeError(f"reward {name!r} is {function!r}, expected a function or (function, weight)")
+        raise TypeError(
+            f"reward {name!r} is {function!r}, expected a function f(prompts, completions, **columns), or (function, weight)"
+        )
     if not math.isfinite(weight):
         raise ValueError(f"the weight of reward {name!r} is {weight}, expected a finite number")
     return function, float(weight)
-
-
-def _accepted(function: RewardFunction, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that a function takes."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature takes what it takes
-        return dict(columns)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return dict(columns)
-    return {parameter.name: columns[parameter.name] for parameter in parameters if parameter.name in columns}
-
-
-def _call(function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
-    returned = function(**arguments)
-    if not inspect.isawaitable(returned):
-        return returned
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_awaited(returned))
-    # Inside a running loop, as in a notebook: a loop of its own needs a thread of its own.
-    (outcome,) = run_in_threads([lambda: asyncio.run(_awaited(returned))], None)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-async def _awaited(returned: Any) -> Any:
-    return await returned
 
 
 def _attempt(call: Callable[[], Any]) -> Any:
