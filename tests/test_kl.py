@@ -99,8 +99,7 @@ def test_row_17_the_mean_of_k1_and_k3_is_the_kl_and_that_of_k2_is_not():
     assert mean[k1] == pytest.approx(exact, abs=1e-6) and mean[k3] == pytest.approx(exact, abs=1e-6)
     assert abs(mean[k2] - exact) > 0.01, "biased: equal only to second order"
     assert (k2(log_ratio) >= 0).all() and (k3(log_ratio) >= 0).all() and (k1(log_ratio) < 0).any()
-    near = 1e-2 * log_ratio.double()
-    torch.testing.assert_close(k3(near), k2(near), rtol=0.02, atol=0)
+    torch.testing.assert_close(k3(log_ratio.double() / 100), k2(log_ratio.double() / 100), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize(("name", "place"), COMBINATIONS)
@@ -343,7 +342,6 @@ def test_row_20_a_reference_is_a_copy_that_shares_neither_weights_nor_random_num
     assert all(p.requires_grad for p in policy.parameters())
     before = policy.generator.get_state()
     reference.act(observation)
-    reference.act(np.concatenate([observation] * 2)) if index != 2 else None
     assert torch.equal(policy.generator.get_state(), before), "the reference drew from the policy's random numbers"
     assert reference.reference() is not reference and copy.deepcopy(policy) is not policy
 
