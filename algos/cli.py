@@ -1,4 +1,4 @@
-"""The command line: ``algos train|evaluate|compare|check``, also as ``textenv`` and ``python -m algos``."""
+"""The command line: ``algos train|evaluate|compare|check|check-reward``, also ``textenv`` and ``python -m algos``."""
 
 from __future__ import annotations
 
@@ -160,6 +160,43 @@ class Check:
         return found | {"sound": sound}
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckReward:
+    """Look for the bugs that reward functions keep having, and what cheating earns; exit status 1 if one is found."""
+
+    function: tyro.conf.Positional[str]
+    """my_rewards.py:name or package.module:name."""
+    prompts: Path | None = None
+    """File of prompts and the columns that the function needs (.jsonl, .csv, .parquet); reviews without it."""
+    rows: int = 32
+    """Prompts of the file that are used."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Load the function, check it, and print the report."""
+        from textenv.prompt_files import load_prompts
+        from textenv.reward_checker import run_reward_checks
+        from textenv.reward_report import print_report
+        from textenv.rewards import load_function
+
+        function = load_function(self.function)
+        data: dict[str, Any] = {}
+        if self.prompts is not None:
+            records = load_prompts(self.prompts)[: self.rows]
+            names = [name for name in records[0] if name != "prompt"]
+            data = {
+                "prompts": [record["prompt"] for record in records],
+                "columns": {name: [record[name] for record in records] for name in names},
+            }
+        report = run_reward_checks(function, **data)
+        if not self.json:
+            print_report(report)
+        results = {result.name: result.verdict for result in report.results}
+        probes = {probe.name: probe.mean for probe in report.probes}
+        return {"results": results, "probes": probes, "sound": not report.broken}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -168,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
         | Annotated[Compare, tyro.conf.subcommand("compare")]
         | Annotated[Check, tyro.conf.subcommand("check")]
+        | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
     )
     description = "Train and compare policies for control and text through one PPO."
     command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
@@ -179,9 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from error
     if command.json:
         print(json.dumps(result))
-    elif not isinstance(command, Compare):
+    elif not isinstance(command, (Compare, CheckReward)):
         _print_table(result)
-    if isinstance(command, Check) and not result["sound"]:
+    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
 
 

@@ -6,21 +6,15 @@ Your answers are in runs/thumbs.jsonl as you give them. Quit when you like: the 
 """
 
 from algos import PPO, LMPolicy, presets
-from textenv import Classifier, FeedbackStopped, HumanReward, KLPenalty, TerminalAsker, TextVectorEnv
+from textenv import FeedbackStopped, HumanReward, KLPenalty, RewardModel, TerminalAsker, TextVectorEnv
 
 PER_BATCH = 4 / presets.TEXT.episodes  # of the 128 responses between two updates, you are asked about 4
 
 
 def main(total_steps=6_000, asker=None, file="runs/thumbs.jsonl"):
     policy = LMPolicy.load("embedded", seed=1)
-    classifier = Classifier.load("embedded")
-
-    def positive(prompts, completions, **columns):
-        """The reward model: probability of positive sentiment."""
-        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
-        return classifier.probability(texts).tolist()
-
-    human = HumanReward(file, scale="thumbs", asker=asker or TerminalAsker(), otherwise=positive, share=PER_BATCH)
+    model = RewardModel.load("embedded", label="positive")
+    human = HumanReward(file, scale="thumbs", asker=asker or TerminalAsker(), otherwise=model, share=PER_BATCH)
     env = TextVectorEnv(
         prompts=["this film", "the new comedy", "her second drama"],
         reward=human,

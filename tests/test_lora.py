@@ -218,11 +218,9 @@ def test_the_stepwise_penalty_takes_an_adapters_reference():
     KLPenalty(reference, 0.3)(rollout, policy)
     mask = rollout["mask"][0]
     start = int(mask.int().argmax()) + 1
-    env = TextEnv(
-        PromptList([rollout["observation"][0, :start].tolist()]), tokenizer=tokenizer,
-        max_prompt_tokens=4, max_new_tokens=5,
-    )  # fmt: skip
-    env.vector.task.score = lambda turns: [0.0]
+    deck = PromptList([rollout["observation"][0, :start].tolist()])
+    deck.score = lambda turns: [0.0]
+    env = TextEnv(deck, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=5)
     stepwise = KLReward(env, reference, 0.3)
     stepwise.reset(seed=0)
     for t in mask.nonzero()[:, 0].tolist():

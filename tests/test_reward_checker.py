@@ -3,6 +3,7 @@
 import asyncio
 import io
 import itertools
+import json
 import time
 
 import pytest
@@ -312,3 +313,61 @@ def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(ValueError, match=said):
             load_function(name)
+
+
+def test_dense_and_named_rewards_and_several_functions_are_checked_as_what_they_earn_in_all():
+    from textenv import Rewards
+
+    def dense(completion_ids):
+        return [[0.5 if token % 7 == 0 else 0.0 for token in ids] for ids in completion_ids]
+
+    def named(completions):
+        return [{"length": len(text) / 100, "joy": text.count("joy"), "never": None} for text in completions]
+
+    def by_column(completions):
+        return {"length": [len(text) / 100 for text in completions], "joy": [text.count("joy") for text in completions]}
+
+    for sound in (dense, named, by_column, Rewards({"dense": dense, "named": (named, 0.1)})):
+        assert not run_reward_checks(sound).broken, sound
+    scores = run_reward_checks(named), run_reward_checks(by_column)
+    assert scores[0].mean == pytest.approx(scores[1].mean)
+
+    def broken(completions):
+        return [{"a": float("nan")} for _ in completions]
+
+    assert [result.name for result in run_reward_checks(broken).broken]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["{file}:good"], 0),
+        (["{file}:noisy"], 1),
+        (["{file}:nothing"], 2),
+        (["nowhere.py:good"], 2),
+        (["{file}:by_answer"], 2),
+        (["{file}:by_answer", "--prompts", "{data}"], 0),
+    ],
+)
+def test_the_command_line_says_by_its_status_whether_all_holds(words, status, tmp_path, capsys):
+    from algos.cli import main
+
+    file, data = tmp_path / "mine.py", tmp_path / "p.jsonl"
+    file.write_text(
+        "import random\n"
+        "def good(completions): return [float(len(t)) for t in completions]\n"
+        "def noisy(completions): return [random.random() for t in completions]\n"
+        "def by_answer(completions, answer): return [float(a in t) + len(t) for t, a in zip(completions, answer)]\n"
+    )
+    data.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": str(i)}) + "\n" for i in range(32)))
+    for ending in ([], ["--json"]):
+        given = 0
+        try:
+            main(["check-reward", *(word.format(file=file, data=data) for word in words), *ending])
+        except SystemExit as end:
+            given = end.code
+        printed = capsys.readouterr()
+        assert given == status
+        assert len(printed.err if status == 2 else printed.out) > 100 or status == 2
+    if status < 2:
+        assert json.loads(printed.out)["sound"] == (status == 0)

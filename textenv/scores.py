@@ -69,8 +69,8 @@ def add(values: Sequence[Earned], tokens: int) -> Earned:
     given = [value for value in values if value is not None]
     if not given:
         return None
-    if not any(isinstance(value, np.ndarray) for value in given):
-        return float(sum(given))
+    if not tokens or not any(isinstance(value, np.ndarray) for value in given):
+        return float(sum(total(value) or 0.0 for value in given))
     dense = np.zeros(tokens, dtype=np.float32)
     for value in given:
         if isinstance(value, np.ndarray):

@@ -22,7 +22,7 @@ from textenv.rendering import render_transcript
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.scores import Scores
 from textenv.step_info import end_info, final_info
-from textenv.task import FunctionTask, Task, Turn, check_count, score_turns
+from textenv.task import Task, Turn, check_count, choose_task, score_turns
 from textenv.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         check_at_least("num_envs", num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human' or None")
-        self.task = _choose_task(task, prompts, reward)
+        self.task = choose_task(task, prompts, reward)
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -392,15 +392,3 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
-
-
-def _choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
-    if task is not None and prompts is None and reward is None:
-        if isinstance(task, type) or not (hasattr(task, "deal") and hasattr(task, "score")):
-            raise TypeError(
-                f"task is {task!r:.200}, expected an object with deal and score; or give prompts and reward"
-            )
-        return task
-    if task is None and prompts is not None and reward is not None:
-        return FunctionTask(prompts, reward)
-    raise ValueError("give either a task, or both prompts and reward")

@@ -174,9 +174,7 @@ class Rewards:
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
     if not callable(function):
-        raise TypeError(
-            f"reward {name!r} is {function!r}, expected a function f(prompts, completions, **columns), or (function, weight)"
-        )
+        raise TypeError(f"reward {name!r} is {function!r}, expected f(prompts, completions, **columns) or (f, weight)")
     if not math.isfinite(weight):
         raise ValueError(f"the weight of reward {name!r} is {weight}, expected a finite number")
     return function, float(weight)
