@@ -143,8 +143,8 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
     config = agent.config
     rollout = collect(agent.env, agent.policy, steps=config.steps, episodes=config.episodes, cursor=agent.cursor)
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
-    if "figures" in rollout.keys():
-        metrics |= rollout.get_non_tensor("figures")
+    if is_episode_env(agent.env):
+        metrics |= agent.env.figures
     rollout = rollout.to(next(agent.policy.parameters()).device)
     clock.append(time.perf_counter())
     if agent.penalty is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from tensordict import TensorDict
 
-ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "figures")
+ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group")
 """Columns that advantages are made from and that nothing reads afterwards."""
 
 

@@ -11,7 +11,7 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 from test_conversation import chat_tokenizer
 
 from algos import PPO, Cursor, LMPolicy, PPOConfig, collect, evaluate
-from textenv import PromptList, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
+from textenv import PromptList, RewardError, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
 
 EOS, GOOD = WORDS.index("<eos>"), WORDS.index("good")
 ROWS = [
@@ -350,7 +350,7 @@ def test_a_reward_that_failed_is_not_paid_in_the_next_episode():
     env = make_env(num_envs=1, reward=fails)
     env.reset(seed=0)
     env.step(np.array([WORDS.index("bad")]))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RewardError, match="raised RuntimeError: no"):
         env.step(np.array([EOS]))
     env.reset()
     assert env.step(np.array([0]))[1][0] == 0

@@ -26,7 +26,17 @@ def make_env(reward, num_envs=3, prompts=("a b", "c", "d a b"), **options):
 
 def play(reward, answers, **options):
     """The rollout of these answers, by the batched path."""
-    env = make_env(reward, **options)
+    return play_env(make_env(reward, **options), answers)
+
+
+def figures_of(reward, answers):
+    """What the log says of them."""
+    env = make_env(reward)
+    play_env(env, answers)
+    return env.figures
+
+
+def play_env(env, answers):
     env.start_episodes(len(answers), seed=0)
     left = [list(answer) for answer in answers]
     while env.running.any():
@@ -84,7 +94,7 @@ def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counte
     rollout = play(picky, ANSWERS)
     assert rollout["mask"].any(1).tolist() == [True, False, False, True]
     assert not (rollout["terminated"] | rollout["truncated"])[1:3].any()
-    assert rollout.get_non_tensor("figures")["reward/left_out"] == 2
+    assert figures_of(picky, ANSWERS)["reward/left_out"] == 2
     rollout = play(Rewards({"picky": picky, "good": good}), ANSWERS)
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [2, 1, 0, 1]
 
@@ -146,7 +156,7 @@ def test_named_components_by_answer_or_by_column_are_logged_by_name():
     for function in (by_answer, by_column):
         rollout = play(function, ANSWERS)
         assert rollout["reward"].sum(1).tolist() == pytest.approx([0.8, 0.7, -0.5, -0.1])
-        figures = rollout.get_non_tensor("figures")
+        figures = figures_of(function, ANSWERS)
         assert figures["reward/good"] == pytest.approx(0.5) and figures["reward/short"] == pytest.approx(-0.275)
         assert figures["reward_share/good"] == pytest.approx(2 / 3.1)
         assert figures["reward_length_correlation/short"] == pytest.approx(-1)
@@ -158,9 +168,9 @@ def test_weights_scale_what_is_paid_and_logged_and_names_nest():
     def two(completions):
         return [{"x": 1.0, "y": None}] * len(completions)
 
-    rollout = play(Rewards({"good": (good, 0.5), "two": (two, -2.0)}), ANSWERS)
-    assert rollout["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
-    figures = rollout.get_non_tensor("figures")
+    rewards = Rewards({"good": (good, 0.5), "two": (two, -2.0)})
+    assert play(rewards, ANSWERS)["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
+    figures = figures_of(rewards, ANSWERS)
     assert figures["reward/two/x"] == -2 and "reward/two/y" not in figures and figures["reward/good"] == 0.25
 
 
@@ -177,7 +187,7 @@ def test_a_conversation_is_paid_by_the_turn_and_logged():
     rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), episodes=8, cursor=Cursor(seed=0))
     counts = (rollout["action"] == GOOD) & rollout["mask"]
     assert rollout["reward"].sum(1).tolist() == counts.sum(1).tolist()
-    assert rollout.get_non_tensor("figures")["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
+    assert env.figures["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
 
 
 def test_columns_of_another_argument_are_refused():
@@ -233,11 +243,11 @@ def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, w
 @pytest.mark.parametrize("name", list(FAILURES))
 def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
     rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
-    rollout = play(rewards, ANSWERS)
+    env = make_env(rewards)
+    rollout = play_env(env, ANSWERS)
     assert rollout["mask"].any(1).tolist() == [True, False, False, True]
     assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
-    figures = rollout.get_non_tensor("figures")
-    assert figures["reward/failed"] == 2 and figures["reward/left_out"] == 2
+    assert env.figures["reward/failed"] == 2 and env.figures["reward/left_out"] == 2
     assert (rewards.seen, rewards.failed) == (4, 2)
 
 

@@ -29,8 +29,7 @@ key                           control                                text
 ============================  =====================================  ==========================================
 
 Beside the columns a text rollout may carry ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` of which
-row 0 allows every token, and ``figures`` (non-tensor): named numbers about its rewards and texts, for the log.
-One True entry of ``mask`` is one step, everywhere.
+row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
 """
 
 from __future__ import annotations
@@ -73,6 +72,11 @@ class EpisodeEnv(Protocol):
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and column in the coming rollout of the next action of each running slot."""
+        ...
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Named numbers about the episodes taken last, for the log."""
         ...
 
     @property

@@ -127,6 +127,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
         self._started = False
         self._batch: EpisodeBatch | None = None
+        self.figures: dict[str, float] = {}
+        """What the log says about the rewards and texts of the episodes taken last; see `textenv.figures`."""
         self._order: tuple[int, int] | None = None
         self._order_was_set = False
 
@@ -299,9 +301,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
         batch.transcript.pay(scores)
         self._batch = None  # not before: where a reward fails, nothing is lost and this can be called again
-        rollout = batch.transcript.rollout()
-        rollout.set_non_tensor("figures", figures(scores, [turn.completion_ids for turn in turns]))
-        return rollout
+        self.figures = figures(scores, [turn.completion_ids for turn in turns])
+        return batch.transcript.rollout()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
