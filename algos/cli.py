@@ -167,7 +167,7 @@ class CheckReward:
     function: tyro.conf.Positional[str]
     """my_rewards.py:name or package.module:name."""
     prompts: Path | None = None
-    """File of prompts and the columns that the function needs (.jsonl, .csv, .parquet); reviews without it."""
+    """File of prompts, the columns that the function needs and, if it has one, a column completion; reviews without."""
     rows: int = 32
     """Prompts of the file that are used."""
     json: bool = False
@@ -184,9 +184,10 @@ class CheckReward:
         data: dict[str, Any] = {}
         if self.prompts is not None:
             records = load_prompts(self.prompts)[: self.rows]
-            names = [name for name in records[0] if name != "prompt"]
+            names = [name for name in records[0] if name not in ("prompt", "completion")]
             data = {
                 "prompts": [record["prompt"] for record in records],
+                "completions": [record["completion"] for record in records] if "completion" in records[0] else None,
                 "columns": {name: [record[name] for record in records] for name in names},
             }
         report = run_reward_checks(function, **data)

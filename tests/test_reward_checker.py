@@ -357,7 +357,7 @@ def test_the_command_line_says_by_its_status_whether_all_holds(words, status, tm
         "import random\n"
         "def good(completions): return [float(len(t)) for t in completions]\n"
         "def noisy(completions): return [random.random() for t in completions]\n"
-        "def by_answer(completions, answer): return [float(a in t) + len(t) for t, a in zip(completions, answer)]\n"
+        "def by_answer(completions, answer): return [float(a in t) for t, a in zip(completions, answer)]\n"
     )
     data.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": str(i)}) + "\n" for i in range(32)))
     for ending in ([], ["--json"]):

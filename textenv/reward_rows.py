@@ -130,7 +130,7 @@ def _completion(row: Row) -> Any:
 def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
 ) -> list[Row]:
-    """Rows of what was given; what was not is from the grammar of reviews.
+    """Rows of what was given; prompts and answers that were not are from the grammar of reviews.
 
     Raises:
         ValueError: if they differ in number or are fewer than `FEWEST`; names the counts.
@@ -143,7 +143,13 @@ def make_rows(
         raise ValueError(f"there are {counts} entries: give the same number of each, at least {FEWEST}")
     openings, answers = zip(*_reviews(n), strict=True)
     asked = openings if prompts is None else prompts
-    said = answers if completions is None else [answer_text(each) for each in completions]
+    if completions is not None:
+        said = [answer_text(each) for each in completions]
+    elif columns:  # every second answer says what the columns hold, so that some are right
+        held_text = [" ".join(str(column[row]) for column in columns.values()) for row in range(n)]
+        said = [answers[row] if row % 2 else held_text[row] for row in range(n)]
+    else:
+        said = list(answers)
     ended = [completions is not None or row % 4 != 3 for row in range(n)]
     held = [{name: column[row] for name, column in columns.items()} for row in range(n)]
     return [Row(*each) for each in zip(asked, said, held, ended, strict=True)]
