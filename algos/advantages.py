@@ -87,6 +87,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """
     check_mask(mask, x=x)
     chosen = x[mask]
+    if not chosen.numel():
+        return torch.zeros_like(x)
     variance, mean = torch.var_mean(chosen, correction=0)
     scale = variance.sqrt() + 1e-8 if chosen.numel() > 1 else torch.ones_like(mean)
     white = (chosen - mean) / scale

@@ -183,12 +183,14 @@ class CheckReward:
         function = load_function(self.function)
         data: dict[str, Any] = {}
         if self.prompts is not None:
+            if self.rows < 1:
+                raise ValueError(f"--rows is {self.rows}, expected at least 1")
             records = load_prompts(self.prompts)[: self.rows]
             names = [name for name in records[0] if name not in ("prompt", "completion")]
             data = {
                 "prompts": [record["prompt"] for record in records],
                 "completions": [record["completion"] for record in records] if "completion" in records[0] else None,
-                "columns": {name: [record[name] for record in records] for name in names},
+                "columns": {name: [record.get(name) for record in records] for name in names},
             }
         report = run_reward_checks(function, **data)
         if not self.json:

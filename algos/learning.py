@@ -125,7 +125,7 @@ def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
     """Where training ends by an error, keep what it has produced: the agent, and answers that were not scored."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C too
         if run_dir is None:
             raise
         agent.save(run_dir)
@@ -145,6 +145,11 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= agent.env.figures
+    if not metrics["rollout/steps"]:
+        raise ValueError(
+            f"nothing of this rollout counts: none of its {len(rollout)} rows has an entry to learn from. Did "
+            "the reward leave out every answer, by None or by failing on it?"
+        )
     rollout = rollout.to(next(agent.policy.parameters()).device)
     clock.append(time.perf_counter())
     if agent.penalty is not None:

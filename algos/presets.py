@@ -84,7 +84,7 @@ class Recipe:
 RECIPES = {
     "CartPole-v1": Recipe(config=CARTPOLE, num_envs=16, total_steps=35_000),
     "textenv/Reviews-v0": Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
-    "textenv/Periods-v0": Recipe(config=TEXT, num_envs=64, total_steps=60_000, kl_coefficient=0.001),
+    "textenv/Periods-v0": Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coefficient=0.001),
     "textenv/Copy-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
     "textenv/Sort-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
 }

@@ -17,3 +17,22 @@ def own_process(completions):
 def slow_square(completions):
     time.sleep(0.3 if "0" in completions else 0.0)
     return [float(text) ** 2 for text in completions]
+
+
+class OddError(Exception):
+    """Does not survive pickling, as those of some HTTP clients do not."""
+
+    def __init__(self, status, body):
+        super().__init__(f"status {status}")
+
+
+def raises_odd_error(completions):
+    if "odd" in completions:
+        raise OddError(500, "down")
+    return [1.0] * len(completions)
+
+
+def dies(completions):
+    if "die" in completions:
+        os._exit(1)
+    return [1.0] * len(completions)

@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
 def test_wrong_answers_of_an_asker_and_wrong_counts_of_a_reward_are_named(path):
     with pytest.raises(ValueError, match=r"'script' answered 'undo', expected one of up, down, skip, quit"):
         call(HumanReward(path, asker=Scripted(["undo"])), ["a"])
-    with pytest.raises(ValueError, match="otherwise= returned 1 values for 2"):
+    with pytest.raises(ValueError, match="'otherwise' returned 1 values for 2"):
         call(HumanReward(path, asker=Scripted(["skip"] * 2), otherwise=lambda **_: [1.0]), ["a", "b"])
 
 
@@ -457,3 +457,25 @@ def test_the_example_is_short_trains_and_goes_on_from_its_file(path, capsys):
     assert f"{len(asker.questions)} thumbs in {path}" in capsys.readouterr().out
     example.main(total_steps=300, asker=(again := Scripted([])), file=path)
     assert again.questions == []
+
+
+def test_a_person_who_quits_in_training_ends_it_and_is_not_asked_again(tmp_path):
+    from conftest import WORDS, make_gpt2, make_tokenizer
+
+    from algos import PPO, LMPolicy, PPOConfig
+    from textenv import TextVectorEnv
+
+    class Quits:
+        name, asked = "tester", 0
+
+        def ask(self, question):
+            self.asked += 1
+            return "quit"
+
+    asker, tokenizer = Quits(), make_tokenizer(WORDS)
+    human = HumanReward(tmp_path / "t.jsonl", asker=asker)
+    env = TextVectorEnv(prompts=["a"], reward=human, tokenizer=tokenizer, num_envs=4, max_new_tokens=4)
+    agent = PPO(env, LMPolicy(make_gpt2(), tokenizer), PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    with pytest.raises(FeedbackStopped, match="run the same program again"):
+        agent.learn(100)
+    assert asker.asked == 1

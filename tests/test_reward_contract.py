@@ -1,19 +1,14 @@
 """The contract of reward functions: what may be returned, what is logged, and what happens when one fails."""
 
-import json
-import os
-import time
-
 import numpy as np
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
-from slow_rewards import hangs, own_process, slow_square
 from test_conversation import Parrot
 
 from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
 from algos.frontier import HackingWatch
-from textenv import RewardError, Rewards, TextVectorEnv, TokenVectorEnv
+from textenv import Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.figures import correlation, distinct, repetition
 
 EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
@@ -193,135 +188,6 @@ def test_a_conversation_is_paid_by_the_turn_and_logged():
 def test_columns_of_another_argument_are_refused():
     with pytest.raises(ValueError, match=r"\['completions'\].*rename"):
         play(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])
-
-
-# --- failure -----------------------------------------------------------------------------------------------------
-
-
-def raises(prompts, completions):
-    if any("bad" in text for text in completions):
-        raise KeyError("no such thing")
-    return [1.0] * len(completions)
-
-
-def gives(value):
-    def strange(completions):
-        return [value if "bad" in text else 1.0 for text in completions]
-
-    return strange
-
-
-FAILURES = {
-    "raises": (raises, "raised KeyError: 'no such thing' in row 1"),
-    "nan": (gives(float("nan")), "returned nan in row 1"),
-    "inf": (gives(-float("inf")), "returned -inf in row 1"),
-    "text": (gives("good"), "returned 'good' in row 1"),
-    "too few tokens": (gives([1.0]), "returned 1 numbers in row 1 .* has 3 tokens"),
-    "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] in row 1"),
-}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, workers):
-    function, message = FAILURES[name]
-    env = make_env(Rewards({"mine": function}, workers=workers), prompts=["a b"])
-    env.start_episodes(4, seed=0)
-    left = [list(answer) for answer in ANSWERS]
-    while env.running.any():
-        actions = np.zeros(3, dtype=np.int64)
-        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
-        env.advance(actions)
-    with pytest.raises(RewardError, match=rf"reward 'mine' {message}") as caught:
-        env.take_episodes()
-    assert "'a b'" in str(caught.value) and "bad good" in str(caught.value)
-    assert [answer["completion_ids"] for answer in caught.value.answers] == [list(answer) for answer in ANSWERS]
-    env.task.rewards = Rewards(good)
-    assert env.take_episodes()["reward"].sum(1).tolist() == [1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("name", list(FAILURES))
-def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
-    rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
-    env = make_env(rewards)
-    rollout = play_env(env, ANSWERS)
-    assert rollout["mask"].any(1).tolist() == [True, False, False, True]
-    assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
-    assert env.figures["reward/failed"] == 2 and env.figures["reward/left_out"] == 2
-    assert (rewards.seen, rewards.failed) == (4, 2)
-
-
-def test_skip_stops_once_more_than_the_share_fails():
-    rewards = Rewards(raises, on_error="skip", max_failed=0.1)
-    rows = {"prompts": ["?"] * 20, "completions": ["bad"] + ["good"] * 19}
-    for _ in range(10):  # 1 in 20
-        assert rewards(**rows).failed == 1
-    rows["completions"] = ["bad"] * 20
-    with pytest.raises(RewardError, match=r"2\d of 2\d\d answers failed, more than 10%; lately: .*raises"):
-        for _ in range(3):
-            rewards(**rows)
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_a_call_beyond_its_time_is_named_or_skipped(processes):
-    start = time.monotonic()
-    rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
-    with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
-        Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes)(**rows)
-    scores = Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes, on_error="skip")(**rows)
-    assert scores.earned == [1.0, None, 1.0]
-    assert time.monotonic() - start < 60
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_pools_keep_the_order(processes):
-    rewards = Rewards(slow_square, workers=3, processes=processes)
-    numbers = list(range(10))
-    scores = rewards(prompts=["?"] * 10, completions=[str(n) for n in numbers])
-    assert scores.earned == [float(n * n) for n in numbers]
-
-
-def test_processes_are_processes_and_want_functions_that_can_be_imported():
-    scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
-    assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
-    with pytest.raises(TypeError, match="importable"):
-        Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
-
-
-def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_path):
-    calls = []
-
-    def fails_later(completions):
-        calls.append(completions)
-        if len(calls) > 1:
-            raise RuntimeError("the service is down")
-        return [1.0] * len(completions)
-
-    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    agent = PPO(make_env(fails_later), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8))
-    with pytest.raises(RewardError, match="service is down") as caught:
-        agent.learn(1000, run_dir=tmp_path)
-    assert "saved in" in "".join(caught.value.__notes__)
-    answers = [json.loads(line) for line in (tmp_path / "unscored.jsonl").read_text().splitlines()]
-    assert [answer["completions"] for answer in answers] == calls[1]
-    assert (tmp_path / "config.json").is_file() and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"functions": {}}, "empty"),
-        ({"functions": {"x": (good, float("nan"))}}, "weight of reward 'x'"),
-        ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
-        ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
-        ({"functions": good, "timeout": 0}, "seconds above 0"),
-        ({"functions": 3}, "reward 'int' is 3"),
-        ({"functions": {"x": 3}}, "reward 'x' is 3"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        Rewards(**arguments)
 
 
 # --- reward hacking ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def figures(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float
     added = {name: float(np.nansum(np.abs(column))) for name, column in columns.items()}
     everything = sum(added.values())
     found: dict[str, float] = {
-        "reward/failed": scores.failed,
+        "reward/failed": len(scores.failed),
         "reward/left_out": sum(earned is None for earned in scores.earned),
         "text/distinct_2": distinct(answers),
         "text/repeated_4": repetition(answers),

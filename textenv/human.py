@@ -13,11 +13,12 @@ import numpy as np
 
 from textenv.asker import QUIT, SCORES, UNDO, Asker, Question, Scale
 from textenv.feedback_file import FeedbackFile, Record, canonical, key, scores
-from textenv.task import check_count
+from textenv.rewards.calling import call_reward
+from textenv.scores import Rows, StopTraining, read_scores, total
 from textenv.terminal_asker import TerminalAsker
 
 
-class FeedbackStopped(RuntimeError):  # noqa: N818  (a person's wish is no error)
+class FeedbackStopped(StopTraining):  # noqa: N818  (a person's wish is no error)
     """The person quit. Everything answered is in the file; running again asks only for what is missing."""
 
 
@@ -154,10 +155,10 @@ class HumanReward:
         if self.otherwise is None or not rows:
             return result
         given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
-        filled = self.otherwise(**given)
-        check_count(filled, len(rows), name="the reward function otherwise=", item="number")
-        for row, score in zip(rows, filled, strict=True):
-            result[row] = score
+        given = {"completion_ids": [[0]] * len(rows)} | given
+        scores = read_scores(call_reward(self.otherwise, given), Rows(given), name="otherwise")
+        for row, earned in zip(rows, scores.earned, strict=True):
+            result[row] = total(earned)
         return result
 
 

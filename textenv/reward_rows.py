@@ -106,6 +106,8 @@ def _total(entry: Any, tokens: int) -> Any:
         if not all(is_number(part) for part in parts):
             return entry
         return sum(parts) if parts else None
+    if hasattr(entry, "detach"):  # a tensor
+        entry = entry.detach().float().cpu().numpy()
     if isinstance(entry, (list, tuple, np.ndarray)) and np.shape(entry) == (tokens,):
         return float(sum(float(x) for x in entry)) if all(is_number(x) and x is not None for x in entry) else entry
     return entry
@@ -146,8 +148,8 @@ def make_rows(
     if completions is not None:
         said = [answer_text(each) for each in completions]
     elif columns:  # every second answer says what the columns hold, so that some are right
-        held_text = [" ".join(str(column[row]) for column in columns.values()) for row in range(n)]
-        said = [answers[row] if row % 2 else held_text[row] for row in range(n)]
+        held_text = list(columns.values())
+        said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
     else:
         said = list(answers)
     ended = [completions is not None or row % 4 != 3 for row in range(n)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32."""
 Earned = float | np.ndarray | None
 """A number for the answer, float32 a token of it, or None where nothing applies."""
 
@@ -20,6 +21,10 @@ class RewardError(ValueError):
     """The answers that were to be scored, with all that a reward function is given of each."""
 
 
+class StopTraining(Exception):  # noqa: N818  (a wish is no error)
+    """Raised by a reward function that wants training to end: no failure of its own, so it is never skipped."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """What each of n answers earned, and of which parts."""
@@ -28,8 +33,8 @@ class Scores:
     """In all: a number, one a token, or None for an answer that is left out of the update."""
     parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By name of the component: what it added to each answer, weight included; None where it does not apply."""
-    failed: int = 0
-    """Answers that are left out because a function failed on them."""
+    failed: frozenset[int] = frozenset()
+    """Rows on which a function failed; they are left out."""
 
 
 def read_scores(returned: Any, rows: Rows, *, name: str) -> Scores:
@@ -97,7 +102,7 @@ class Rows:
         self.columns, self.first = columns, first
 
     def __len__(self) -> int:
-        return len(self.columns["completions"])
+        return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))
 
     def tokens(self, row: int) -> int:
         """Tokens of an answer."""
@@ -110,9 +115,9 @@ class Rows:
 
     def describe(self, row: int) -> str:
         """Where a row is, for an error."""
-        return f"row {self.first + row} (prompt {self.columns['prompts'][row]!r:.300}, completion " + (
-            f"{self.columns['completions'][row]!r:.300})"
-        )
+        told = {"prompt": self.columns.get("prompts"), "completion": self.columns.get("completions")}
+        given = [f"{name} {column[row]!r:.300}" for name, column in told.items() if column is not None]
+        return f"row {self.first + row} ({', '.join(given)})"
 
 
 def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
@@ -132,17 +137,18 @@ def _read(entry: Any, rows: Rows, row: int, name: str) -> Earned:
         entry = entry.detach().float().cpu().numpy()
     if isinstance(entry, (Sequence, np.ndarray)) and not isinstance(entry, str) and np.ndim(entry) == 1:
         dense = np.asarray(entry)
+        dense = dense.astype(np.float32) if dense.dtype == bool else dense
         if len(dense) != rows.tokens(row):
             raise RewardError(
                 f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one a token, or one for the whole answer"
             )
-        if np.issubdtype(dense.dtype, np.number) and np.isfinite(dense).all():
+        if np.issubdtype(dense.dtype, np.number) and (np.abs(dense) <= LARGEST).all():
             return dense.astype(np.float32)
     else:
         try:
-            if not isinstance(entry, str) and math.isfinite(entry):
+            if not isinstance(entry, str) and abs(float(entry)) <= LARGEST:
                 return float(entry)
-        except (TypeError, ValueError):  # a list of lists, an object
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # a list of lists, an object
             pass
     raise RewardError(f"reward {name!r} returned {entry!r:.200} in {rows.describe(row)}: expected a finite number")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from textenv.chat import is_chat
 from textenv.prompts import Prompt, PromptList
 from textenv.rewards.composite import RewardFunction, Rewards
-from textenv.scores import RewardError, Rows, Scores, read_scores
+from textenv.scores import Rows, Scores, read_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,10 +119,13 @@ class FunctionTask(PromptList):
     def __init__(self, prompts: Sequence[Any], reward: RewardFunction | Rewards) -> None:
         super().__init__(prompts)
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
+        looked_at = range(min(len(self.prompts), 10_000))
+        self.names = {name for index in looked_at for name in self.prompt(index).columns}
+        """Columns that a prompt may have; those that one has not are None for it."""
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """See `Task.score`."""
-        return self.rewards(**rows_of(turns).columns)
+        return self.rewards(**rows_of(turns, names=self.names).columns)
 
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
@@ -138,7 +141,7 @@ def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Reward
     raise ValueError("give either a task, or both prompts and reward")
 
 
-def rows_of(turns: Sequence[Turn]) -> Rows:
+def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     """The turns as a reward function is given them.
 
     Raises:
@@ -150,7 +153,7 @@ def rows_of(turns: Sequence[Turn]) -> Rows:
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
     }
-    names = {name for turn in turns for name in turn.prompt.columns}
+    names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
     if names & set(ours):
         raise ValueError(
             f"the prompts have columns named {sorted(names & set(ours))}, which rewards are given: rename them"
@@ -171,10 +174,11 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
     rows = rows_of(turns)
     try:
         return read_scores(task.score(turns), rows, name=type(task).__name__)
-    except RewardError as error:
-        error.answers = [
+    except Exception as error:  # a task of one's own may raise anything: what was to be scored is kept all the same
+        answers = [
             dict(zip(rows.columns, entries, strict=True)) for entries in zip(*rows.columns.values(), strict=True)
         ]
+        vars(error)["answers"] = answers
         raise
 
 

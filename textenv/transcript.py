@@ -161,8 +161,9 @@ class Transcript:
     def pay(self, scores: Scores) -> np.ndarray:
         """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)
+        failed = {self._unpaid[index][0] for index in scores.failed}
         for (row, position, turn), earned in zip(self._unpaid, scores.earned, strict=True):
-            if earned is None:
+            if earned is None or row in failed:
                 continue
             self.applies[row] = True
             tokens = slice(position + 1 - len(turn.completion_ids), position + 1)

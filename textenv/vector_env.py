@@ -384,8 +384,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def _check_actions(self, actions: np.ndarray) -> np.ndarray:
         self._check_open()
-        if not self._started:
-            raise ValueError("no episode is under way: call reset before step")
+        if not self._started or self._slots.unpaid:
+            why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
+            raise ValueError(f"{why}: call reset before step")
         actions = self._masks.check(actions, np.arange(self.num_envs), np.where(self._ended, 0, self._slots.open))
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,11 +190,16 @@ def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     return int(min(positions, tokenizer.model_max_length))
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""The configuration is shared by threads (`Rewards(workers=...)`)."""
+
+
 @contextmanager
 def _pad_id(config: Any, pad: int) -> Iterator[None]:
-    before = config.pad_token_id
-    config.pad_token_id = pad
-    try:
-        yield
-    finally:
-        config.pad_token_id = before
+    with _ONE_AT_A_TIME:
+        before = config.pad_token_id
+        config.pad_token_id = pad
+        try:
+            yield
+        finally:
+            config.pad_token_id = before

@@ -8,11 +8,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from textenv.rewards.workers import run_in_threads
 
 
 def reward_name(function: Any) -> str:
@@ -63,8 +64,10 @@ def _wait(found: Any) -> Any:
         return await found
 
     # A thread of its own: whoever calls may be inside an event loop (a notebook is).
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, result()).result()
+    (outcome,) = run_in_threads([lambda: asyncio.run(result())], None)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -95,6 +98,7 @@ def _read_file(path: Path) -> ModuleType:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     with _explained(str(path), path.parent.resolve()):
         spec.loader.exec_module(module)
     return module

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from textenv.rewards.calling import call_reward, reward_name
+from textenv.scores import RewardError, Rows, read_scores
 
 MaybeScores = list[float | None]
 
@@ -36,6 +37,8 @@ class Normalize:
         >>> rate(prompts=["a"] * 2, completions=["b", "bcd"])
         [-1.0, 1.0]
     """
+
+    depends_on_batch = True
 
     def __init__(self, function: Callable[..., Any], *, center: bool = True, scale: bool = True) -> None:
         self.function, self.center, self.scale = function, center, scale
@@ -109,6 +112,7 @@ def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable
         back = 0.0 if shift_mean else mean
         return [None if score is None else (score - mean) / divisor + back for score in scores]
 
+    whitened.depends_on_batch = True  # type: ignore[attr-defined]
     return _named(whitened, function)
 
 
@@ -118,8 +122,19 @@ def _named(wrapper: Callable[..., MaybeScores], function: Callable[..., Any]) ->
 
 
 def _scores(function: Callable[..., Any], columns: dict[str, Any]) -> MaybeScores:
-    returned: Sequence[Any] = call_reward(function, columns)
-    return [None if score is None else float(score) for score in returned]
+    """One number an answer, or None.
+
+    Raises:
+        RewardError: on what no reward function may return, and on rewards by the token, which have no one number.
+    """
+    rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
+    scores = read_scores(call_reward(function, columns), rows, name=reward_name(function))
+    if any(isinstance(earned, np.ndarray) for earned in scores.earned):
+        raise RewardError(
+            f"reward {reward_name(function)!r} pays by the token, but Normalize, clip and whiten take "
+            "one number an answer"
+        )
+    return [None if earned is None else float(earned) for earned in scores.earned]
 
 
 def _known(scores: MaybeScores, name: str) -> np.ndarray:

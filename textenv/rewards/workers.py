@@ -8,6 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 
@@ -46,15 +48,16 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool: Any = None
+        self._pool: ProcessPoolExecutor | None = None
 
-    def pool(self, function: Any) -> Any:
-        """The running pool; a new one has imported the function before any time is taken."""
+    def pool(self, calls: Sequence[Callable[[], Any]]) -> ProcessPoolExecutor:
+        """The running pool; a new one has imported what the calls need before any time is taken."""
         if self._pool is None:
             # Spawned: a fork of a process with PyTorch's threads can hang.
-            self._pool = multiprocessing.get_context("spawn").Pool(self.count)
-            self._end = weakref.finalize(self, self._pool.terminate)
-            self._pool.map(_import, [function] * self.count, chunksize=1)
+            self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+            self._end = weakref.finalize(self, _kill, self._pool)
+            for ready in [self._pool.submit(_import, calls) for _ in range(self.count)]:
+                ready.exception()  # a pool that cannot start says so at the first call
         return self._pool
 
     def kill(self) -> None:
@@ -68,7 +71,7 @@ class Workers:
 
 
 def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    """As `run_in_threads`, in processes: a call beyond its time is killed.
+    """As `run_in_threads`, in processes: a call beyond its time is killed, and a process that dies is an error.
 
     Raises:
         TypeError: if a call cannot be sent to a process.
@@ -81,23 +84,49 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
             "define it at the top of a module, or leave processes=False"
         ) from error
     pool = workers.pool(calls)
-    pending = [pool.apply_async(call) for call in calls]
     end = None if timeout is None else time.monotonic() + timeout
-    outcomes = []
-    for one in pending:
-        try:
-            outcomes.append(one.get(None if end is None else max(0.0, end - time.monotonic())))
-        except multiprocessing.TimeoutError:
-            outcomes.append(_late(timeout))
-        except Exception as error:  # the function's own, carried over
-            outcomes.append(error)
-    if any(isinstance(outcome, TimeoutError) for outcome in outcomes):
+    outcomes: list[Any] = []
+    try:
+        pending = [pool.submit(_in_child, call) for call in calls]
+        for one in pending:
+            outcomes.append(_result(one, timeout, end))
+    except BrokenProcessPool:
+        dead = RuntimeError(
+            "a worker process died: killed, out of memory, or, in a script, without `if __name__ == '__main__':`"
+        )
+        outcomes += [dead] * (len(calls) - len(outcomes))
+    if any(isinstance(outcome, (TimeoutError, RuntimeError)) for outcome in outcomes):
         workers.kill()
     return outcomes
 
 
-def _import(function: Any) -> None:
-    """That it was unpickled here is all."""
+def _result(one: Future[Any], timeout: float | None, end: float | None) -> Any:
+    try:
+        found, failure = one.result(None if end is None else max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return _late(timeout)
+    return found if failure is None else _ChildError(failure)
+
+
+class _ChildError(Exception):
+    """What a function raised in a process; only its words cross over, for an exception need not survive pickling."""
+
+
+def _in_child(call: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return call(), None
+    except Exception as error:  # handed to the parent, which decides
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.kill()
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _import(calls: Sequence[Callable[[], Any]]) -> None:
+    """That they were unpickled here is all."""
 
 
 def _late(timeout: float | None) -> TimeoutError:
