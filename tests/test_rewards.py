@@ -364,3 +364,11 @@ def test_what_is_not_finite_is_refused_before_it_stays_in_the_mean(transform, ba
     with pytest.raises(ValueError, match="'echo' returned (nan|inf) in row 2"):
         function(x=[1.0, None, bad])
     assert function(x=[1.0, 3.0]) == [-1, 1]
+
+
+def test_a_percent_sign_that_the_data_leave_out_is_no_error():
+    """As in GSM8K: "What percentage ...", answer 60."""
+    score = rewards.numeric_answer()
+    answers = ["60%", "60 %", "60", "0.6", "6%"]
+    assert score(prompts=["?"] * 5, completions=answers, answer=["60"] * 5) == [1, 1, 1, 0, 0]
+    assert score(prompts=["?"] * 5, completions=answers, answer=["60%"] * 5) == [1, 1, 0, 1, 0]

@@ -32,7 +32,7 @@ def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
     The answer's number is that of its last complete ``\\boxed{}``, else what follows its last ``####`` (GSM8K), else
     its last number. Read are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and ``1.5e3``,
     with a point for the decimals; no mixed numbers (``1 1/2`` is one half), and nothing longer than 400 digits.
-    Compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3.
+    Compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3; ``60%`` is 60 too where the column has no percent sign.
 
     Args:
         column: of the prompts; a number, or a text that is read in the same way.
@@ -47,10 +47,15 @@ def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
         scores: list[float | None] = []
         for answer, right in zip(completions, column_of(columns, column, "numeric_answer"), strict=True):
             wanted = as_fraction(right)
-            scores.append(None if wanted is None else float(find_number(answer_text(answer)) == wanted))
+            scores.append(None if wanted is None else float(_agrees(answer_text(answer), right, wanted)))
         return scores
 
     return numeric_answer
+
+
+def _agrees(answer: str, right: Any, wanted: Fraction) -> bool:
+    """Whether the answer's number is the one wanted; "60%" is 60 too, where the data leave the sign out (GSM8K)."""
+    return find_number(answer) == wanted or ("%" not in str(right) and find_number(answer.replace("%", "")) == wanted)
 
 
 def as_fraction(number: Any) -> Fraction | None:
