@@ -237,11 +237,15 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _train_defaults(arguments: Sequence[str]) -> Train:
-    """The defaults of ``train`` are those of the environment that is named."""
+    """The defaults of ``train`` are those of the environment that is named, and of a recurrent policy if one is."""
     known = (word for word in arguments[1:] if word in presets.RECIPES or word.startswith("textenv/"))
     env_id = next(known, "")
     recipe = presets.recipe(env_id)
+    recurrent = "--policy lstm" in " ".join(arguments) or "--policy=lstm" in arguments
+    if recurrent:
+        recipe = presets.Recipe(config=presets.CARTPOLE_LSTM, num_envs=32, total_steps=150_000)
     return Train(
+        normalize_observations=recurrent,
         env=tyro.MISSING,
         total_steps=recipe.total_steps,
         num_envs=recipe.num_envs,

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib.util
+import json
 from pathlib import Path
 
 import gymnasium as gym
@@ -230,3 +231,14 @@ def test_cartpole_without_velocities_is_solved_by_memory_and_not_without(seed):
         seconds = history[-1]["time/seconds"]
         print(f"{kind.__name__} seed {seed}: {returns[kind]} (deterministic, sampled), {seconds:.0f} s of training")
     assert min(returns[LSTMPolicy]) >= 475 and max(returns[MLPPolicy]) < 150
+
+
+def test_the_command_line_starts_a_recurrent_policy_from_its_own_preset(tmp_path, capsys):
+    """A minibatch is counted in rows there: the perceptrons' 256 steps would be 256 rows."""
+    from algos.cli import main
+
+    words = ["--policy", "lstm", "--total-steps", "2000", "--episodes", "2", "--run-dir", str(tmp_path), "--json"]
+    main(["train", "CartPole-v1", *words])
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["policy"] == "LSTMPolicy" and saved["config"]["minibatch_size"] == 8
+    assert saved["config"]["normalize_rewards"] and json.loads(capsys.readouterr().out)["episodes"] == 2
