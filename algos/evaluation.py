@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.policy import Policy
+from textenv.rollout import is_episode_env
 
 
 def evaluate(
-    env: Any, policy: Policy, *, episodes: int = 20, deterministic: bool = False, seed: int = 0
+    env: VectorEnv, policy: Policy, *, episodes: int = 20, deterministic: bool = False, seed: int = 0
 ) -> tuple[list[float], TensorDict]:
     """Play whole episodes.
 
@@ -33,17 +36,14 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}, expected at least 1")
     # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
     player = copy.copy(policy)
-    state, order = policy.generator.get_state(), getattr(env, "prompt_order", None)
+    state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
-    if order is not None:
-        env.prompt_order = None
     try:
-        rollout = collect(env, player, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
-    finally:
         # Evaluating in mid-training changes nothing that is trained, nor which prompts come next.
+        with env.own_order() if is_episode_env(env) else nullcontext():
+            rollout = collect(env, player, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+    finally:
         policy.generator.set_state(state)
-        if order is not None:
-            env.prompt_order = order
     return EpisodeMeter().finished(rollout)[0], rollout
 
 

@@ -62,9 +62,6 @@ def plot_frontier(history: Sequence[Metrics], path: Path) -> None:
         history: metrics of each iteration, of which some have `VARIETY`.
         path: of the PNG to write.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")

@@ -129,7 +129,7 @@ def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
         if run_dir is None:
             raise
         agent.save(run_dir)
-        error.add_note(f"the agent as it was before this iteration is saved in {run_dir}")
+        error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
         if answers := getattr(error, "answers", None):
             path = Path(run_dir) / "unscored.jsonl"
             path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")

@@ -102,8 +102,9 @@ class IgnoresTheSeed(TextVectorEnv):
 
 
 class DealsTheFirstPromptForEver(TextVectorEnv):
-    def _next_numbers(self, n):
-        return range(n)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._order.next = range
 
 
 class LeaksThePrompt(TextVectorEnv):

@@ -311,6 +311,9 @@ def test_evaluating_in_mid_training_does_not_pin_the_prompts():
     for _ in range(3):
         evaluate(evaluated, policy(), episodes=5)
         assert plain.start_episodes(2)["tokens"].tolist() == evaluated.start_episodes(2)["tokens"].tolist()
+    evaluate(evaluated, policy(), episodes=5)
+    # And a seed given after it is honoured.
+    assert plain.reset(seed=8)[0]["tokens"].tolist() == evaluated.reset(seed=8)[0]["tokens"].tolist()
 
 
 def test_splits_of_chats_go_by_what_is_said():

@@ -1,12 +1,13 @@
 """The contract of reward functions: what may be returned, what is logged, and what happens when one fails."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
 from test_conversation import Parrot
 
-from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.frontier import HackingWatch
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.figures import correlation, distinct, repetition
@@ -234,6 +235,10 @@ def test_a_text_run_draws_its_frontier_and_a_control_run_does_not(tmp_path):
         100, run_dir=tmp_path / "text"
     )
     assert (tmp_path / "text" / "frontier.png").stat().st_size > 10_000
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    control = MLPPolicy(env.single_observation_space, env.single_action_space)
+    PPO(env, control, PPOConfig(steps=8, minibatch_size=8)).learn(16, run_dir=tmp_path / "control")
+    assert (tmp_path / "control" / "metrics.jsonl").exists() and not (tmp_path / "control" / "frontier.png").exists()
 
 
 def test_whitened_rewards_keep_their_mean_and_have_variance_one():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,56 @@ class PromptList:
 def _order(n: int, seed: int, lap: int) -> np.ndarray:
     """The shuffled indices of one pass."""
     return np.random.default_rng([seed, lap]).permutation(n)
+
+
+class PromptOrder:
+    """Where the dealing of prompts stands: a seed, and a position in the endless order that it means."""
+
+    def __init__(self) -> None:
+        self._now: tuple[int, int] | None = None
+        self._was_set = False
+
+    @property
+    def state(self) -> dict[str, int] | None:
+        """``seed`` and ``position``, to be saved and set again; None before the first start.
+
+        A state that was set holds through the next start from a seed: a training that goes on seeds its environment
+        too.
+        """
+        return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
+
+    @state.setter
+    def state(self, saved: Mapping[str, int] | None) -> None:
+        self._now = None if saved is None else (int(saved["seed"]), int(saved["position"]))
+        self._was_set = saved is not None
+
+    @property
+    def seed(self) -> int:
+        """The order's own seed; `start` was called."""
+        assert self._now is not None
+        return self._now[0]
+
+    def start(self, rng: np.random.Generator, *, anew: bool) -> None:
+        """Draw a new order from the generator if it was seeded (``anew``) or there is none yet."""
+        if self._now is None or (anew and not self._was_set):
+            self._now = int(rng.integers(2**62)), 0
+        self._was_set = False
+
+    def next(self, n: int) -> range:
+        """The next n places; `start` was called."""
+        assert self._now is not None
+        seed, position = self._now
+        self._now = seed, position + n
+        return range(position, position + n)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it another order holds, from its start; after it this one goes on as if nothing had been."""
+        before, self._now, self._was_set = (self._now, self._was_set), None, False
+        try:
+            yield
+        finally:
+            self._now, self._was_set = before
 
 
 def as_prompt(index: int, prompt: Any) -> Prompt:

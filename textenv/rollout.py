@@ -34,6 +34,7 @@ row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
@@ -82,6 +83,10 @@ class EpisodeEnv(Protocol):
     @property
     def action_mask(self) -> Tensor | None:
         """Bool ``[num_envs, n]``, or None where every action is open."""
+        ...
+
+    def own_order(self) -> AbstractContextManager[None]:
+        """Within it prompts are dealt in an order of its own; after it the order is as it was."""
         ...
 
     def start_episodes(self, episodes: int, *, seed: int | None = None) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from textenv.episode_batch import EpisodeBatch
 from textenv.figures import figures
 from textenv.kl import KLPenalty
 from textenv.limits import Ends, Limits, check_at_least
-from textenv.prompts import PromptList
+from textenv.prompts import PromptList, PromptOrder
 from textenv.rendering import render_transcript
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.scores import Scores
@@ -129,8 +130,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._batch: EpisodeBatch | None = None
         self.figures: dict[str, float] = {}
         """What the log says about the rewards and texts of the episodes taken last; see `textenv.figures`."""
-        self._order: tuple[int, int] | None = None
-        self._order_was_set = False
+        self._order = PromptOrder()
 
     def _define_spaces(self, max_length: int) -> None:
         n = self.ends.num_tokens
@@ -150,17 +150,16 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
-        """Where the dealing of prompts stands: ``seed`` and ``position``, to be saved and set again.
-
-        None before the first reset. An order that was set holds through the next seeded start: a training that goes on
-        seeds its environment too.
-        """
-        return None if self._order is None else {"seed": self._order[0], "position": self._order[1]}
+        """Where the dealing of prompts stands, to be saved and set again; see `PromptOrder.state`."""
+        return self._order.state
 
     @prompt_order.setter
     def prompt_order(self, saved: dict[str, int] | None) -> None:
-        self._order = None if saved is None else (int(saved["seed"]), int(saved["position"]))
-        self._order_was_set = saved is not None
+        self._order.state = saved
+
+    def own_order(self) -> AbstractContextManager[None]:
+        """Within it prompts are dealt in an order of its own (for evaluations); see `PromptOrder.apart`."""
+        return self._order.apart()
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
@@ -253,7 +252,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
         self._ended[:] = False
         self._masks.forget()
-        numbers = np.repeat(self._next_numbers(episodes // group_size), group_size)
+        numbers = np.repeat(self._order.next(episodes // group_size), group_size)
         self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
         self._fill(np.arange(self.num_envs))
         return self._batch.observe()
@@ -311,21 +310,11 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def _seed(self, seed: int | None) -> None:
         super().reset(seed=seed)
-        if self._order is None or (seed is not None and not self._order_was_set):
-            self._order = int(self.np_random.integers(2**62)), 0
-        self._order_was_set = False
-
-    def _next_numbers(self, n: int) -> range:
-        """The next places in the order of prompts."""
-        assert self._order is not None, "_seed was called"
-        seed, position = self._order
-        self._order = seed, position + n
-        return range(position, position + n)
+        self._order.start(self.np_random, anew=seed is not None)
 
     def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
         """Begin the episodes of these numbers in these rows."""
-        assert self._order is not None, "_seed was called"
-        prompts = self.task.deal(numbers, seed=self._order[0])
+        prompts = self.task.deal(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
             transcript.begin(row, prompt, group=number)
@@ -333,7 +322,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def _begin(self, slots: np.ndarray) -> None:
         """New episodes in these slots, for `step`."""
         if len(slots):
-            self._deal(self._slots, slots, self._next_numbers(len(slots)))
+            self._deal(self._slots, slots, self._order.next(len(slots)))
             self._ended[slots] = False
 
     def _fill(self, slots: np.ndarray) -> None:
@@ -376,7 +365,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             self.render()
 
     def _info(self) -> dict[str, Any]:
-        return {} if self.action_mask is None else {"action_mask": self.action_mask.numpy().astype(np.int8)}
+        mask = self.action_mask
+        return {} if mask is None else {"action_mask": mask.numpy().astype(np.int8)}
 
     def _check_open(self) -> None:
         if self.closed:
