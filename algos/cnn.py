@@ -11,9 +11,10 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.distributions import action_distribution, describe_action_space, restore_action_space
+from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
+from algos.distributions import action_distribution
 from algos.layers import SQRT_2, convolution, linear
-from algos.policy import Observation, Step, check_same_kind, frozen_copy
+from algos.policy import Observation, Step, frozen_copy
 from textenv.rollout import Evaluation
 
 SMALLEST = 8
@@ -64,8 +65,8 @@ class CNNPolicy(nn.Module):
 
     @property
     def num_actions(self) -> int | None:
-        """Actions to choose from; None where they cannot be counted off."""
-        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+        """See `count_actions`."""
+        return count_actions(self.action_space)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -92,23 +93,16 @@ class CNNPolicy(nn.Module):
 
     def divergence(self, rollout: TensorDict, other: CNNPolicy) -> Tensor:
         """See `Policy.divergence`; any batch shape."""
-        check_same_kind(self, other)
-        with torch.no_grad():
-            theirs = other._output(rollout)
-        return self.distribution.divergence(
-            self._output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
-        )
+        return step_divergence(self, other, rollout)
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        value = self._values(rollout["observation"].flatten(0, 1)).view(rollout.shape)
-        following = torch.cat([value[:, 1:], value[:, -1:]], dim=1)
-        # The next row's observation is the successor, but where an episode was cut or the rollout ends.
-        cut = rollout["truncated"] | rollout["terminated"]
-        cut[:, -1] = True
-        following[cut] = self._values(rollout["next_observation"][cut])
-        return value, following
+        return step_values(self._value, rollout)
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        return self.actor(self._features(rollout["observation"]))
 
     def reference(self) -> CNNPolicy:
         """See `Policy.reference`: a frozen copy."""
@@ -119,24 +113,13 @@ class CNNPolicy(nn.Module):
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""
-        from safetensors.torch import save_model
-
-        save_model(self, str(folder / "policy.safetensors"))
-        return {
-            "observation_shape": list(self._shape),
-            "action": describe_action_space(self.action_space),
-            "hidden": self.hidden,
-        }
+        return save_policy(self, folder, hidden=self.hidden)
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> CNNPolicy:
         """Rebuild what `save` wrote."""
-        from safetensors.torch import load_model
-
-        image = spaces.Box(0, 255, tuple(saved["observation_shape"]), np.uint8)
-        policy = cls(image, restore_action_space(saved["action"]), hidden=saved["hidden"])
-        load_model(policy, str(folder / "policy.safetensors"))
-        return policy
+        box = spaces.Box(0, 255, tuple(saved["observation_shape"]), np.uint8)
+        return restore_policy(cls, box, folder, saved)
 
     def _make_trunk(self) -> nn.Sequential:
         channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
@@ -147,10 +130,6 @@ class CNNPolicy(nn.Module):
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         flat = linear(channels * height * width, self.hidden, SQRT_2, self.generator)
         return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
-
-    def _output(self, rollout: TensorDict) -> Tensor:
-        """What the action distributions of a rollout are made from."""
-        return self.actor(self._features(rollout["observation"]))
 
     def _features(self, observation: Tensor) -> Tensor:
         """``[*, hidden]`` of images with any dimensions before their own."""
@@ -164,9 +143,11 @@ class CNNPolicy(nn.Module):
             return observation.unsqueeze(1)
         return observation if self._channels_first else observation.movedim(-1, 1)
 
-    def _values(self, observation: Tensor) -> Tensor:
-        """``[n]``, read in chunks."""
-        return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in observation.split(CHUNK)])
+    def _value(self, observation: Tensor) -> Tensor:
+        """Values of images with any dimensions before their own, read in chunks."""
+        before = observation.shape[: observation.ndim - len(self._shape)]
+        parts = observation.reshape(-1, *self._shape).split(CHUNK)
+        return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
 
 
 def is_image(space: spaces.Space) -> bool:

@@ -14,7 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from algos.distributions import action_distribution, describe_action_space, restore_action_space
+from algos.control import count_actions, restore_policy, save_policy
+from algos.distributions import action_distribution
 from algos.layers import SQRT_2, linear, lstm
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
@@ -71,8 +72,8 @@ class LSTMPolicy(nn.Module):
 
     @property
     def num_actions(self) -> int | None:
-        """Actions to choose from; None where they cannot be counted off."""
-        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+        """See `count_actions`."""
+        return count_actions(self.action_space)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -154,29 +155,13 @@ class LSTMPolicy(nn.Module):
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""
-        from safetensors.torch import save_model
-
-        save_model(self, str(folder / "policy.safetensors"))
-        return {
-            "observation_shape": list(self._shape),
-            "action": describe_action_space(self.action_space),
-            "hidden": self.hidden,
-            "normalize_observations": self.normalizer is not None,
-        }
+        return save_policy(self, folder, hidden=self.hidden, normalize_observations=self.normalizer is not None)
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> LSTMPolicy:
         """Rebuild what `save` wrote; it remembers nothing."""
-        from safetensors.torch import load_model
-
-        policy = cls(
-            spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32),
-            restore_action_space(saved["action"]),
-            hidden=saved["hidden"],
-            normalize_observations=saved["normalize_observations"],
-        )
-        load_model(policy, str(folder / "policy.safetensors"))
-        return policy
+        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
+        return restore_policy(cls, box, folder, saved)
 
     def _remembered(self, rollout: TensorDict) -> Tensor:
         """The LSTM's output ``[m, hidden]`` at the True entries."""

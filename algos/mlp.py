@@ -13,10 +13,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.distributions import Gaussian, action_distribution, describe_action_space, restore_action_space
+from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
+from algos.distributions import Gaussian, action_distribution
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
+from algos.policy import Observation, Step, box_shape, frozen_copy
 from textenv.rollout import Evaluation
 
 
@@ -65,8 +66,8 @@ class MLPPolicy(nn.Module):
 
     @property
     def num_actions(self) -> int | None:
-        """Actions to choose from; None where they cannot be counted off."""
-        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+        """See `count_actions`."""
+        return count_actions(self.action_space)
 
     @property
     def log_std(self) -> nn.Parameter:
@@ -98,23 +99,16 @@ class MLPPolicy(nn.Module):
 
     def divergence(self, rollout: TensorDict, other: MLPPolicy) -> Tensor:
         """See `Policy.divergence`; any batch shape."""
-        check_same_kind(self, other)
-        with torch.no_grad():
-            theirs = other._output(rollout)
-        return self.distribution.divergence(
-            self._output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
-        )
+        return step_divergence(self, other, rollout)
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        value = self.critic(self._read(rollout["observation"])).squeeze(-1)
-        following = torch.cat([value[:, 1:], value[:, -1:]], dim=1)
-        # The next row's observation is the successor, but where an episode was cut or the rollout ends.
-        cut = rollout["truncated"] | rollout["terminated"]
-        cut[:, -1] = True
-        following[cut] = self.critic(self._read(rollout["next_observation"][cut])).squeeze(-1)
-        return value, following
+        return step_values(self._value, rollout)
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        return self.actor(self._read(rollout["observation"]))
 
     def reference(self) -> MLPPolicy:
         """See `Policy.reference`: a frozen copy, normaliser included, with its statistics as they are."""
@@ -127,33 +121,16 @@ class MLPPolicy(nn.Module):
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""
-        from safetensors.torch import save_model
-
-        save_model(self, str(folder / "policy.safetensors"))
-        return {
-            "observation_shape": list(self._shape),
-            "action": describe_action_space(self.action_space),
-            "hidden": list(self.hidden),
-            "normalize_observations": self.normalizer is not None,
-        }
+        return save_policy(self, folder, hidden=list(self.hidden), normalize_observations=self.normalizer is not None)
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> MLPPolicy:
         """Rebuild what `save` wrote."""
-        from safetensors.torch import load_model
+        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
+        return restore_policy(cls, box, folder, saved)
 
-        policy = cls(
-            spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32),
-            restore_action_space(saved["action"]),
-            hidden=saved["hidden"],
-            normalize_observations=saved["normalize_observations"],
-        )
-        load_model(policy, str(folder / "policy.safetensors"))
-        return policy
-
-    def _output(self, rollout: TensorDict) -> Tensor:
-        """What the action distributions of a rollout are made from."""
-        return self.actor(self._read(rollout["observation"]))
+    def _value(self, observation: Tensor) -> Tensor:
+        return self.critic(self._read(observation)).squeeze(-1)
 
     def _read(self, observation: Tensor) -> Tensor:
         """What the networks are given: flat, float32, normalised."""

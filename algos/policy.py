@@ -90,7 +90,7 @@ def frozen_copy(policy: AnyPolicy) -> AnyPolicy:
     return copied
 
 
-def check_same_kind(policy: nn.Module, other: Any) -> None:
+def check_same_kind(policy: Any, other: Any) -> None:
     """Raise a TypeError unless another policy's distributions can be compared with this one's, action by action."""
     if type(other) is not type(policy):
         raise TypeError(
