@@ -38,6 +38,7 @@ FAILURES = {
     "text": (gives("good"), "returned 'good' in row 1"),
     "too few tokens": (gives([1.0]), "returned 1 numbers in row 1 .* has 3 tokens"),
     "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] in row 1"),
+    "ragged": (gives([[1.0], [1.0, 2.0]]), r"returned \[\[1.0\], \[1.0, 2.0\]\] in row 1"),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
-from textenv.scores import Scores, total
+from textenv.scores import RewardError, Rows, as_number, read_scores, total
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +59,11 @@ class Trial:
         columns["completions"] = [_completion(row) for row in rows]
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
-        return _totals(call_reward(self.function, columns), columns["completion_ids"])
+        returned = call_reward(self.function, columns)
+        try:  # dense and named rewards count as what they are in all
+            return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
+        except RewardError:
+            return returned  # the checks say what is wrong with it
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
         """Scores of these rows; raises what the function does, and on what is no list of numbers."""
@@ -86,41 +90,9 @@ class Trial:
         return list(self.tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _totals(returned: Any, completion_ids: Sequence[Sequence[int]]) -> Any:
-    """Dense and named rewards as one number an answer, NaN included; anything else is left as it is."""
-    if isinstance(returned, Scores):
-        return [total(earned) for earned in returned.earned]
-    if isinstance(returned, Mapping):
-        columns = [column for column in returned.values() if hasattr(column, "__len__")]
-        if not columns or {len(column) for column in columns} != {len(completion_ids)}:
-            return returned
-        returned = [dict(zip(returned, entries, strict=True)) for entries in zip(*columns, strict=True)]
-    if not isinstance(returned, (list, tuple)) or len(returned) != len(completion_ids):
-        return returned
-    return [_total(entry, len(ids)) for entry, ids in zip(returned, completion_ids, strict=True)]
-
-
-def _total(entry: Any, tokens: int) -> Any:
-    if isinstance(entry, Mapping):
-        parts = [_total(part, tokens) for part in entry.values() if part is not None]
-        if not all(is_number(part) for part in parts):
-            return entry
-        return sum(parts) if parts else None
-    if hasattr(entry, "detach"):  # a tensor
-        entry = entry.detach().float().cpu().numpy()
-    if isinstance(entry, (list, tuple, np.ndarray)) and np.shape(entry) == (tokens,):
-        return float(sum(float(x) for x in entry)) if all(is_number(x) and x is not None for x in entry) else entry
-    return entry
-
-
 def is_number(score: Any) -> bool:
     """Whether a reward may be this: a number, finite or not, a tensor of one, or None."""
-    if score is None:
-        return True
-    try:
-        return not isinstance(score, str) and isinstance(float(score), float)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # a list, a tensor of several, too great
-        return False
+    return score is None or as_number(score) is not None
 
 
 def _completion(row: Row) -> Any:

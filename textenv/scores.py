@@ -37,7 +37,7 @@ class Scores:
     """Rows on which a function failed; they are left out."""
 
 
-def read_scores(returned: Any, rows: Rows, *, name: str) -> Scores:
+def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) -> Scores:
     """Read what a reward function returned for a batch.
 
     Args:
@@ -45,6 +45,7 @@ def read_scores(returned: Any, rows: Rows, *, name: str) -> Scores:
             mapping from component to number or None; or one mapping from component to such a list.
         rows: the batch.
         name: of the function.
+        finite: False lets NaN, infinities and what is too great for float32 pass, for whoever reports them.
 
     Raises:
         RewardError: on a wrong count, or what is none of these or not finite.
@@ -60,9 +61,9 @@ def read_scores(returned: Any, rows: Rows, *, name: str) -> Scores:
     parts: dict[str, list[float | None]] = {}
     for row, entry in enumerate(returned):
         if not isinstance(entry, Mapping):
-            earned.append(_read(entry, rows, row, name))
+            earned.append(_read(entry, rows, row, name, finite))
             continue
-        named = {str(part): _read(value, rows, row, f"{name}/{part}") for part, value in entry.items()}
+        named = {str(part): _read(value, rows, row, f"{name}/{part}", finite) for part, value in entry.items()}
         for part, value in named.items():
             parts.setdefault(part, [None] * len(rows))[row] = total(value)
         earned.append(add(list(named.values()), rows.tokens(row)))
@@ -120,22 +121,45 @@ class Rows:
         return f"row {self.first + row} ({', '.join(given)})"
 
 
+def as_number(entry: Any) -> float | None:
+    """The number that an entry is (finite or not, a tensor of one element too); None if it is none."""
+    if isinstance(entry, str):
+        return None
+    try:
+        return float(entry)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a list, an object, an integer beyond all floats
+        return None
+
+
+def miscount(returned: Any, expected: int) -> str:
+    """What was returned instead of that many entries, for an error; empty if the count is right."""
+    has_length = hasattr(returned, "__len__") and not isinstance(returned, str) and getattr(returned, "ndim", 1) > 0
+    if has_length and len(returned) == expected:
+        return ""
+    return f"{len(returned)} values" if has_length else f"{returned!r:.200}"
+
+
+def _is_flat(entry: Any) -> bool:
+    """Whether an entry is a list or array of one dimension."""
+    if isinstance(entry, np.ndarray):
+        return entry.ndim == 1
+    return isinstance(entry, Sequence) and not isinstance(entry, str) and not any(hasattr(x, "__len__") for x in entry)
+
+
 def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
-    if not hasattr(returned, "__len__") or isinstance(returned, str) or len(returned) != len(rows):
-        has_length = hasattr(returned, "__len__") and not isinstance(returned, str)
-        given = f"{len(returned)} values" if has_length else f"{returned!r:.200}"
+    if given := miscount(returned, len(rows)):
         raise RewardError(
             f"reward {name!r} returned {given} for {len(rows)} completions: return a list with one number for each"
         )
 
 
-def _read(entry: Any, rows: Rows, row: int, name: str) -> Earned:
+def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
     """One entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None
     if hasattr(entry, "detach"):  # a tensor
         entry = entry.detach().float().cpu().numpy()
-    if isinstance(entry, (Sequence, np.ndarray)) and not isinstance(entry, str) and np.ndim(entry) == 1:
+    if _is_flat(entry):
         dense = np.asarray(entry)
         dense = dense.astype(np.float32) if dense.dtype == bool else dense
         if len(dense) != rows.tokens(row):
@@ -143,12 +167,10 @@ def _read(entry: Any, rows: Rows, row: int, name: str) -> Earned:
                 f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one a token, or one for the whole answer"
             )
-        if np.issubdtype(dense.dtype, np.number) and (np.abs(dense) <= LARGEST).all():
+        if np.issubdtype(dense.dtype, np.number) and (not finite or (np.abs(dense) <= LARGEST).all()):
             return dense.astype(np.float32)
     else:
-        try:
-            if not isinstance(entry, str) and abs(float(entry)) <= LARGEST:
-                return float(entry)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # a list of lists, an object
-            pass
+        number = as_number(entry)
+        if number is not None and (not finite or abs(number) <= LARGEST):
+            return number
     raise RewardError(f"reward {name!r} returned {entry!r:.200} in {rows.describe(row)}: expected a finite number")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from textenv.chat import is_chat
 from textenv.prompts import Prompt, PromptList
 from textenv.rewards.composite import RewardFunction, Rewards
-from textenv.scores import Rows, Scores, read_scores
+from textenv.scores import Rows, Scores, miscount, read_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -184,6 +184,5 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
 
 def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
     """Raise a ValueError unless there is one item for each turn."""
-    if not hasattr(returned, "__len__") or len(returned) != expected:
-        given = f"{len(returned)} values" if hasattr(returned, "__len__") else repr(returned)
+    if given := miscount(returned, expected):
         raise ValueError(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
