@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from textenv.rollout import check_mask
+from textenv.rollout import check_mask, masked_mean
 
 
 def gae(
@@ -72,6 +72,75 @@ def _fold(reward: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor) -
         later_end = stop & ~here, cut & ~here
     reward, terminated, truncated = (torch.stack(x[::-1], dim=1) for x in zip(*folded, strict=True))
     return reward, terminated, truncated
+
+
+def discounted_returns(
+    *, reward: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor, gamma: float
+) -> Tensor:  # fmt: skip
+    """Discounted sum of the rewards from each True entry to its episode's end: float32 ``[B, T]``, 0 elsewhere.
+
+    `gae` with values of 0 and λ = 1; the arguments are its.
+    """
+    zero = torch.zeros_like(reward)
+    advantage, _ = gae(
+        reward=reward, value=zero, next_value=zero, terminated=terminated, truncated=truncated, mask=mask,
+        gamma=gamma, gae_lambda=1.0,
+    )  # fmt: skip
+    return advantage
+
+
+def subtract_mean(x: Tensor, *, mask: Tensor) -> Tensor:
+    """Minus the mean over the True entries: REINFORCE's baseline of the batch (Williams 1992). 0 elsewhere."""
+    return torch.where(mask, x - masked_mean(x, mask=mask), 0.0)
+
+
+def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
+    """Minus the mean of the *other* scores of the group (Kool et al. 2019; Ahmadian et al. 2024, RLOO, eq. 9).
+
+    Args:
+        score: float32 ``[B]``, one a row.
+        group: int64 ``[B]``.
+        counts: bool ``[B]``; a row that does not count moves no baseline.
+
+    Returns:
+        float32 ``[B]``; 0 for rows that do not count, for those alone in their group, which have no baseline, and in a
+        group of equal scores.
+    """
+    total, size, varied = _group_figures(score, group=group, counts=counts)
+    others = size - 1
+    return torch.where(varied, score - (total - score) / others.clamp(min=1), 0.0)
+
+
+def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale: bool = True) -> Tensor:
+    """Minus the group's mean, over its standard deviation (Shao et al. 2024, GRPO, section 4.1.2).
+
+    Args:
+        score: float32 ``[B]``, one a row.
+        group: int64 ``[B]``.
+        counts: bool ``[B]``; a row that does not count moves nothing.
+        scale: False leaves the deviation out, for it favours groups of little spread (Liu et al. 2025, "Dr. GRPO").
+
+    Returns:
+        float32 ``[B]``; 0 for rows that do not count, and in a group of equal scores.
+    """
+    total, size, varied = _group_figures(score, group=group, counts=counts)
+    centred = torch.where(varied, score - total / size.clamp(min=1), 0.0)
+    if not scale:
+        return centred
+    squares, _, _ = _group_figures(centred.square(), group=group, counts=counts)
+    # Of a sample, n - 1, with TRL's small number against groups of hardly any spread.
+    return centred / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-4)
+
+
+def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row's group, ``[B]`` each: the sum, how many rows count, and whether this row does and they differ."""
+    names, place = group.unique(return_inverse=True)
+    total = x.new_zeros(len(names)).index_add_(0, place, torch.where(counts, x, 0.0))
+    size = x.new_zeros(len(names)).index_add_(0, place, counts.to(x.dtype))
+    # Equal scores are told by comparing, for the rounding of a mean is no signal.
+    low = x.new_full((len(names),), torch.inf).scatter_reduce_(0, place, torch.where(counts, x, torch.inf), "amin")
+    high = x.new_full((len(names),), -torch.inf).scatter_reduce_(0, place, torch.where(counts, x, -torch.inf), "amax")
+    return total[place], size[place], counts & (high > low)[place]
 
 
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:

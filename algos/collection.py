@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from tensordict import TensorDict
+from tensordict import TensorDict, pad
 
 from algos.policy import Policy, numpy_action
 from textenv.rollout import EpisodeEnv, is_episode_env
@@ -34,6 +35,8 @@ class Cursor:
     """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None where it has none."""
     is_init: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """bool ``[N]``: slots at the first observation of an episode."""
+    group_seeds: np.random.Generator | None = None
+    """Where the reset seeds of groups come from (control); None before the first group."""
 
 
 def collect(
@@ -42,6 +45,7 @@ def collect(
     *,
     steps: int | None = None,
     episodes: int | None = None,
+    group_size: int = 1,
     cursor: Cursor | None = None,
     deterministic: bool = False,
 ) -> TensorDict:
@@ -54,6 +58,8 @@ def collect(
         steps: steps in each slot; the rollout is ``[num_envs, steps]``.
         episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
             short episodes are not favoured, and what it does after is False in the mask.
+        group_size: neighbouring episodes that share a prompt or, in control, the seed that they are reset by; above 1
+            every row is one episode in control too.
         cursor: where the last call stopped; it is moved on. Without one the environment is reset.
         deterministic: the most probable action instead of a sample.
 
@@ -61,24 +67,34 @@ def collect(
         The rollout, with ``log_prob`` of the policy as it acted.
 
     Raises:
-        ValueError: unless exactly one of ``steps`` and ``episodes`` is given and fits the environment.
+        ValueError: unless exactly one of ``steps`` and ``episodes`` is given and fits the environment, if the episodes
+            do not divide into groups, or if the environment cannot be reset by a seed for each slot.
     """
     if (steps is None) == (episodes is None):
         raise ValueError(f"steps is {steps} and episodes is {episodes}: give exactly one of them")
+    if group_size > 1 and (episodes is None or episodes % group_size):
+        raise ValueError(f"group_size is {group_size}, episodes {episodes}: give a number of episodes that it divides")
     cursor = Cursor() if cursor is None else cursor
     if is_episode_env(env):
         if episodes is None:
             raise ValueError("a text environment is collected in whole episodes: give episodes, not steps")
-        return _collect_text(env, policy, episodes, cursor, deterministic)
+        return _collect_text(env, policy, episodes, group_size, cursor, deterministic)
     if episodes is not None:
-        return _collect_shares(env, policy, episodes, cursor, deterministic)
+        if group_size > 1:
+            return _collect_groups(env, policy, episodes, group_size, cursor, deterministic)
+        cursor.observation = None  # whole episodes start from a reset
+        share = np.full(env.num_envs, episodes // env.num_envs)
+        share[: episodes % env.num_envs] += 1
+        return _collect_shares(env, policy, share, cursor, deterministic)
     assert steps is not None
     return _collect_steps(env, policy, steps, cursor, deterministic)
 
 
 @torch.no_grad()
-def _collect_text(env: EpisodeEnv, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
-    observation = env.start_episodes(episodes, seed=cursor.seed)
+def _collect_text(
+    env: EpisodeEnv, policy: Policy, episodes: int, group_size: int, cursor: Cursor, deterministic: bool
+) -> TensorDict:
+    observation = env.start_episodes(episodes, seed=cursor.seed, group_size=group_size)
     cursor.seed = None
     policy.reset()
     log_prob = torch.zeros(episodes, observation["tokens"].shape[1])
@@ -102,11 +118,33 @@ def _collect_steps(env: VectorEnv, policy: Policy, steps: int, cursor: Cursor, d
     return _rollout(columns)
 
 
-def _collect_shares(env: VectorEnv, policy: Policy, episodes: int, cursor: Cursor, deterministic: bool) -> TensorDict:
-    cursor.observation = None  # whole episodes start from a reset
+def _collect_groups(
+    env: VectorEnv, policy: Policy, episodes: int, group_size: int, cursor: Cursor, deterministic: bool
+) -> TensorDict:
+    """One episode a row, played slot by slot in as many turns as it takes."""
+    if cursor.group_seeds is None:
+        cursor.group_seeds, cursor.seed = np.random.default_rng(cursor.seed), None
+    seeds = cursor.group_seeds.integers(2**31, size=episodes // group_size).repeat(group_size)
+    turns = []
+    for start in range(0, episodes, env.num_envs):
+        own = seeds[start : start + env.num_envs]
+        share = (np.arange(env.num_envs) < len(own)).astype(int)
+        _begin(env, policy, cursor, seed=np.resize(own, env.num_envs).tolist())
+        turns.append(_collect_shares(env, policy, share, cursor, deterministic))
+    longest = max(turn.shape[1] for turn in turns)
+    # What is put behind an episode is False in every mask.
+    padded = [pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns]
+    rollout = TensorDict.cat(padded)
+    rollout["group"] = torch.arange(episodes // group_size).repeat_interleave(group_size)[:, None].expand(rollout.shape)
+    return rollout
+
+
+def _collect_shares(
+    env: VectorEnv, policy: Policy, share: np.ndarray, cursor: Cursor, deterministic: bool
+) -> TensorDict:
+    """So many whole episodes in each slot."""
     _begin(env, policy, cursor)
-    share = np.full(env.num_envs, episodes // env.num_envs)
-    share[: episodes % env.num_envs] += 1
+    share = share.copy()
     columns: dict[str, list[Any]] = defaultdict(list)
     while (share > 0).any():
         _one_step(env, policy, cursor, columns, deterministic)
@@ -125,15 +163,40 @@ _LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
 """Whose rollout each environment was stepped for last: another one's episodes are not gone on with."""
 
 
-def _begin(env: VectorEnv, policy: Policy, cursor: Cursor) -> None:
-    if cursor.observation is None or _LAST_CURSOR.get(env) is not cursor:
-        _LAST_CURSOR[env] = cursor
+def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | None = None) -> None:
+    """Reset the environment, unless it stands where the cursor does; or in any case by a seed for each slot."""
+    if seed is None and cursor.observation is not None and _LAST_CURSOR.get(env) is cursor:
+        return
+    _LAST_CURSOR[env] = cursor
+    if seed is None:
         observation, info = env.reset(seed=cursor.seed)
-        cursor.observation = observation.copy()
-        cursor.action_mask, cursor.seed = _action_mask(info, env), None
-        cursor.ended = np.zeros(env.num_envs, dtype=bool)
-        cursor.is_init = np.ones(env.num_envs, dtype=bool)
-        policy.reset()
+    else:
+        observation, info = _reset_each(env, seed)
+    cursor.observation = observation.copy()
+    cursor.action_mask, cursor.seed = _action_mask(info, env), None
+    cursor.ended = np.zeros(env.num_envs, dtype=bool)
+    cursor.is_init = np.ones(env.num_envs, dtype=bool)
+    policy.reset()
+
+
+def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
+    """Reset every slot by a seed of its own.
+
+    Raises:
+        ValueError: if the environment cannot, as Gymnasium's own batched ones cannot.
+    """
+    advice = (
+        "group_size needs an environment that is reset by a seed for each slot: "
+        'gymnasium.make_vec(id, num_envs=n, vectorization_mode="sync")'
+    )
+    try:
+        observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ValueError(f"{type(env.unwrapped).__name__} takes no list of seeds ({error}): {advice}") from error
+    first = {seed: slot for slot, seed in reversed(list(enumerate(seeds)))}
+    if not all(np.array_equal(observation[slot], observation[first[seed]]) for slot, seed in enumerate(seeds)):
+        raise ValueError(f"{type(env.unwrapped).__name__} starts differently from equal seeds: {advice}")
+    return observation, info
 
 
 def _one_step(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
@@ -15,12 +15,14 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.collection import Cursor, autoreset_mode, collect
+from algos.collection import autoreset_mode
 from algos.frontier import VARIETY, HackingWatch, plot_frontier
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
-from algos.policy import Policy
 from textenv.rollout import is_episode_env
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
 
 Metrics = dict[str, float]
 
@@ -47,25 +49,6 @@ class Penalty(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """What changes while training, for JSON."""
-        ...
-
-
-class Agent(Protocol):
-    """What the loop needs of an algorithm."""
-
-    env: VectorEnv
-    policy: Policy
-    config: Any
-    penalty: Penalty | None
-    cursor: Cursor
-    progress: float
-
-    def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout."""
-        ...
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the agent into a folder."""
         ...
 
 
@@ -140,8 +123,7 @@ def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
 def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
     """One turn of the loop; the meters take the returns before and after the penalty."""
     clock = [time.perf_counter()]
-    config = agent.config
-    rollout = collect(agent.env, agent.policy, steps=config.steps, episodes=config.episodes, cursor=agent.cursor)
+    rollout = agent.collect()
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= agent.env.figures
@@ -221,5 +203,3 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
             "set steps=None and episodes, or start from algos.presets.TEXT"
         )
-    if config.whiten_advantages and config.minibatch_size == 1 and not policy.sequential:
-        raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")

@@ -63,42 +63,54 @@ class Means:
         return {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
 
 
-def ratio_metrics(log_ratio: Tensor, *, count: Tensor, clip_range: float, first: bool) -> dict[str, Tensor]:
+def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float, first: bool) -> dict[str, Tensor]:
     """How far a minibatch has moved from the old policy.
 
     Args:
         log_ratio: 0 where the mask is False.
-        count: True entries to divide by.
+        share: one over the True entries of the whole minibatch, at each of them; 0 elsewhere.
         clip_range: of the loss.
         first: True before the first step of an update, where the policy is the one that acted.
 
     Returns:
         ``policy/approx_kl``, nats a step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
-        ``policy/clip_frac``, the share of ratios outside the clip range. The first time also ``policy/sampler_gap``,
-        nats a step, mean distance of the log-probabilities when sampled and when scored.
+        ``policy/clip_frac``, the share of ratios outside the clip range. The first time also `sampler_gap`.
     """
     change = log_ratio.expm1()
-    gap = {"policy/sampler_gap": log_ratio.abs().sum() / count} if first else {}
-    return gap | {
-        "policy/approx_kl": (change - log_ratio).sum() / count,
-        "policy/clip_frac": (change.abs() > clip_range).sum() / count,
+    return (sampler_gap(log_ratio, share=share) if first else {}) | {
+        "policy/approx_kl": ((change - log_ratio) * share).sum(),
+        "policy/clip_frac": ((change.abs() > clip_range) * share).sum(),
     }
+
+
+def sampler_gap(log_ratio: Tensor, *, share: Tensor) -> dict[str, Tensor]:
+    """``policy/sampler_gap``, nats a step: mean distance of the log-probabilities when sampled and when scored."""
+    return {"policy/sampler_gap": (log_ratio.abs() * share).sum()}
 
 
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
-    """What a rollout with advantages says about itself, over its True entries."""
+    """What a rollout with advantages says about itself, over its True entries; of its values, if it has any."""
     mask = rollout["mask"]
-    empty: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
+    metrics: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
     if not mask.any():
-        return empty
-    return empty | {
-        "value/explained_variance": explained_variance(
-            value=rollout["value"], value_target=rollout["value_target"], mask=mask
-        ),
-        "value/mean": masked_mean(rollout["value"], mask=mask).item(),
+        return metrics
+    metrics |= {
         "advantage/mean": masked_mean(rollout["advantage"], mask=mask).item(),
         "advantage/std": rollout["advantage"][mask].std(correction=0).item(),
     }
+    if "value_target" not in rollout.keys():
+        return metrics
+    value, target = rollout["value"], rollout["value_target"]
+    return metrics | {
+        "value/explained_variance": explained_variance(value=value, value_target=target, mask=mask),
+        "value/mean": masked_mean(value, mask=mask).item(),
+    }
+
+
+def group_metrics(rollout: TensorDict) -> dict[str, float]:
+    """How many rows are silent: they have steps, but their group's episodes all earned the same."""
+    has_steps = rollout["mask"].any(dim=1)
+    return {"rollout/silent_rows": int((has_steps & ~rollout["advantage"].any(dim=1)).sum())}
 
 
 def explained_variance(*, value: Tensor, value_target: Tensor, mask: Tensor) -> float:

@@ -12,13 +12,13 @@ ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "nex
 
 
 def minibatches(
-    rollout: TensorDict, *, size: int, sequential: bool, generator: torch.Generator
+    rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator
 ) -> Iterator[TensorDict]:
     """One epoch: every True entry once, in a new random order.
 
     Args:
         rollout: ``[B, T]``.
-        size: rows in a minibatch if ``sequential``, else steps.
+        size: rows in a minibatch if ``sequential``, else steps; None takes all.
         sequential: whole rows (True), or True entries one by one (False: what the mask leaves out is gone).
         generator: of the order.
 
@@ -36,4 +36,4 @@ def minibatches(
         return
     order = torch.randperm(len(units), generator=generator)
     # One gather an epoch and views after it, rather than a gather a minibatch.
-    yield from units[order].split(size)
+    yield from units[order].split(len(units) if size is None else size)

@@ -21,7 +21,8 @@ key                           control                                text
 ``state``                     ``[B, T, *]`` of recurrent policies,    absent
                               before the action, detached
 ``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
-``group``                     int64, the slot                        int64, rows that share a prompt
+``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
+                              a reset seed
 ``value``, ``next_value``,    added by whoever needs them            the same
 ``advantage``,
 ``value_target``,
@@ -89,8 +90,8 @@ class EpisodeEnv(Protocol):
         """Within it prompts are dealt in an order of its own; after it the order is as it was."""
         ...
 
-    def start_episodes(self, episodes: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
-        """Deal prompts for exactly that many episodes and return the first observation."""
+    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:
+        """Deal prompts for exactly that many episodes, neighbours of a group sharing one; the first observation."""
         ...
 
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:

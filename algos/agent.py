@@ -1,0 +1,69 @@
+"""`Agent`: what every algorithm is built on. An algorithm adds a config and `update(rollout) -> metrics`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+
+from algos.checkpoint import save
+from algos.collection import Cursor, collect
+from algos.config import Config
+from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
+from algos.policy import Policy
+
+
+class Agent:
+    """An environment, a policy, and the random numbers between them.
+
+    It learns nothing by itself: an algorithm is one file with a config of its own and an `update`.
+
+    Args:
+        env: a vector environment; see `algos.collection`.
+        policy: what is trained; see `algos.policy`.
+        config: hyper-parameters.
+        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+
+    Raises:
+        ValueError: if the config does not fit the environment, or the KL would be charged twice.
+    """
+
+    config: Any
+
+    def __init__(self, env: VectorEnv, policy: Policy, config: Config, *, penalty: Penalty | None = None) -> None:
+        check_environment(env, policy, config)
+        self.env, self.policy, self.config = env, policy, config
+        self.penalty = choose_penalty(env, penalty)
+        self.cursor = Cursor(seed=config.seed)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        """Of the order of minibatches."""
+        # Another stream than the one that orders the minibatches.
+        self.policy.generator.manual_seed(config.seed + 2**32)
+        self.progress = 0.0
+        """Share of the training that is done, 0 to 1: schedules read it."""
+
+    def collect(self) -> TensorDict:
+        """Let the policy act: the next rollout."""
+        return collect(
+            self.env,
+            self.policy,
+            steps=self.config.steps,
+            episodes=self.config.episodes,
+            group_size=getattr(self.config, "group_size", 1),
+            cursor=self.cursor,
+        )
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Improve the policy on a rollout; returns metrics."""
+        raise NotImplementedError(f"{type(self).__name__}.update: an algorithm says how a rollout improves its policy")
+
+    def learn(self, total_steps: int, **options: Any) -> list[Metrics]:
+        """Train for that many steps; returns what was logged. The options are those of `algos.learning.learn`."""
+        return learn(self, total_steps, **options)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write policy and config; `algos.load` gives the policy back."""
+        return save(self, folder)

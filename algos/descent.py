@@ -1,0 +1,114 @@
+"""Gradient descent as every algorithm does it: Adam, a schedule, micro-batches, a longest gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from algos.config import Config
+from algos.invariants import check_finite_gradient
+
+
+class Term(NamedTuple):
+    """A part of a loss."""
+
+    coefficient: float
+    """What it is multiplied by in the loss; the log has it as it is."""
+    entries: Tensor
+    """One number an entry, 0 where the mask is False."""
+
+
+Terms = dict[str, Term]
+Totals = dict[str, Tensor]
+
+
+class Descent:
+    """An optimiser with its learning rate's schedule.
+
+    Args:
+        parameters: what is trained; those that need no gradient are left out.
+        config: learning rates, warm-up, longest gradient.
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(1))
+        >>> descent = Descent([weight], Config(learning_rate=0.1))
+        >>> totals = descent.step(lambda: (weight.square().sum(), {}))
+        >>> round(weight.item(), 3)
+        0.9
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], config: Config) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.config = config
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+
+    def schedule(self, progress: float) -> None:
+        """Set the learning rate for a share of the training that is done, 0 to 1.
+
+        It rises linearly over the warm-up and then falls linearly to its end, if it has one.
+        """
+        config = self.config
+        rate = scheduled(config.learning_rate, config.final_learning_rate, progress)
+        if progress < config.warmup:
+            # The first step is taken at progress 0 and is no step at all if the rate is 0 there.
+            rate *= max(progress / config.warmup, 0.01)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def step(self, *losses: Callable[[], tuple[Tensor, Totals]]) -> Totals:
+        """Take one step on the sum of some losses.
+
+        Args:
+            losses: each returns a loss, whose gradient is taken before the next one is called, and quantities for
+                the log.
+
+        Returns:
+            The sum of each quantity, without gradient, and ``update/grad_norm``, before it is cut.
+
+        Raises:
+            FloatingPointError: if the gradient is not finite; the weights are left as they are.
+        """
+        self.optimizer.zero_grad()
+        totals: Totals = {}
+        for loss_of in losses:
+            loss, terms = loss_of()
+            loss.backward()
+            for name, term in terms.items():
+                totals[name] = totals[name] + term.detach() if name in totals else term.detach()
+        totals["update/grad_norm"] = clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        check_finite_gradient(totals["update/grad_norm"])
+        self.optimizer.step()
+        return totals
+
+
+def scheduled(start: float, end: float | None, progress: float) -> float:
+    """Linear from start to end over the training; constant without an end."""
+    return start if end is None else start + progress * (end - start)
+
+
+def cut(batch: TensorDict, size: int | None) -> Iterable[TensorDict]:
+    """A minibatch in parts of so many units; None leaves it whole."""
+    return [batch] if size is None else batch.split(size)
+
+
+def add_up(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Totals]:
+    """A loss from its terms.
+
+    Args:
+        terms: by their names in the log.
+        weight: of each entry in the loss (`algos.losses.Aggregation`).
+        share: of each entry in the log: one over the True entries of the whole minibatch.
+
+    Returns:
+        The loss, and each term's mean over the True entries.
+    """
+    loss = torch.zeros((), device=weight.device)
+    for term in terms.values():
+        if term.coefficient:
+            loss = loss + term.coefficient * (term.entries * weight).sum()
+    return loss, {name: (term.entries.detach() * share).sum() for name, term in terms.items()}

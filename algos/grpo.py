@@ -1,0 +1,118 @@
+"""Group-relative policy optimisation (Shao et al. 2024): PPO's clipped ratio without a critic.
+
+The KL belongs to the loss in the paper: ``KLPenalty(reference, coefficient, "k3", place="loss")``. In the reward it
+works too, and by ``"k1"`` has the right gradient there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+from torch import Tensor
+
+from algos.advantages import standardize_in_group
+from algos.agent import Agent
+from algos.config import PolicyGradientConfig, check_groups
+from algos.descent import Descent, Term, Totals, add_up, cut
+from algos.invariants import check_range
+from algos.learning import Metrics, Penalty
+from algos.losses import Aggregation, PolicyLoss, clipped_policy_loss, sequence_mean
+from algos.metrics import Means, group_metrics, ratio_metrics, rollout_metrics
+from algos.objective import episode_returns, log_ratios, regularizers, weighted_minibatches
+from algos.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(PolicyGradientConfig):
+    """Hyper-parameters of GRPO.
+
+    ``scale_by_std=False`` with `fixed_length_mean` or `token_mean` is "Dr. GRPO" (Liu et al. 2025), which favours
+    neither short answers nor groups of little spread.
+    """
+
+    steps: int | None = None
+    """Not for this algorithm: a return needs the whole episode."""
+    episodes: int | None = 128
+    """Whole episodes in a rollout; a multiple of the group's size."""
+    group_size: int = 8
+    """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
+    epochs: int = 2
+    """Passes over each rollout."""
+    minibatch_size: int = 32
+    """Steps in a minibatch, or rows where the policy is sequential (text)."""
+    clip_range: float = 0.2
+    """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
+    scale_by_std: bool = True
+    """Divide by the standard deviation of the group; False only subtracts its mean."""
+    policy_loss: PolicyLoss = clipped_policy_loss
+    """One of `algos.losses`, such as `functools.partial(clipped_policy_loss, clip_higher=0.28)`."""
+    aggregation: Aggregation = sequence_mean
+    """How entries make one loss: `sequence_mean`, `token_mean` or `fixed_length_mean` of `algos.losses`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_groups(self, self.group_size)
+        check_range(self, at_least_one=["epochs", "minibatch_size"], positive=["clip_range"])
+
+
+class GRPO(Agent):
+    """Return of the episode, standardised in its group × clipped ratio.
+
+    Args:
+        env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
+        policy: what is trained; see `algos.policy`.
+        config: hyper-parameters.
+        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+
+    Example:
+        >>> GRPO(env, policy, GRPOConfig(episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP
+    """
+
+    config: GRPOConfig
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, config: GRPOConfig | None = None, *, penalty: Penalty | None = None
+    ) -> None:
+        config = GRPOConfig() if config is None else config
+        super().__init__(env, policy, config, penalty=penalty)
+        self.descent = Descent(policy.parameters(), config)
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Improve the policy on a rollout, which gets its advantage column; returns metrics."""
+        config, means, mask = self.config, Means(), rollout["mask"]
+        advantage = standardize_in_group(
+            score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1),
+            scale=config.scale_by_std,
+        )  # fmt: skip
+        rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
+        self.descent.schedule(self.progress)
+        for batch in weighted_minibatches(
+            rollout,
+            policy=self.policy,
+            generator=self.generator,
+            size=config.minibatch_size,
+            epochs=config.epochs,
+            aggregation=config.aggregation,
+        ):
+            loss_of = partial(self._loss, first=means.count == 0)
+            means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
+        metrics = rollout_metrics(rollout) | group_metrics(rollout)
+        return means.result() | metrics | {"update/minibatches": means.count}
+
+    def _loss(self, part: TensorDict, *, first: bool) -> tuple[Tensor, Totals]:
+        """GRPO's objective (eq. 3) on a part of a minibatch, and its terms."""
+        config, policy = self.config, self.policy
+        evaluation = policy.evaluate(part)
+        ratios = log_ratios(part, log_prob=evaluation.log_prob, policy=policy, first=first)
+        improvement = config.policy_loss(
+            log_ratio=ratios, advantage=part["advantage"], mask=part["mask"], clip_range=config.clip_range
+        )
+        terms = {"policy/loss": Term(1.0, improvement)}
+        terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=self.penalty, config=config)
+        loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
+        metrics = ratio_metrics(ratios.detach(), share=part["share"], clip_range=config.clip_range, first=first)
+        return loss, totals | metrics

@@ -1,0 +1,73 @@
+"""RLOO: REINFORCE with a leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+
+from algos.advantages import leave_one_out
+from algos.agent import Agent
+from algos.config import PolicyGradientConfig, check_groups
+from algos.descent import Descent, cut
+from algos.learning import Metrics, Penalty
+from algos.metrics import Means, group_metrics, rollout_metrics
+from algos.objective import episode_returns, policy_gradient, weighted_minibatches
+from algos.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLOOConfig(PolicyGradientConfig):
+    """Hyper-parameters of RLOO."""
+
+    steps: int | None = None
+    """Not for this algorithm: a return needs the whole episode."""
+    episodes: int | None = 128
+    """Whole episodes in a rollout; a multiple of the group's size."""
+    group_size: int = 4
+    """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
+    whiten_advantages: bool = False
+    """Scale the advantages of each rollout to mean 0 and variance 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_groups(self, self.group_size)
+
+
+class RLOO(Agent):
+    """Return of the episode minus the mean of its group's others × policy gradient, one step a rollout.
+
+    Args:
+        env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
+        policy: what is trained; see `algos.policy`.
+        config: hyper-parameters.
+        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+
+    Example:
+        >>> RLOO(env, policy, RLOOConfig(episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP
+    """
+
+    config: RLOOConfig
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, config: RLOOConfig | None = None, *, penalty: Penalty | None = None
+    ) -> None:
+        config = RLOOConfig() if config is None else config
+        super().__init__(env, policy, config, penalty=penalty)
+        self.descent = Descent(policy.parameters(), config)
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Take one step on a rollout, which gets its advantage column; returns metrics."""
+        config, means, mask = self.config, Means(), rollout["mask"]
+        advantage = leave_one_out(score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1))
+        rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
+        self.descent.schedule(self.progress)
+        loss_of = partial(policy_gradient, policy=self.policy, penalty=self.penalty, config=config)
+        for batch in weighted_minibatches(
+            rollout, policy=self.policy, generator=self.generator, whiten_advantages=config.whiten_advantages
+        ):
+            means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
+        return means.result() | rollout_metrics(rollout) | group_metrics(rollout)
