@@ -22,7 +22,10 @@ AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
 class StepPolicy(Protocol):
     """A policy whose action distribution at a step is made from that step's observation alone."""
 
-    distribution: ActionDistribution
+    @property
+    def distribution(self) -> ActionDistribution:
+        """What its output becomes."""
+        ...
 
     def output(self, rollout: TensorDict) -> Tensor:
         """What the action distributions of a rollout are made from, ``[*, size]``."""

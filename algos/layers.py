@@ -24,12 +24,20 @@ def convolution(before: int, after: int, kernel: int, stride: int, generator: to
     return _orthogonal(nn.utils.skip_init(nn.Conv2d, before, after, kernel, stride), SQRT_2, generator)
 
 
-def tower(size: int, hidden: Sequence[int], outputs: int, *, gain: float, generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with tanh between them; ``gain`` is that of the last one."""
+def tower(
+    size: int,
+    hidden: Sequence[int],
+    outputs: int,
+    *,
+    gain: float,
+    generator: torch.Generator,
+    activation: type[nn.Module] = nn.Tanh,
+) -> nn.Sequential:
+    """Linear layers with an activation between them; ``gain`` is that of the last one."""
     widths = [size, *hidden]
     layers: list[nn.Module] = []
     for before, after in zip(widths[:-1], widths[1:], strict=True):
-        layers += [linear(before, after, SQRT_2, generator), nn.Tanh()]
+        layers += [linear(before, after, SQRT_2, generator), activation()]
     return nn.Sequential(*layers, linear(widths[-1], outputs, gain, generator))
 
 

@@ -1,0 +1,184 @@
+"""Deep Q-learning (Mnih et al. 2015), by default double (van Hasselt et al. 2016), on torchrl's replay buffer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from algos.agent import Agent
+from algos.config import Config
+from algos.descent import Descent, Totals, scheduled
+from algos.invariants import check_range
+from algos.learning import Metrics
+from algos.metrics import Means
+from algos.q_network import QPolicy
+
+STORED = ("observation", "action", "reward", "next_observation", "terminated")
+"""Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(Config):
+    """Hyper-parameters of DQN."""
+
+    steps: int | None = 16
+    """Steps that each environment slot takes between updates."""
+    learning_rate: float = 1e-3
+    """Adam's step size at the start."""
+    max_grad_norm: float = 10.0
+    """Longest gradient; a longer one is scaled down to it."""
+    gamma: float = 0.99
+    """Discount a step."""
+    buffer_size: int = 100_000
+    """Steps that are remembered."""
+    learning_starts: int = 1_000
+    """Steps before the first update."""
+    gradient_steps: int = 8
+    """Steps of the optimiser after each rollout."""
+    batch_size: int = 64
+    """Remembered steps in each of them."""
+    target_every: int = 250
+    """Gradient steps after which the target network becomes the present one."""
+    double: bool = True
+    """The present network chooses the next action and the target network says what it is worth."""
+    exploration_share: float = 0.2
+    """Share of the training in which ε falls from 1 to its end."""
+    final_exploration: float = 0.05
+    """ε afterwards: the probability of a random action."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is None:
+            raise ValueError(f"DQNConfig.steps is None and episodes {self.episodes}: DQN learns from steps, give them")
+        check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_every"])
+        check_range(self, not_negative=["learning_starts"])
+        check_range(self, unit_interval=["gamma", "exploration_share", "final_exploration"])
+
+
+class DQN(Agent):
+    """Replay buffer × double Q-learning with Huber's loss.
+
+    Args:
+        env: a vector environment with Discrete actions.
+        policy: its Q-network.
+        config: hyper-parameters.
+
+    Raises:
+        TypeError: on a policy that is no `QPolicy`.
+
+    Example:
+        >>> policy = QPolicy(env.single_observation_space, env.single_action_space)  # doctest: +SKIP
+        >>> DQN(env, policy, DQNConfig()).learn(50_000)  # doctest: +SKIP
+    """
+
+    config: DQNConfig
+    policy: QPolicy
+
+    def __init__(self, env: VectorEnv, policy: QPolicy, config: DQNConfig | None = None) -> None:
+        if not isinstance(policy, QPolicy):
+            raise TypeError(f"DQN trains a QPolicy, which knows what actions are worth, not {type(policy).__name__}")
+        config = DQNConfig() if config is None else config
+        super().__init__(env, policy, config)
+        self.buffer = _replay_buffer(config, self.generator)
+        self.target = policy.reference()
+        self.descent = Descent(policy.parameters(), config)
+        self.gradient_steps = 0
+        """Steps of the optimiser so far."""
+
+    def collect(self) -> TensorDict:
+        """ε-greedy steps: the next rollout."""
+        share = self.config.exploration_share
+        done = min(self.progress / share, 1.0) if share else 1.0
+        self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
+        return super().collect()
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Remember a rollout and learn from what is remembered; returns metrics."""
+        config, means = self.config, Means()
+        columns = STORED + (("next_action_mask",) if _add_next_mask(rollout) else ())
+        self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
+        self.descent.schedule(self.progress)
+        metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
+        if len(self.buffer) >= max(config.learning_starts, config.batch_size):
+            for _ in range(config.gradient_steps):
+                if self.gradient_steps % config.target_every == 0:
+                    self.target.load_state_dict(self.policy.state_dict())
+                means.add(self.descent.step(partial(self._loss, self.buffer.sample())))
+                self.gradient_steps += 1
+        self.policy.exploration = 0.0  # whoever evaluates or saves it means the greedy policy
+        return means.result() | metrics
+
+    def _loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
+        """Huber's loss of Q(s, a) against `q_target` (δ = 1), the mean over a batch ``[b]``."""
+        config, network = self.config, self.policy.action_values
+        worth = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            next_target = self.target.action_values(batch["next_observation"])
+            next_online = network(batch["next_observation"]) if config.double else next_target
+            target = q_target(
+                reward=batch["reward"],
+                terminated=batch["terminated"],
+                next_target=next_target,
+                next_online=next_online,
+                open_actions=batch.get("next_action_mask", None),
+                gamma=config.gamma,
+            )
+        loss = huber_loss(worth, target)
+        return loss, {"value/loss": loss, "value/mean": worth.mean()}
+
+
+def q_target(
+    *,
+    reward: Tensor,
+    terminated: Tensor,
+    next_target: Tensor,
+    next_online: Tensor,
+    gamma: float,
+    open_actions: Tensor | None = None,
+) -> Tensor:
+    """r + γ Q'(s', argmax_a Q(s', a)), and r alone where the episode was terminated (van Hasselt et al. 2016, eq. 4).
+
+    Args:
+        reward: float32 ``[b]``.
+        terminated: bool ``[b]``.
+        next_target: Q' of the target network, ``[b, n]``.
+        next_online: Q of the network that chooses, ``[b, n]``; the target's own for plain DQN.
+        gamma: discount.
+        open_actions: bool ``[b, n]``, which actions the next state has; None for all.
+
+    Returns:
+        float32 ``[b]``.
+    """
+    if open_actions is not None:
+        next_online = next_online.masked_fill(~open_actions, torch.finfo(next_online.dtype).min)
+    best = next_target.gather(-1, next_online.argmax(-1, keepdim=True)).squeeze(-1)
+    return reward + gamma * torch.where(terminated, 0.0, best)
+
+
+def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
+    """torchrl's buffer, imported here, so that nobody else pays for it."""
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage that it makes
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
+    buffer.set_rng(generator)
+    return buffer
+
+
+def _add_next_mask(rollout: TensorDict) -> bool:
+    """Write which actions each next state has, if the environment says; where a row ends nobody knows: all."""
+    if "action_mask" not in rollout.keys():
+        return False
+    following = torch.ones_like(rollout["action_mask"])
+    following[:, :-1] = rollout["action_mask"][:, 1:]
+    following[rollout["truncated"]] = True
+    rollout["next_action_mask"] = following
+    return True

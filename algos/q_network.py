@@ -1,0 +1,134 @@
+"""`QPolicy`: a network that says what each action is worth, and acts on it ε-greedily."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.control import restore_policy, save_policy, step_divergence, step_values
+from algos.distributions import Categorical
+from algos.layers import tower
+from algos.policy import Observation, Step, box_shape, frozen_copy
+from textenv.rollout import Evaluation
+
+
+class QPolicy(nn.Module):
+    """One tower with ReLU: Q(s, a) of every action. What `algos.dqn.DQN` trains.
+
+    Its distribution is the ε-greedy one: 1 - ε on the best action and ε spread over all (Sutton and Barto 2018, §2.2).
+    Its value is that of the best action.
+
+    Args:
+        observation_space: of one environment, a Box.
+        action_space: of one environment, ``Discrete(n)`` from 0.
+        hidden: width of each hidden layer.
+        seed: of the initial weights and of the sampled actions.
+
+    Raises:
+        ValueError: on another kind of space.
+
+    Example:
+        >>> policy = QPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+        >>> policy.action_values(torch.zeros(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    sequential = False
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._shape = box_shape(observation_space, "QPolicy")
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"action_space is {action_space}, QPolicy compares the actions of a Discrete(n): take PPO")
+        self.distribution = Categorical(action_space)
+        self.observation_space, self.action_space, self.hidden = observation_space, action_space, tuple(hidden)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.network = tower(
+            math.prod(self._shape), self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
+            activation=nn.ReLU,
+        )  # fmt: skip
+        self.exploration = 0.0
+        """ε, the probability of an action drawn from all."""
+
+    @property
+    def num_actions(self) -> int:
+        """Actions to choose from."""
+        return self.distribution.size
+
+    def action_values(self, observation: Tensor) -> Tensor:
+        """Q(s, a) of every action: ``[*batch, *]`` to float32 ``[*batch, n]``."""
+        flat = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
+        return self.network(flat.to(torch.float32))
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        log_probs = self._log_probs(self.action_values(torch.as_tensor(observation)), action_mask)
+        return Step(
+            *self.distribution.sample(
+                log_probs, generator=self.generator, action_mask=action_mask, deterministic=deterministic
+            )
+        )
+
+    def reset(self, rows: np.ndarray | None = None) -> None:
+        """Nothing is remembered."""
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        action_mask = rollout.get("action_mask", None)
+        worth = self.action_values(rollout["observation"])
+        log_prob, entropy = self.distribution.score(self._log_probs(worth, action_mask), rollout["action"], action_mask)
+        return Evaluation(log_prob, entropy, worth.max(-1).values)
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """Log-probabilities of all actions, ``[*, n]``."""
+        return self._log_probs(self.action_values(rollout["observation"]), rollout.get("action_mask", None))
+
+    def divergence(self, rollout: TensorDict, other: QPolicy) -> Tensor:
+        """See `Policy.divergence`; infinite in effect where the other is greedy and the two disagree."""
+        return step_divergence(self, other, rollout)
+
+    @torch.no_grad()
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`."""
+        return step_values(lambda observation: self.action_values(observation).max(-1).values, rollout)
+
+    def reference(self) -> QPolicy:
+        """See `Policy.reference`."""
+        return frozen_copy(self)
+
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """Nothing is normalised."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """See `Policy.save`."""
+        return save_policy(self, folder, hidden=list(self.hidden))
+
+    @classmethod
+    def load(cls, folder: Path, saved: dict[str, Any]) -> QPolicy:
+        """Rebuild what `save` wrote; it acts greedily."""
+        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
+        return restore_policy(cls, box, folder, saved)
+
+    def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
+        """The ε-greedy distribution over the actions that are open."""
+        open_actions = torch.ones_like(worth, dtype=torch.bool) if action_mask is None else action_mask
+        lowest = torch.finfo(worth.dtype).min
+        best = worth.masked_fill(~open_actions, lowest).argmax(-1, keepdim=True)
+        spread = self.exploration * open_actions / open_actions.sum(-1, keepdim=True)
+        return spread.scatter_add(-1, best, torch.full_like(spread, 1 - self.exploration)).log().clamp(min=lowest)

@@ -1,0 +1,199 @@
+"""Trust region policy optimisation (Schulman et al. 2015): the natural gradient, as far as the KL allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from algos.advantages import whiten
+from algos.agent import Agent
+from algos.config import ActorCriticConfig
+from algos.descent import Descent, Term, Totals, add_up
+from algos.invariants import check_finite_gradient, check_range
+from algos.learning import Metrics, Penalty
+from algos.losses import token_mean, value_loss
+from algos.metrics import Means, rollout_metrics
+from algos.normalizers import RewardNormalizer
+from algos.objective import add_advantages, log_ratios, weighted_minibatches
+from algos.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRPOConfig(ActorCriticConfig):
+    """Hyper-parameters of TRPO; the learning rate is the critic's."""
+
+    max_kl: float = 0.01
+    """Radius of the trust region: mean KL(new‖old) of an update, nats a step."""
+    conjugate_gradient_steps: int = 15
+    """Steps that solve for the natural gradient."""
+    damping: float = 0.1
+    """Added to the diagonal of the KL's second derivative."""
+    line_search_steps: int = 10
+    """How often the step is shortened until it improves the policy inside the trust region; then it is given up."""
+    line_search_factor: float = 0.8
+    """Length of each step of the line search, as a share of the one before."""
+    critic_epochs: int = 10
+    """Passes over each rollout that fit the value."""
+    minibatch_size: int = 128
+    """Steps in a minibatch of the critic, or rows where the policy is sequential (text)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(
+            self, at_least_one=["conjugate_gradient_steps", "line_search_steps", "critic_epochs", "minibatch_size"]
+        )
+        check_range(self, positive=["max_kl", "line_search_factor"], not_negative=["damping"])
+        if self.line_search_factor >= 1:
+            raise ValueError(f"TRPOConfig.line_search_factor is {self.line_search_factor}, expected less than 1")
+        if self.entropy_coefficient or self.micro_batch_size:
+            raise ValueError("TRPO has no entropy bonus and no micro-batches: leave them at 0 and None")
+
+
+class TRPO(Agent):
+    """GAE × natural gradient with a line search; the critic learns by itself.
+
+    The critic trains only what the policy's probabilities do not depend on: of a language model its value head, or a
+    critic of its own, for a step of a shared trunk would leave the trust region.
+
+    Args:
+        env: a vector environment; see `algos.collection`.
+        policy: what is trained; it needs `divergence`, differentiable twice.
+        config: hyper-parameters.
+        penalty: KL penalty to charge in the reward; by default the one that the environment carries, if any.
+
+    Raises:
+        ValueError: if the penalty is charged in the loss, which TRPO has not.
+
+    Example:
+        >>> TRPO(env, policy, TRPOConfig(steps=128)).learn(100_000)  # doctest: +SKIP
+    """
+
+    config: TRPOConfig
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: Penalty | None = None
+    ) -> None:
+        config = TRPOConfig() if config is None else config
+        super().__init__(env, policy, config, penalty=penalty)
+        if getattr(self.penalty, "place", "reward") == "loss":
+            raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
+        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
+        self._actor: list[nn.Parameter] = []
+        self._critic: Descent | None = None
+
+    def update(self, rollout: TensorDict) -> Metrics:
+        """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
+        config = self.config
+        add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
+        if config.whiten_advantages:
+            rollout["advantage"] = whiten(rollout["advantage"], mask=rollout["mask"])
+        rows = rollout[rollout["mask"].any(dim=1)]
+        with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
+            metrics = self._improve(rows) if len(rows) else {}
+        return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
+
+    def _improve(self, rollout: TensorDict) -> Metrics:
+        """One step of the actor."""
+        old, config = self.policy.reference(), self.config
+        gain = self._gain(rollout, first=True)
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        slopes = torch.autograd.grad(gain, parameters, allow_unused=True)
+        self._actor = [p for p, slope in zip(parameters, slopes, strict=True) if slope is not None]
+        gradient = _flat([slope for slope in slopes if slope is not None])
+        check_finite_gradient(gradient.norm())
+        if not gradient.any():  # nothing was better or worse than expected
+            return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
+        curvature = self._curvature(rollout, old)
+        direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
+        # The longest step along it that the second-order model of the KL allows (appendix C).
+        length = (2 * config.max_kl / (direction @ curvature(direction))).sqrt()
+        return self._line_search(rollout, old, step=length * direction, before=gain.item())
+
+    def _gain(self, rollout: TensorDict, *, first: bool = False) -> Tensor:
+        """The surrogate objective, mean of ratio times advantage (eq. 14)."""
+        ratios = log_ratios(rollout, log_prob=self.policy.evaluate(rollout).log_prob, policy=self.policy, first=first)
+        return (ratios.exp() * rollout["advantage"] * token_mean(mask=rollout["mask"])).sum()
+
+    def _kl(self, rollout: TensorDict, old: object) -> Tensor:
+        return (self.policy.divergence(rollout, old) * token_mean(mask=rollout["mask"])).sum()
+
+    def _curvature(self, rollout: TensorDict, old: object) -> Callable[[Tensor], Tensor]:
+        """The product of a vector with the KL's second derivative at the old policy, the Fisher matrix; damped."""
+        slope = _flat(torch.autograd.grad(self._kl(rollout, old), self._actor, create_graph=True))
+
+        def product(vector: Tensor) -> Tensor:
+            second = torch.autograd.grad(slope @ vector, self._actor, retain_graph=True)
+            return _flat(second) + self.config.damping * vector
+
+        return product
+
+    @torch.no_grad()
+    def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, before: float) -> Metrics:
+        """Shorten the step until the policy is better and inside the trust region, or leave it where it was."""
+        start = nn.utils.parameters_to_vector(self._actor)
+        for tried in range(self.config.line_search_steps):
+            nn.utils.vector_to_parameters(start + self.config.line_search_factor**tried * step, self._actor)
+            gain, kl = self._gain(rollout).item() - before, self._kl(rollout, old).item()
+            if gain > 0 and kl <= self.config.max_kl:
+                return {"policy/approx_kl": kl, "policy/gain": gain, "update/line_search_steps": tried + 1}
+        nn.utils.vector_to_parameters(start, self._actor)
+        return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": self.config.line_search_steps}
+
+    def _fit_value(self, rollout: TensorDict) -> Metrics:
+        """Descend on the value loss, by what the policy's probabilities do not depend on."""
+        if self._critic is None:
+            own = {id(p) for p in self._actor}
+            self._critic = Descent((p for p in self.policy.parameters() if id(p) not in own), self.config)
+        self._critic.schedule(self.progress)
+        means = Means()
+        for batch in weighted_minibatches(
+            rollout,
+            policy=self.policy,
+            generator=self.generator,
+            size=self.config.minibatch_size,
+            epochs=self.config.critic_epochs,
+        ):
+            means.add(self._critic.step(partial(self._value_loss, batch)))
+        return means.result()
+
+    def _value_loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
+        evaluation = self.policy.evaluate(batch)
+        assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
+        error = value_loss(value=evaluation.value, value_target=batch["value_target"], mask=batch["mask"])
+        loss, totals = add_up({"value/loss": Term(1.0, error)}, weight=batch["weight"], share=batch["share"])
+        return loss, totals | {"policy/entropy": (evaluation.entropy.detach() * batch["share"]).sum()}
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
+    """Solve A x = b for a positive definite A that is known by its products (Hestenes and Stiefel 1952).
+
+    Args:
+        product: from a vector ``[n]`` to A times it.
+        target: b ``[n]``.
+        steps: at most so many; fewer once the residual is gone.
+
+    Returns:
+        x ``[n]``, exact after n steps but for rounding.
+    """
+    solution, residual = torch.zeros_like(target), target.clone()
+    direction, size = residual.clone(), residual @ residual
+    for _ in range(steps):
+        image = product(direction)
+        stride = size / (direction @ image)
+        solution, residual = solution + stride * direction, residual - stride * image
+        size, last = residual @ residual, size
+        if size < 1e-10 * (target @ target):
+            break
+        direction = residual + size / last * direction
+    return solution
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.reshape(-1) for x in tensors])
