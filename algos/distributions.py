@@ -11,6 +11,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 LOG_2PI = math.log(2 * math.pi)
+SDE_EPSILON = 1e-6
+"""Added to the variance of state-dependent noise, as in Stable-Baselines3."""
 
 
 class Categorical(nn.Module):
@@ -123,10 +125,7 @@ class Gaussian(nn.Module):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
-        if not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(
-                f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete"
-            )
+        _check_floats(space)
         self.shape = tuple(space.shape)
         self.size = math.prod(self.shape)
         self.log_std = nn.Parameter(torch.zeros(self.size))
@@ -146,22 +145,97 @@ class Gaussian(nn.Module):
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats, of any batch shape."""
         _refuse_mask(action_mask)
-        standard = (action.reshape(output.shape) - output) * (-self.log_std).exp()
-        log_prob = -(0.5 * standard.square() + self.log_std + 0.5 * LOG_2PI).sum(-1)
-        return log_prob, (self.log_std + 0.5 * (LOG_2PI + 1)).sum().expand(log_prob.shape)
+        return _gaussian_log_prob_and_entropy(output, self.log_std, action)
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both means, nats, of any batch shape; the other's deviation is a constant."""
         _refuse_mask(action_mask)
-        other_log_std = other.log_std.detach()
-        ratio = (2 * (self.log_std - other_log_std)).exp()
-        distance = ((output - other_output) * (-other_log_std).exp()).square()
-        return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
+        return _gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
 
 
-ActionDistribution = Categorical | MultiCategorical | Gaussian
+class StateDependentGaussian(nn.Module):
+    """A ``Box`` of floats whose noise is a linear function of the state: gSDE.
+
+    Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning": the noise is φ(s) E with a matrix
+    E ~ N(0, σ²) that is held for several steps, so that equal states are perturbed alike; see `algos.exploration`.
+    At each step the action is Gaussian with variance φ(s)² σ² + 1e-6. An output is the mean and the features φ(s),
+    side by side; no gradient passes into the features. σ is learnt, one a feature and dimension. Samples are not
+    squashed.
+
+    Args:
+        space: the action space.
+        features: how many there are.
+
+    Raises:
+        ValueError: unless it is a Box of floats.
+
+    Example:
+        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, space: spaces.Space, *, features: int) -> None:
+        super().__init__()
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"action_space is {space}, state-dependent noise is for a Box: leave sde_sample_freq out")
+        _check_floats(space)
+        self.shape = tuple(space.shape)
+        self.size = math.prod(self.shape)
+        self.features = features
+        self.log_std = nn.Parameter(torch.zeros(features, self.size))
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Matrices of standard normal numbers, float32 ``[count, features, size]``; E is σ times one of them."""
+        return torch.randn(count, self.features, self.size, generator=generator)
+
+    def sample(
+        self,
+        output: Tensor,
+        *,
+        generator: torch.Generator,
+        action_mask: Tensor | None,
+        deterministic: bool,
+        matrices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]``, by ``draw``'s matrices or by those given."""
+        _refuse_mask(action_mask)
+        action, features = self._split(output)
+        if not deterministic:
+            matrices = self.draw(len(output), generator) if matrices is None else matrices
+            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
+        return action.reshape(len(output), *self.shape), self.score(output, action)[0]
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats, of any batch shape; E is integrated out."""
+        _refuse_mask(action_mask)
+        return _gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape; the other's deviation is a constant."""
+        _refuse_mask(action_mask)
+        return _gaussian_kl(
+            self._split(output)[0],
+            self._step_log_std(output),
+            other._split(other_output)[0],
+            other._step_log_std(other_output).detach(),
+        )
+
+    def _step_log_std(self, output: Tensor) -> Tensor:
+        """Log standard deviation of the action in each state, ``[*, size]``."""
+        features = self._split(output)[1]
+        return 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+
+    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[*, size]`` and features ``[*, features]``."""
+        mean, features = output.split([self.size, self.features], dim=-1)
+        return mean, features.detach()
+
+
+ActionDistribution = Categorical | MultiCategorical | Gaussian | StateDependentGaussian
 
 
 def action_distribution(space: spaces.Space) -> ActionDistribution:
@@ -227,6 +301,23 @@ def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Te
 def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     log_probs = logits.log_softmax(-1)
     return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
+
+
+def _gaussian_log_prob_and_entropy(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
+    log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
+    return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
+
+
+def _gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    ratio = (2 * (log_std - other_log_std)).exp()
+    distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+    return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
+
+
+def _check_floats(space: spaces.Box) -> None:
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete")
 
 
 def _refuse_mask(action_mask: Tensor | None) -> None:

@@ -50,6 +50,8 @@ def make_policy(
     policy: PolicyName = "auto",
     model: str = "embedded",
     normalize_observations: bool = False,
+    sde_sample_freq: int | None = None,
+    log_std_init: float = 0.0,
     seed: int = 1,
 ) -> Policy:
     """A policy for this environment.
@@ -59,14 +61,19 @@ def make_policy(
         policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
         model: text only, as `LMPolicy.load` takes it.
         normalize_observations: of the perceptrons and the LSTM.
+        sde_sample_freq: of the perceptrons where actions are a Box; see `MLPPolicy`.
+        log_std_init: the same.
         seed: of initial weights and sampled actions.
 
     Raises:
         ValueError: if the choices do not fit the environment.
     """
+    noise = sde_sample_freq is not None or log_std_init != 0
     if is_episode_env(env):
-        if policy != "auto" or normalize_observations:
-            raise ValueError("a text environment is played by a language model: leave policy and normalisation out")
+        if policy != "auto" or normalize_observations or noise:
+            raise ValueError(
+                "a text environment is played by a language model: leave policy, normalisation and noise out"
+            )
         from algos.lm import LMPolicy
 
         return LMPolicy.load(model, seed=seed)
@@ -75,14 +82,26 @@ def make_policy(
     from algos.mlp import MLPPolicy
 
     observation_space, action_space = env.single_observation_space, env.single_action_space
-    if policy == "cnn" or (policy == "auto" and is_image(observation_space)):
+    if policy == "auto":
+        policy = "cnn" if is_image(observation_space) else "mlp"
+    if noise and policy != "mlp":
+        raise ValueError(f"sde_sample_freq and log_std_init are for the policy mlp, not {policy}: leave them out")
+    if policy == "cnn":
         if normalize_observations:
             raise ValueError("images are divided by 255 and not normalised otherwise: leave normalize_observations out")
         return CNNPolicy(observation_space, action_space, seed=seed)
-    kinds: dict[str, type[MLPPolicy] | type[LSTMPolicy]] = {"auto": MLPPolicy, "mlp": MLPPolicy, "lstm": LSTMPolicy}
-    if policy not in kinds:
+    if policy == "lstm":
+        return LSTMPolicy(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+    if policy != "mlp":
         raise ValueError(f"policy is {policy!r}, expected auto, mlp, cnn or lstm")
-    return kinds[policy](observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+    return MLPPolicy(
+        observation_space,
+        action_space,
+        normalize_observations=normalize_observations,
+        sde_sample_freq=sde_sample_freq,
+        log_std_init=log_std_init,
+        seed=seed,
+    )
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int) -> VectorEnv:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
-from algos.distributions import Gaussian, action_distribution
+from algos.distributions import ActionDistribution, Gaussian, StateDependentGaussian, action_distribution
+from algos.exploration import HeldMatrices
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, frozen_copy
@@ -32,6 +34,11 @@ class MLPPolicy(nn.Module):
         action_space: of one environment; see `algos.distributions`.
         hidden: width of each hidden layer.
         normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
+        sde_sample_freq: of a Box of actions, makes the noise a function of the state that is drawn anew after this
+            many steps and at an episode's start (`algos.distributions.StateDependentGaussian`; the features are the
+            actor's last hidden layer); None draws each step's noise by itself.
+        log_std_init: of a Box of actions, the log standard deviation at the start; that of each element of the
+            matrix where the noise depends on the state.
         seed: of the initial weights and of the sampled actions.
 
     Raises:
@@ -52,17 +59,29 @@ class MLPPolicy(nn.Module):
         *,
         hidden: Sequence[int] = (64, 64),
         normalize_observations: bool = False,
+        sde_sample_freq: int | None = None,
+        log_std_init: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self._shape = box_shape(observation_space, "MLPPolicy")
-        self.distribution = action_distribution(action_space)
         self.observation_space, self.action_space, self.hidden = observation_space, action_space, tuple(hidden)
         size = math.prod(self._shape)
+        # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
+        self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
+        self.distribution: ActionDistribution
+        if self._held is None:
+            self.distribution = action_distribution(action_space)
+        else:
+            self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
         self.generator = torch.Generator().manual_seed(seed)
         self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
         self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
         self.normalizer = ObservationNormalizer(size) if normalize_observations else None
+        if log_std_init != 0:
+            if not isinstance(action_space, spaces.Box):
+                raise ValueError(f"action_space is {action_space}, only a Box has a log_std: leave log_std_init out")
+            self.log_std.data.fill_(log_std_init)
 
     @property
     def num_actions(self) -> int | None:
@@ -71,30 +90,37 @@ class MLPPolicy(nn.Module):
 
     @property
     def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless it is a Box."""
-        if not isinstance(self.distribution, Gaussian):
+        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless it is a Box.
+
+        Where the noise depends on the state it is that of each element of the matrix, ``[features, size]``.
+        """
+        if not isinstance(self.distribution, (Gaussian, StateDependentGaussian)):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
         return self.distribution.log_std
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        output = self.actor(self._read(torch.as_tensor(observation)))
-        return Step(
-            *self.distribution.sample(
-                output, generator=self.generator, action_mask=action_mask, deterministic=deterministic
-            )
-        )
+        output = self._output(self._read(torch.as_tensor(observation)))
+        options: dict[str, Any] = {"action_mask": action_mask, "deterministic": deterministic}
+        if self._held is not None and not deterministic:
+            assert isinstance(self.distribution, StateDependentGaussian)
+            draw = partial(self.distribution.draw, generator=self.generator)
+            self._held = self._held.next(len(output), draw)
+            options["matrices"] = self._held.matrices
+        return Step(*self.distribution.sample(output, generator=self.generator, **options))
 
     def reset(self, rows: np.ndarray | None = None) -> None:
-        """Nothing is remembered."""
+        """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
+        if self._held is not None:
+            self._held = self._held.forget(rows)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         observation = self._read(rollout["observation"])
         value = self.critic(observation).squeeze(-1)
         action_mask = rollout.get("action_mask", None)
-        log_prob, entropy = self.distribution.score(self.actor(observation), rollout["action"], action_mask)
+        log_prob, entropy = self.distribution.score(self._output(observation), rollout["action"], action_mask)
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: MLPPolicy) -> Tensor:
@@ -108,7 +134,7 @@ class MLPPolicy(nn.Module):
 
     def output(self, rollout: TensorDict) -> Tensor:
         """What the action distributions of a rollout are made from, ``[*, size]``."""
-        return self.actor(self._read(rollout["observation"]))
+        return self._output(self._read(rollout["observation"]))
 
     def reference(self) -> MLPPolicy:
         """See `Policy.reference`: a frozen copy, normaliser included, with its statistics as they are."""
@@ -121,13 +147,26 @@ class MLPPolicy(nn.Module):
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""
-        return save_policy(self, folder, hidden=list(self.hidden), normalize_observations=self.normalizer is not None)
+        return save_policy(
+            self,
+            folder,
+            hidden=list(self.hidden),
+            normalize_observations=self.normalizer is not None,
+            sde_sample_freq=None if self._held is None else self._held.sample_freq,
+        )
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> MLPPolicy:
         """Rebuild what `save` wrote."""
         box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
         return restore_policy(cls, box, folder, saved)
+
+    def _output(self, observation: Tensor) -> Tensor:
+        """What the action distributions are made from, of observations as `_read` gives them."""
+        if self._held is None:
+            return self.actor(observation)
+        features = self.actor[:-1](observation)
+        return torch.cat([self.actor[-1](features), features], dim=-1)
 
     def _value(self, observation: Tensor) -> Tensor:
         return self.critic(self._read(observation)).squeeze(-1)
