@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from algos.policy import Policy
 
 FORMAT = 2
 """Version of the folder's layout."""
-CONTROL_POLICIES = {"CNNPolicy": "algos.cnn", "LSTMPolicy": "algos.lstm", "MLPPolicy": "algos.mlp"}
+CONTROL_POLICIES = {
+    "CNNPolicy": "algos.cnn", "LSTMPolicy": "algos.lstm", "MLPPolicy": "algos.mlp", "QPolicy": "algos.q_network",
+}  # fmt: skip
 """Where the policies live that one file of weights and JSON arguments restore."""
 
 
@@ -32,7 +35,7 @@ def save(agent: Any, folder: str | Path) -> Path:
         "reward_normalizer": None if rewards is None else rewards.state_dict(),
         "penalty": None if penalty is None else penalty.state_dict(),
     }
-    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(description, indent=2, default=_describe) + "\n", encoding="utf-8")
     return folder
 
 
@@ -71,6 +74,13 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             "load it by the version of algos that wrote it"
         )
     return description
+
+
+def _describe(function: Any) -> Any:
+    """A function of a config, such as a loss: its name, and the arguments that `functools.partial` holds."""
+    if isinstance(function, partial):
+        return {"function": _describe(function.func), "arguments": function.keywords}
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _environment(spec: Any) -> dict[str, Any] | None:

@@ -6,23 +6,28 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from algos import presets
+from algos.algorithms import AlgorithmName
+from algos.config import Config
 from algos.environments import PolicyName
-from algos.ppo import PPOConfig
+
+ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
-    """Train PPO on an environment, write metrics and the agent to a run folder, and evaluate it."""
+class Train(Generic[ConfigT]):
+    """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
 
     env: tyro.conf.Positional[str]
     """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0."""
+    algo: AlgorithmName = "ppo"
+    """Algorithm; --config is its own."""
     seed: int | None = None
     """Of weights, environment, sampled actions and minibatches; the same as --config.seed."""
     total_steps: int = 500_000
@@ -33,9 +38,9 @@ class Train:
     """Folder for metrics, TensorBoard files and the agent; default runs/ENV-SEED."""
     policy: PolicyName = "auto"
     """Control only: two perceptrons, a CNN for images or an LSTM; auto takes a CNN for images, else perceptrons.
-    To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM."""
-    normalize_observations: bool = False
-    """Control only: scale observations by their running mean and variance, which are saved with the policy."""
+    To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
+    policy_kwargs: str = "{}"
+    """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
     env_kwargs: str = "{}"
@@ -46,28 +51,23 @@ class Train:
     """Episodes of the evaluation after training (prompts of the test split in text)."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
-    config: PPOConfig = field(default_factory=PPOConfig)
+    config: ConfigT
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
     def run(self) -> dict[str, Any]:
         """Train, save, evaluate."""
+        from algos.algorithms import GROUPED, make_agent
         from algos.environments import is_text, make_policy, make_vector_environment
         from algos.evaluation import summarise
-        from algos.ppo import PPO
 
         start = time.perf_counter()
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
-        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{config.seed}"
+        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{config.seed}"
         arguments = self._environment_arguments()
-        env = make_vector_environment(self.env, self.num_envs, **arguments)
-        policy = make_policy(
-            env,
-            policy=self.policy,
-            model=self.model,
-            normalize_observations=self.normalize_observations,
-            seed=config.seed,
-        )
-        agent = PPO(env, policy, config)
+        env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **arguments)
+        options = _json_object(self.policy_kwargs, "--policy-kwargs")
+        policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **options)
+        agent = make_agent(self.algo, env, policy, config)
         history = agent.learn(self.total_steps, run_dir=run_dir, progress=not self.json)
         split = {"split": "test"} if is_text(self.env) else {}
         test_env = make_vector_environment(self.env, min(self.episodes, 64), **(arguments | split))
@@ -78,7 +78,7 @@ class Train:
     def _environment_arguments(self) -> dict[str, Any]:
         from algos.environments import is_text
 
-        arguments = _json_object(self.env_kwargs)
+        arguments = _json_object(self.env_kwargs, "--env-kwargs")
         if is_text(self.env):
             return {"model": self.model, "kl_coefficient": self.kl_coefficient} | arguments
         if self.model != "embedded" or self.kl_coefficient is not None:
@@ -150,7 +150,7 @@ class Check:
         found: dict[str, str] = {}
         sound = True
         try:
-            forms = checked_variants(self.env, **_json_object(self.env_kwargs))
+            forms = checked_variants(self.env, **_json_object(self.env_kwargs, "--env-kwargs"))
             for form, make in forms:
                 results = run_checks(make())
                 found |= {f"{form}: {result.name}": result.verdict for result in results}
@@ -203,17 +203,17 @@ class CheckReward:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = (
-        Annotated[Train, tyro.conf.subcommand("train", default=_train_defaults(arguments))]
-        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-        | Annotated[Compare, tyro.conf.subcommand("compare")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
-    )
-    description = "Train and compare policies for control and text through one PPO."
-    command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
-    _one_thread()
     try:
+        commands = (
+            _train_command(arguments)
+            | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+            | Annotated[Compare, tyro.conf.subcommand("compare")]
+            | Annotated[Check, tyro.conf.subcommand("check")]
+            | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
+        )
+        description = "Train and compare policies for control and text by one kit of algorithms."
+        command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
+        _one_thread()
         result = command.run()
     except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         print(f"algos: {error}", file=sys.stderr)
@@ -226,32 +226,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--env-kwargs is {text!r}, which is no JSON ({error})") from error
+        raise ValueError(f"{option} is {text!r}, which is no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"--env-kwargs is {text!r}, expected a JSON object such as '{{\"k\": 4}}'")
+        raise ValueError(f"{option} is {text!r}, expected a JSON object such as '{{\"k\": 4}}'")
     return found
 
 
-def _train_defaults(arguments: Sequence[str]) -> Train:
-    """The defaults of ``train`` are those of the environment that is named, and of a recurrent policy if one is."""
-    known = (word for word in arguments[1:] if word in presets.RECIPES or word.startswith("textenv/"))
-    env_id = next(known, "")
-    recipe = presets.recipe(env_id)
-    recurrent = "--policy lstm" in " ".join(arguments) or "--policy=lstm" in arguments
-    if recurrent:
-        recipe = presets.Recipe(config=presets.CARTPOLE_LSTM, num_envs=32, total_steps=150_000)
-    return Train(
-        normalize_observations=recurrent,
+def _train_command(arguments: Sequence[str]) -> Any:
+    """The defaults of ``train`` are those of the environment and algorithm, or recurrent policy, that are named."""
+    arguments = arguments if arguments[:1] == ["train"] else []
+    algorithm, policy = _named(arguments, "--algo", "ppo"), _named(arguments, "--policy", "auto")
+    environments = {env for env, _ in presets.RECIPES}
+    env_id = next((word for word in arguments[1:] if word in environments or word.startswith("textenv/")), "")
+    recipe = presets.RECURRENT if policy == "lstm" else presets.recipe(env_id, algorithm)
+    default = Train(
         env=tyro.MISSING,
+        algo=algorithm,  # type: ignore[arg-type]
         total_steps=recipe.total_steps,
         num_envs=recipe.num_envs,
+        policy=recipe.policy,  # type: ignore[arg-type]
+        policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
         kl_coefficient=recipe.kl_coefficient,
         config=recipe.config,
     )
+    return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]
+
+
+def _named(arguments: Sequence[str], option: str, otherwise: str) -> str:
+    """Value of an option, wherever it stands, before everything is read."""
+    for word, following in zip(arguments, [*arguments[1:], otherwise], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+    return otherwise
 
 
 def _one_thread() -> None:

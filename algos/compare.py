@@ -76,9 +76,9 @@ def _run(env_id: str, seed: int, run_dir: Path, quiet: bool) -> Run:
     """Train and evaluate once, in a process of its own."""
     import torch
 
+    from algos.algorithms import make_agent
     from algos.environments import make_policy, make_vector_environment
     from algos.evaluation import summarise
-    from algos.ppo import PPO
 
     torch.set_num_threads(1)
     recipe = presets.recipe(env_id)
@@ -88,7 +88,7 @@ def _run(env_id: str, seed: int, run_dir: Path, quiet: bool) -> Run:
         arguments["split"] = "test"
     test_env = make_vector_environment(env_id, min(EPISODES[env_id], 64), **arguments)
     policy = make_policy(env, seed=seed)
-    agent = PPO(env, policy, dataclasses.replace(recipe.config, seed=seed))
+    agent = make_agent("ppo", env, policy, dataclasses.replace(recipe.config, seed=seed))
     before, asked = summarise(test_env, policy, episodes=EPISODES[env_id], seed=seed), _samples(test_env, policy)
 
     def report(metrics: dict[str, float]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import gymnasium
@@ -11,14 +14,20 @@ from algos.flattening import flatten_observations
 from algos.policy import Policy
 from textenv.rollout import is_episode_env
 
-PolicyName = Literal["auto", "mlp", "cnn", "lstm"]
-"""What `make_policy` makes; ``auto`` is a CNN for images and two perceptrons for other control."""
+PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
+"""What `make_policy` makes; ``auto`` is a CNN for images and two perceptrons for other control, ``q`` is DQN's."""
 
 
-def make_vector_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:
+def make_vector_environment(env_id: str, num_envs: int, *, seed_each: bool = False, **arguments: Any) -> VectorEnv:
     """The native vector environment where there is one, else one process stepping them in turn.
 
     Observations that are no Box are flattened into one; see `algos.flattening`.
+
+    Args:
+        env_id: Gymnasium's.
+        num_envs: slots.
+        seed_each: whether each slot must be reset by a seed of its own (control), which native ones cannot.
+        arguments: further ones of the environment.
 
     Raises:
         ValueError: if Gymnasium knows no such environment, it takes no such argument, or gives observations that
@@ -27,8 +36,9 @@ def make_vector_environment(env_id: str, num_envs: int, **arguments: Any) -> Vec
     try:
         spec = gymnasium.spec(env_id)
         options: dict[str, Any] = {}
-        if not spec.vector_entry_point:  # SAME_STEP wastes no step on a reset
-            options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
+        if not spec.vector_entry_point or (seed_each and not is_text(env_id)):
+            # SAME_STEP wastes no step on a reset.
+            options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
         env = gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
     except gymnasium.error.Error as error:
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
@@ -45,14 +55,7 @@ def is_text(env_id: str) -> bool:
 
 
 def make_policy(
-    env: VectorEnv,
-    *,
-    policy: PolicyName = "auto",
-    model: str = "embedded",
-    normalize_observations: bool = False,
-    sde_sample_freq: int | None = None,
-    log_std_init: float = 0.0,
-    seed: int = 1,
+    env: VectorEnv, *, policy: PolicyName = "auto", model: str = "embedded", seed: int = 1, **options: Any
 ) -> Policy:
     """A policy for this environment.
 
@@ -60,48 +63,46 @@ def make_policy(
         env: whose spaces it is made for.
         policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
         model: text only, as `LMPolicy.load` takes it.
-        normalize_observations: of the perceptrons and the LSTM.
-        sde_sample_freq: of the perceptrons where actions are a Box; see `MLPPolicy`.
-        log_std_init: the same.
         seed: of initial weights and sampled actions.
+        options: further arguments of that policy's class.
 
     Raises:
         ValueError: if the choices do not fit the environment.
     """
-    noise = sde_sample_freq is not None or log_std_init != 0
     if is_episode_env(env):
-        if policy != "auto" or normalize_observations or noise:
+        if policy != "auto":
             raise ValueError(
-                "a text environment is played by a language model: leave policy, normalisation and noise out"
+                f"policy is {policy!r}, but a text environment is played by a language model: leave it out"
             )
         from algos.lm import LMPolicy
 
-        return LMPolicy.load(model, seed=seed)
-    from algos.cnn import CNNPolicy, is_image
-    from algos.lstm import LSTMPolicy
-    from algos.mlp import MLPPolicy
-
+        return _construct(LMPolicy.load, model, seed=seed, **options)
     observation_space, action_space = env.single_observation_space, env.single_action_space
     if policy == "auto":
+        from algos.cnn import is_image
+
         policy = "cnn" if is_image(observation_space) else "mlp"
-    if noise and policy != "mlp":
-        raise ValueError(f"sde_sample_freq and log_std_init are for the policy mlp, not {policy}: leave them out")
-    if policy == "cnn":
-        if normalize_observations:
-            raise ValueError("images are divided by 255 and not normalised otherwise: leave normalize_observations out")
-        return CNNPolicy(observation_space, action_space, seed=seed)
-    if policy == "lstm":
-        return LSTMPolicy(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-    if policy != "mlp":
-        raise ValueError(f"policy is {policy!r}, expected auto, mlp, cnn or lstm")
-    return MLPPolicy(
-        observation_space,
-        action_space,
-        normalize_observations=normalize_observations,
-        sde_sample_freq=sde_sample_freq,
-        log_std_init=log_std_init,
-        seed=seed,
-    )
+    if policy not in _POLICIES:
+        raise ValueError(f"policy is {policy!r}, expected auto, {', '.join(_POLICIES)}")
+    module, name = _POLICIES[policy].split(":")
+    made = getattr(importlib.import_module(module), name)
+    return _construct(made, observation_space, action_space, seed=seed, **options)
+
+
+_POLICIES = {
+    "mlp": "algos.mlp:MLPPolicy", "cnn": "algos.cnn:CNNPolicy", "lstm": "algos.lstm:LSTMPolicy",
+    "q": "algos.q_network:QPolicy",
+}  # fmt: skip
+
+
+def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:
+    """Call a policy's constructor; an option that it does not know is wrong input, not a bug."""
+    try:
+        inspect.signature(make).bind(*given, **options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"{make.__qualname__}: {error}; its arguments are {known}") from error
+    return make(*given, **options)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int) -> VectorEnv:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from algos.a2c import A2CConfig
+from algos.config import Config
+from algos.dqn import DQNConfig
+from algos.grpo import GRPOConfig
 from algos.ppo import PPOConfig
+from algos.reinforce import REINFORCEConfig
+from algos.rloo import RLOOConfig
+from algos.trpo import TRPOConfig
 
 CARTPOLE = PPOConfig(
     steps=64,
@@ -71,26 +80,149 @@ TEXT = PPOConfig(
 """Short texts by small models, with a KL penalty; found here, see the README."""
 
 
+CARTPOLE_A2C = A2CConfig(
+    steps=16,
+    learning_rate=3e-3,
+    final_learning_rate=0.0,
+    gamma=0.98,
+    gae_lambda=0.95,
+    whiten_advantages=True,
+    max_grad_norm=0.5,
+)
+"""CartPole-v1 with 16 environments; found here."""
+
+CARTPOLE_REINFORCE = REINFORCEConfig(episodes=16, learning_rate=5e-3, final_learning_rate=5e-4, gamma=0.98)
+"""CartPole-v1 with 16 environments; found here."""
+
+CARTPOLE_RLOO = RLOOConfig(
+    episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, whiten_advantages=True
+)
+"""CartPole-v1 with 16 environments; found here. Whitened, since episodes that are good are long: see `GRPO`."""
+
+CARTPOLE_GRPO = GRPOConfig(episodes=16, group_size=8, learning_rate=3e-3, minibatch_size=512, epochs=2)
+"""CartPole-v1 with 16 environments; found here."""
+
+CARTPOLE_TRPO = TRPOConfig(
+    steps=512,
+    learning_rate=1e-3,
+    max_kl=0.04,
+    conjugate_gradient_steps=25,
+    critic_epochs=20,
+    minibatch_size=128,
+)
+"""CartPole-v1 with 2 environments; rl-baselines3-zoo's ``hyperparams/trpo.yml`` with a wider trust region."""
+
+CARTPOLE_DQN = DQNConfig(
+    steps=16,
+    learning_rate=2.3e-3,
+    gamma=0.99,
+    gradient_steps=128,
+    batch_size=64,
+    target_every=1280,
+    exploration_share=0.16,
+    final_exploration=0.04,
+)
+"""CartPole-v1 with 16 environments in 50,000 steps; rl-baselines3-zoo's ``hyperparams/dqn.yml``, but 16 at a time."""
+
+TEXT_A2C = A2CConfig(
+    steps=None,
+    episodes=32,
+    learning_rate=5e-4,
+    final_learning_rate=1e-4,
+    gamma=1.0,
+    gae_lambda=0.95,
+    whiten_advantages=True,
+    max_grad_norm=1.0,
+    bootstrap_truncated=False,
+)
+"""As `TEXT`; found here."""
+
+TEXT_REINFORCE = REINFORCEConfig(
+    episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, max_grad_norm=1.0
+)
+"""As `TEXT`; found here."""
+
+TEXT_RLOO = RLOOConfig(episodes=32, group_size=4, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
+"""As `TEXT`; found here."""
+
+TEXT_GRPO = GRPOConfig(
+    episodes=128, group_size=8, epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4,
+    max_grad_norm=1.0,
+)  # fmt: skip
+"""As `TEXT`; found here."""
+
+TEXT_TRPO = TRPOConfig(
+    steps=None,
+    episodes=128,
+    gamma=1.0,
+    gae_lambda=0.95,
+    critic_epochs=2,
+    minibatch_size=32,
+    bootstrap_truncated=False,
+)
+"""As `TEXT`; found here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What the command line starts from: a preset and the choices around it."""
 
-    config: PPOConfig = PPOConfig()
+    config: Config = PPOConfig()
     num_envs: int = 8
     total_steps: int = 500_000
+    policy: str = "auto"
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the policy."""
     kl_coefficient: float | None = None
+    """Text only: reward charged per nat."""
 
 
 RECIPES = {
-    "CartPole-v1": Recipe(config=CARTPOLE, num_envs=16, total_steps=35_000),
-    "textenv/Reviews-v0": Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
-    "textenv/Periods-v0": Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coefficient=0.001),
-    "textenv/Copy-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
-    "textenv/Sort-v0": Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
+    ("CartPole-v1", "ppo"): Recipe(config=CARTPOLE, num_envs=16, total_steps=35_000),
+    ("CartPole-v1", "a2c"): Recipe(config=CARTPOLE_A2C, num_envs=16, total_steps=200_000),
+    ("CartPole-v1", "reinforce"): Recipe(config=CARTPOLE_REINFORCE, num_envs=16, total_steps=300_000),
+    ("CartPole-v1", "rloo"): Recipe(config=CARTPOLE_RLOO, num_envs=16, total_steps=300_000),
+    ("CartPole-v1", "grpo"): Recipe(config=CARTPOLE_GRPO, num_envs=16, total_steps=200_000),
+    ("CartPole-v1", "trpo"): Recipe(config=CARTPOLE_TRPO, num_envs=2, total_steps=60_000),
+    ("CartPole-v1", "dqn"): Recipe(config=CARTPOLE_DQN, num_envs=16, total_steps=50_000, policy="q"),
+    ("textenv/Reviews-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
+    ("textenv/Periods-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coefficient=0.001),
+    ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
+    ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
 }
+"""By environment and algorithm."""
+
+RECURRENT = Recipe(
+    config=CARTPOLE_LSTM,
+    num_envs=32,
+    total_steps=150_000,
+    policy="lstm",
+    policy_kwargs={"normalize_observations": True},
+)
+"""Where ``--policy lstm`` starts."""
+
+_TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,
+         "trpo": TEXT_TRPO}  # fmt: skip
+_CONTROL = {"ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
+            "trpo": TRPOConfig, "dqn": DQNConfig}  # fmt: skip
 
 
-def recipe(env_id: str) -> Recipe:
-    """The recipe of an environment; for one that has none, PPO's defaults or, for text, a general one."""
-    other = Recipe(config=TEXT, num_envs=64, total_steps=100_000, kl_coefficient=0.01)
-    return RECIPES.get(env_id, other if env_id.startswith("textenv/") else Recipe())
+def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
+    """The recipe of an environment and an algorithm.
+
+    For an environment that has none: the algorithm's defaults or, for text, its preset for text with the steps and the
+    KL coefficient of PPO's recipe.
+
+    Raises:
+        ValueError: if there is no such algorithm, or it is not for text.
+    """
+    if (env_id, algorithm) in RECIPES:
+        return RECIPES[env_id, algorithm]
+    if algorithm not in _CONTROL:
+        raise ValueError(f"algorithm is {algorithm!r}, expected one of {', '.join(_CONTROL)}")
+    if not env_id.startswith("textenv/"):
+        return Recipe(config=_CONTROL[algorithm](), policy="q" if algorithm == "dqn" else "auto")
+    if algorithm not in _TEXT:
+        raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")
+    other = Recipe(num_envs=64, total_steps=100_000, kl_coefficient=0.01)
+    return replace(RECIPES.get((env_id, "ppo"), other), config=_TEXT[algorithm])
