@@ -14,6 +14,7 @@ import tyro
 
 from algos import presets
 from algos.algorithms import AlgorithmName
+from algos.compare import DEFAULT_CASES
 from algos.config import Config
 from algos.environments import PolicyName
 
@@ -114,20 +115,30 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Train the same PPO on CartPole and on reviews, and put the two side by side on a page."""
+    """Train any environments by any algorithms and put them side by side, on a page and in CSV files."""
 
-    run_dir: Path = Path("runs/compare")
-    """Folder for the runs, report.html and report.png."""
+    cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
+    """ENV or ENV:ALGO,ALGO, such as CartPole-v1:ppo,a2c textenv/Reviews-v0:ppo,grpo."""
     seeds: int = 3
     """Runs of each."""
+    total_steps: int | None = None
+    """Steps of every run; None is the budget of each one's preset."""
+    run_dir: Path = Path("runs/compare")
+    """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Train, draw, write."""
-        from algos.compare import compare
+        from algos.compare import compare, parse_cases
 
-        return compare(self.run_dir, seeds=self.seeds, quiet=self.json)
+        return compare(
+            self.run_dir,
+            cases=parse_cases(self.cases),
+            seeds=self.seeds,
+            total_steps=self.total_steps,
+            quiet=self.json,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +249,7 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
 
 def _train_command(arguments: Sequence[str]) -> Any:
     """The defaults of ``train`` are those of the environment and algorithm, or recurrent policy, that are named."""
-    arguments = arguments if arguments[:1] == ["train"] else []
+    arguments = arguments if arguments[:1] == ["train"] else ["train"]
     algorithm, policy = _named(arguments, "--algo", "ppo"), _named(arguments, "--policy", "auto")
     environments = {env for env, _ in presets.RECIPES}
     env_id = next((word for word in arguments[1:] if word in environments or word.startswith("textenv/")), "")

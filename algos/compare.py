@@ -1,4 +1,4 @@
-"""The same PPO on CartPole and on a language model, put side by side."""
+"""A study: any environments, algorithms and seeds, measured by the same quantities."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,20 @@ from typing import Any
 
 from algos import presets
 
-TASKS = ("CartPole-v1", "textenv/Reviews-v0")
-EPISODES = {"CartPole-v1": 20, "textenv/Reviews-v0": 288}
+DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
+TEXT_EPISODES, CONTROL_EPISODES = 288, 20
 """Episodes of each evaluation; prompts of the test split in text."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment and the algorithm that is trained on it, by the recipe that `algos.presets` has for the two."""
+
+    env: str
+    algorithm: str = "ppo"
+
+    def __str__(self) -> str:
+        return f"{self.env}:{self.algorithm}"
 
 
 @dataclass
@@ -23,85 +35,164 @@ class Run:
     """One training run and its evaluations."""
 
     env: str
+    algorithm: str
     seed: int
     policy: str
     parameters: int
+    best: float | None
+    """Return at which Gymnasium calls the environment solved; None if it does not say."""
     before: dict[str, float]
     after: dict[str, float]
     history: list[dict[str, float]]
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Text only: prompt, answer before, answer after."""
 
+    @property
+    def case(self) -> Case:
+        """What was trained on what."""
+        return Case(self.env, self.algorithm)
 
-def compare(run_dir: Path, *, seeds: int = 3, quiet: bool = False) -> dict[str, Any]:
-    """Train both, print a table, write ``report.html`` and ``report.png``.
+
+def parse_cases(texts: Iterable[str]) -> list[Case]:
+    """Cases from ``ENV`` or ``ENV:ALGO,ALGO``.
+
+    Raises:
+        ValueError: on an environment or algorithm that there is not, or that do not go together.
+    """
+    import gymnasium
+
+    import textenv  # noqa: F401 (registers the environments)
+
+    cases = []
+    for text in texts:
+        env, _, algorithms = text.partition(":")
+        try:
+            gymnasium.spec(env)
+        except gymnasium.error.Error as error:
+            raise ValueError(f"case {text!r}: {error}") from error
+        cases += [Case(env, algorithm) for algorithm in (algorithms or "ppo").split(",")]
+    for case in cases:
+        presets.recipe(case.env, case.algorithm)
+    if not cases or len(set(cases)) < len(cases):
+        raise ValueError(
+            f"cases are {', '.join(map(str, cases)) or 'none'}: give each once, such as CartPole-v1:ppo,a2c"
+        )
+    return cases
+
+
+def compare(
+    run_dir: Path,
+    *,
+    cases: Sequence[Case],
+    seeds: int = 3,
+    total_steps: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
     Args:
         run_dir: folder for the report and a run folder for each training.
+        cases: what is trained; see `parse_cases`.
         seeds: runs of each, at least 1.
+        total_steps: budget of every run; None is each recipe's own.
         quiet: print nothing.
 
     Returns:
-        ``mean_return``, ``steps`` and ``seconds`` of each environment, over the seeds, and where the report is.
+        What the table shows of each case, and where the report is.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds is {seeds}, expected at least 1")
-    from algos.report import print_table, summary, write_report
+    from algos.report import print_table, write_report
+    from algos.study import summary
 
     start = time.perf_counter()
     run_dir.mkdir(parents=True, exist_ok=True)
-    _make_embedded()
-    jobs = [(env, seed, run_dir, quiet) for seed in range(1, seeds + 1) for env in reversed(TASKS)]
+    runs = train_all(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, quiet=quiet)
+    (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
+    seconds = time.perf_counter() - start
+    page = write_report(run_dir, runs, seconds=seconds)
+    result = {str(case): summary([run for run in runs if run.case == case]) for case in cases}
+    if not quiet:
+        print_table(result)
+        print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
+    flat = {case: {name: figure.mean for name, figure in figures.items()} for case, figures in result.items()}
+    return flat | {"report": str(page.resolve()), "seconds": seconds}
+
+
+def train_all(
+    cases: Sequence[Case],
+    *,
+    seeds: int,
+    run_dir: Path,
+    total_steps: int | None = None,
+    episodes: int | None = None,
+    deterministic: bool = False,
+    quiet: bool = False,
+) -> list[Run]:
+    """Train every case with seeds 1, 2, …, two runs at a time.
+
+    Args:
+        cases: what is trained.
+        seeds: runs of each, at least 1.
+        run_dir: each run gets a folder in it.
+        total_steps: budget of every run; None is each recipe's own.
+        episodes: of each evaluation; None is `TEXT_EPISODES` or `CONTROL_EPISODES`.
+        deterministic: evaluate by the most probable actions.
+        quiet: print nothing.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}, expected at least 1")
+    if any(case.env.startswith("textenv/") for case in cases):
+        from textenv.lm.loading import EMBEDDED, model_folder
+
+        model_folder(EMBEDDED)  # made once, before the workers start
+    options = (run_dir, total_steps, episodes, deterministic, quiet)
+    jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     # Two processes on one thread each beat one process on two threads.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         runs = list(pool.map(_run, *zip(*jobs, strict=True)))
-    result = {env: summary([run for run in runs if run.env == env]) for env in TASKS}
-    seconds = time.perf_counter() - start
-    page = write_report(run_dir, runs, seconds=seconds)
-    (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
-    if not quiet:
-        print_table(result)
-        print(f"{seconds:.0f} s. The report is in {page.resolve()} (the picture in {page.with_suffix('.png').name}).")
-    return result | {"report": str(page.resolve()), "seconds": seconds}
+    return sorted(runs, key=lambda run: (cases.index(run.case), run.seed))
 
 
-def _make_embedded() -> None:
-    """Once, before the workers start."""
-    from textenv.lm.loading import EMBEDDED, model_folder
-
-    model_folder(EMBEDDED)
-
-
-def _run(env_id: str, seed: int, run_dir: Path, quiet: bool) -> Run:
+def _run(
+    case: Case,
+    seed: int,
+    run_dir: Path,
+    total_steps: int | None,
+    episodes: int | None,
+    deterministic: bool,
+    quiet: bool,
+) -> Run:
     """Train and evaluate once, in a process of its own."""
+    import gymnasium
     import torch
 
-    from algos.algorithms import make_agent
-    from algos.environments import make_policy, make_vector_environment
+    from algos.algorithms import GROUPED, make_agent
+    from algos.environments import is_text, make_policy, make_vector_environment
     from algos.evaluation import summarise
+    from algos.study import update_kl
 
     torch.set_num_threads(1)
-    recipe = presets.recipe(env_id)
-    arguments: dict[str, Any] = {} if recipe.kl_coefficient is None else {"kl_coefficient": recipe.kl_coefficient}
-    env = make_vector_environment(env_id, recipe.num_envs, **arguments)
-    if arguments:
-        arguments["split"] = "test"
-    test_env = make_vector_environment(env_id, min(EPISODES[env_id], 64), **arguments)
-    policy = make_policy(env, seed=seed)
-    agent = make_agent("ppo", env, policy, dataclasses.replace(recipe.config, seed=seed))
-    before, asked = summarise(test_env, policy, episodes=EPISODES[env_id], seed=seed), _samples(test_env, policy)
+    recipe, text = presets.recipe(case.env, case.algorithm), is_text(case.env)
+    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient} if text else {}
+    env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
+    played = episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
+    test_env = make_vector_environment(case.env, min(played, 64), **(arguments | ({"split": "test"} if text else {})))
+    policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
+    agent = make_agent(case.algorithm, env, policy, dataclasses.replace(recipe.config, seed=seed))
+    evaluation = {"episodes": played, "seed": seed, "deterministic": deterministic}
+    before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
     def report(metrics: dict[str, float]) -> None:
         if not quiet and int(metrics["iteration"]) % 10 == 0 and "episode/return" in metrics:
             returns = metrics["episode/return"]
-            print(f"{env_id} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
+            print(f"{case} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
-    folder = run_dir / f"{env_id.replace('/', '-')}-{seed}"
-    history = agent.learn(recipe.total_steps, run_dir=folder, on_iteration=report)
-    after = summarise(test_env, policy, episodes=EPISODES[env_id], seed=seed)
+    folder = run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
+    budget = total_steps or recipe.total_steps
+    history = agent.learn(budget, run_dir=folder, on_iteration=report, diagnose=update_kl)
+    after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
-    size = sum(p.numel() for p in policy.parameters())
-    return Run(env_id, seed, type(policy).__name__, size, before, after, history, samples)
+    size, best = sum(p.numel() for p in policy.parameters()), gymnasium.spec(case.env).reward_threshold
+    return Run(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
@@ -111,7 +202,6 @@ def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
 
     if not is_episode_env(env.unwrapped):
         return []
-
     _, rollout = evaluate(env, policy, episodes=count)
     found = []
     for tokens, mask in zip(sequences(rollout).tolist(), rollout["mask"], strict=True):

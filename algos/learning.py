@@ -58,7 +58,8 @@ def learn(
     *,
     run_dir: str | Path | None = None,
     progress: bool = False,
-    on_iteration: Callable[[Metrics], None] | None = None,
+    on_iteration: Callable[[Metrics], bool | None] | None = None,
+    diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
 ) -> list[Metrics]:
     """Train until that many steps (True entries) were taken; the iteration under way is finished.
 
@@ -68,7 +69,8 @@ def learn(
         run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
             text also ``frontier.png``.
         progress: show a progress bar.
-        on_iteration: called with the metrics of each iteration.
+        on_iteration: called with the metrics of each iteration; training ends where it returns True.
+        diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
@@ -83,7 +85,7 @@ def learn(
         steps, start = 0, time.perf_counter()
         while steps < total_steps:
             agent.progress = steps / total_steps
-            metrics = iterate(agent, meters)
+            metrics = iterate(agent, meters, diagnose)
             steps += int(metrics["rollout/steps"])
             seconds = time.perf_counter() - start
             metrics = (
@@ -94,8 +96,8 @@ def learn(
             logs.write(metrics)
             history.append(metrics)
             watch.look(metrics)
-            if on_iteration is not None:
-                on_iteration(metrics)
+            if on_iteration is not None and on_iteration(metrics):
+                break
     if run_dir is not None:
         agent.save(run_dir)
         if VARIETY in history[-1]:
@@ -120,7 +122,11 @@ def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
         raise
 
 
-def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
+def iterate(
+    agent: Agent,
+    meters: tuple[EpisodeMeter, EpisodeMeter],
+    diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
+) -> Metrics:
     """One turn of the loop; the meters take the returns before and after the penalty."""
     clock = [time.perf_counter()]
     rollout = agent.collect()
@@ -140,10 +146,12 @@ def iterate(agent: Agent, meters: tuple[EpisodeMeter, EpisodeMeter]) -> Metrics:
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)
+    clock.append(time.perf_counter())
+    if diagnose is not None:  # before the normaliser moves, which would count as a change of the policy
+        metrics |= diagnose(agent, rollout)
     agent.policy.update_normalizer(rollout)
     if agent.penalty is not None:
         agent.penalty.update(rollout)
-    clock.append(time.perf_counter())
     return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
 
 

@@ -1,170 +1,218 @@
-"""The page of a comparison: one table, one picture, a few samples; everything inside one HTML file."""
+"""The page of a comparison: one table, one picture, a few samples, everything inside one HTML file; and CSV files."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from algos.statistics import bootstrap_interval
+from algos.study import POINTS, QUANTITIES, Figure, curves, summary
+
 if TYPE_CHECKING:
     from algos.compare import Run
 
-PANELS = {
-    "episode/return": "return of an episode",
-    "policy/approx_kl": "approximate KL of an update, nats a step",
-    "policy/clip_frac": "share of clipped ratios",
-    "policy/entropy": "entropy, nats a step",
-    "value/explained_variance": "explained variance of the value",
-    "reference/kl": "KL to the reference, nats an episode",
-}
-"""The quantities drawn, under the names of the log."""
-COLOURS = ("#1f6feb", "#bf4b00")
+COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
+"""Of the cases, in their order; told apart by line style beyond the eighth."""
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2024 }
-h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2024 }
+h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e } .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: 1rem 0; width: 100% }
 td, th { border-bottom: 1px solid #d1d9e0; padding: .35rem .7rem; text-align: left; vertical-align: top }
+td small { white-space: nowrap }
 """
+LABELS = {
+    "return before": "return before training",
+    "mean_return": "return after training",
+    "normalised score": "normalised score: 0 untrained, 1 solved",
+    "normalised score, interquartile mean": "the same, interquartile mean",
+    "area under the curve": "sample efficiency: mean normalised score while training",
+    "reached 0.9": "share of runs whose training score reached .9",
+    "steps to 0.9": "steps until it did",
+    "update/kl": "KL of an update, nats a step",
+    "policy/clip_frac": "share of clipped ratios",
+    "value/explained_variance": "explained variance of the value",
+    "policy/entropy": "entropy, nats a step",
+    "reference/kl": "KL to the reference, nats an episode",
+    "steps": "steps",
+    "seconds": "seconds of training",
+    "steps_per_second": "steps a second",
+    "share of time: collect": "share of time collecting",
+    "share of time: penalty": "share of time on the KL penalty",
+    "share of time: update": "share of time updating",
+}
+"""The rows of the table."""
+
+Result = dict[str, dict[str, Figure]]
+"""`summary` of each case."""
 
 
-def summary(runs: Sequence[Run]) -> dict[str, float]:
-    """Means over the seeds of what the evaluations and the training say."""
-    last = [run.history[-1] for run in runs]
-    result = {
-        "before": _mean(run.before["mean_return"] for run in runs),
-        "mean_return": _mean(run.after["mean_return"] for run in runs),
-        "worst_seed": min(run.after["mean_return"] for run in runs),
-        "steps": _mean(row["steps"] for row in last),
-        "seconds": _mean(row["time/seconds"] for row in last),
-        "steps_per_second": _mean(row["time/steps_per_second"] for row in last),
-        "approx_kl": _mean(row["policy/approx_kl"] for run in runs for row in run.history),
-        "clip_frac": _mean(row["policy/clip_frac"] for run in runs for row in run.history),
-        "collect_share": _mean(_share(run, "time/collect") for run in runs),
-        "update_share": _mean(_share(run, "time/update") for run in runs),
-    }
-    if "kl" in runs[0].after:
-        result |= {"score": result["mean_return"], "kl": _mean(run.after["kl"] for run in runs)}
-    return result
-
-
-def table_rows(result: dict[str, dict[str, float]]) -> list[list[str]]:
-    """The comparison's table, header first; every row a quantity, every column an environment."""
-    names = {
-        "before": "return before training",
-        "mean_return": "return after training",
-        "worst_seed": "return after training, worst seed",
-        "steps": "steps",
-        "seconds": "seconds of training",
-        "steps_per_second": "steps a second",
-        "approx_kl": "approximate KL of an update, nats a step",
-        "clip_frac": "share of clipped ratios",
-        "collect_share": "share of time collecting",
-        "update_share": "share of time updating",
-        "kl": "KL to the reference, nats a response",
-    }
-    rows = [["", *result]]
-    for key, label in names.items():
-        rows.append([label, *(_figure(column[key]) if key in column else "–" for column in result.values())])
+def table_rows(result: Result) -> list[list[tuple[str, str]]]:
+    """The comparison's table without its header: every row a quantity, every column a case; text and small print."""
+    rows = []
+    for key, label in LABELS.items():
+        if any(key in column for column in result.values()):
+            cells = [_cell(column[key]) if key in column else ("–", "") for column in result.values()]
+            rows.append([(label, ""), *cells])
     return rows
 
 
-def _figure(value: float) -> str:
+def _cell(figure: Figure) -> tuple[str, str]:
+    """A mean, and its limits where the seeds differ."""
+    same = math.isclose(figure.low, figure.high, rel_tol=1e-9)
+    return _number(figure.mean), "" if same else f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def print_table(result: dict[str, dict[str, float]]) -> None:
-    """Print the table to the terminal."""
+def print_table(result: Result) -> None:
+    """Print the chief quantities to the terminal, a case a line; the page has all of them."""
     from rich.console import Console
     from rich.table import Table
 
-    header, *rows = table_rows(result)
-    table = Table(*header, title="One PPO, two worlds (means over the seeds)")
-    for row in rows:
-        table.add_row(*row)
+    chief = {
+        "mean_return": "return",
+        "normalised score": "normalised score",
+        "steps to 0.9": "steps to .9",
+        "update/kl": "KL of an update",
+        "reference/kl": "KL to the reference",
+        "steps_per_second": "steps a second",
+    }
+    table = Table("", *chief.values(), title="After training: means over the seeds, with 95 % limits")
+    for case, figures in result.items():
+        cells = [_cell(figures[key]) if key in figures else ("–", "") for key in chief]
+        table.add_row(case, *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells))
     Console().print(table)
 
 
 def write_report(run_dir: Path, runs: Sequence[Run], *, seconds: float) -> Path:
-    """Write ``report.html`` and ``report.png``; returns the path of the page."""
-    picture = _draw(runs)
+    """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
+    cases = list(dict.fromkeys(run.case for run in runs))
+    by_case = {str(case): [run for run in runs if run.case == case] for case in cases}
+    result = {name: summary(own) for name, own in by_case.items()}
+    picture = _draw(by_case)
     (run_dir / "report.png").write_bytes(picture)
-    envs = list(dict.fromkeys(run.env for run in sorted(runs, key=lambda run: run.env)))
-    result = {env: summary([run for run in runs if run.env == env]) for env in envs}
+    _write_csv(run_dir / "summary.csv", _summary_rows(result, by_case))
+    _write_csv(run_dir / "curves.csv", _curve_rows(runs))
     page = run_dir / "report.html"
-    page.write_text(_page(runs, result, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
+    page.write_text(_page(by_case, result, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
     return page
 
 
-def _mean(values: Any) -> float:
-    return float(np.mean(list(values)))
+def _summary_rows(result: Result, by_case: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
+    """One line for each case and quantity."""
+    for name, figures in result.items():
+        run, seeds = by_case[name][0], len(by_case[name])
+        for quantity, figure in figures.items():
+            identity = {"environment": run.env, "algorithm": run.algorithm, "seeds": seeds, "quantity": quantity}
+            yield identity | figure._asdict()
 
 
-def _share(run: Run, name: str) -> float:
-    return sum(row[name] for row in run.history) / run.history[-1]["time/seconds"]
+def _curve_rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """One line for each iteration of each run: everything that was logged."""
+    for run in runs:
+        for row in run.history:
+            yield {"environment": run.env, "algorithm": run.algorithm, "seed": run.seed} | row
 
 
-def _draw(runs: Sequence[Run]) -> bytes:
-    """A panel for each quantity and environment: the mean over the seeds, and the range of them shaded."""
-    from matplotlib.figure import Figure
+def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    rows = list(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
 
-    envs = list(dict.fromkeys(run.env for run in sorted(runs, key=lambda run: run.env)))
-    figure = Figure(figsize=(11, 2.1 * len(PANELS)), layout="constrained")
-    axes = figure.subplots(len(PANELS), len(envs), squeeze=False)
-    for column, env in enumerate(envs):
-        for row, (name, label) in enumerate(PANELS.items()):
-            _panel(axes[row][column], [run for run in runs if run.env == env], name, COLOURS[column % 2])
-            axes[row][column].set_title(label, fontsize=9, loc="left")
-        axes[0][column].set_title(f"{env}\n{PANELS['episode/return']}", fontsize=10, loc="left")
-        axes[-1][column].set_xlabel("steps")
+
+def _draw(by_case: Mapping[str, Sequence[Run]]) -> bytes:
+    """A panel for each quantity, with every case over the share of its budget: mean and 95 % limits over the seeds."""
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=(11, 9.5), layout="constrained")
+    panels = picture.subplots(3, 2)
+    grid = np.linspace(0, 1, POINTS)
+    for axis, (name, label) in zip(panels.flat, QUANTITIES.items(), strict=True):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_title(label, fontsize=9, loc="left")
+        for number, runs in enumerate(by_case.values()):
+            found = curves(runs, name)
+            if found is None:
+                continue
+            colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+            axis.plot(grid, found.mean(0), style, color=colour)
+            axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
+    for axis in panels[-1]:
+        axis.set_xlabel("share of the budget of steps")
+    handles = [
+        _legend_line(COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--")
+        for number in range(len(by_case))
+    ]
+    picture.legend(handles, list(by_case), loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    picture.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
 
 
-def _panel(axis: Any, runs: Sequence[Run], name: str, colour: str) -> None:
-    curves = [[(row["steps"], row[name]) for row in run.history if name in row] for run in runs]
-    curves = [curve for curve in curves if curve]
-    axis.spines[["top", "right"]].set_visible(False)
-    if not curves:
-        axis.set_axis_off()
-        axis.text(0.5, 0.5, "no reference policy", ha="center", va="center", color="#59636e", transform=axis.transAxes)
-        return
-    grid = np.linspace(max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves), 100)
-    values = np.array([np.interp(grid, *np.array(curve).T) for curve in curves])
-    axis.plot(grid, values.mean(0), color=colour)
-    axis.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+def _legend_line(colour: str, style: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, linestyle=style)
 
 
-def _page(runs: Sequence[Run], result: dict[str, dict[str, float]], picture: str, seconds: float) -> str:
-    policies = {run.env: f"{run.policy}, {run.parameters:,} parameters" for run in runs}
-    header, *rows = table_rows(result)
-    rows.insert(0, ["policy", *(policies[env] for env in result)])
-    seeds = len({run.seed for run in runs})
-    samples = next((run.samples for run in runs if run.samples), [])
+def _page(by_case: Mapping[str, Sequence[Run]], result: Result, picture: str, seconds: float) -> str:
+    policies = [(f"{runs[0].policy}, {runs[0].parameters:,} parameters", "") for runs in by_case.values()]
+    rows = [[("policy", ""), *policies], *table_rows(result)]
+    every = [runs[0] for runs in by_case.values()]
+    seeds = len(next(iter(by_case.values())))
+    unknown = sorted({run.env for run in every if run.best is None})
+    aside = f" {', '.join(unknown)}: no such figure, so 1 is the best evaluation of these runs." if unknown else ""
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>One PPO, two worlds</title><style>{STYLE}</style>
-<h1>One PPO, two worlds</h1>
-<p>The same class, <code>algos.PPO</code>, trained both columns: it knows neither what a token is nor what a pole is.
-Only the environment, the policy and the preset differ. Figures are means over {seeds} seeds; returns are of evaluation
-episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
-{_html_table(header, rows)}
+<html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
+<h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
+<p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
+differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them their 95 % limits by the bootstrap. Returns
+are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
+<div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
+<p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{html.escape(aside)} Other quantities are
+means over the iterations. KL of an update: of the new policy from the old, over all its gradient steps, on the rollout
+that it learnt from.</small></p>
 <h2>While learning</h2>
-<p><small>Lines are means over the seeds, bands their range. Once every episode earns the same, there is no variance
-left for the value to explain, and the share that it explains means nothing.</small></p>
-<img alt="Learning curves of both environments" src="data:image/png;base64,{picture}">
-<h2>What the language model writes</h2>
-{_html_table(["prompt", "before", "after"], samples)}
+<p><small>Lines are means over the seeds, bands 95 % limits. Each case has a budget of its own, so the axis is the share
+of it that is spent (the steps are in <code>curves.csv</code>). What an algorithm does not have is not drawn. Once every
+episode earns the same, there is no variance left for the value to explain, and the share that it explains means
+nothing.</small></p>
+<img alt="Learning curves of all cases" src="data:image/png;base64,{picture}">
+{_samples_html(by_case)}
 </html>
 """
 
 
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+def _samples_html(by_case: Mapping[str, Sequence[Run]]) -> str:
+    """What a language model wrote before and after, of the first run of each text case."""
+    parts = []
+    for name, runs in by_case.items():
+        if runs[0].samples:
+            rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
+            table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
+            parts.append(f"<h2>What the language model writes: {html.escape(name)}</h2>\n{table}")
+    return "\n".join(parts)
+
+
+def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{_html_cell(*cell)}</{tag}>" for cell in cells) + "</tr>"
 
     return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+
+
+def _html_cell(text: str, small: str) -> str:
+    return html.escape(text) + (f"<br><small>{html.escape(small)}</small>" if small else "")

@@ -1,0 +1,135 @@
+"""What a comparison reports: the same quantities for every environment and algorithm, with their spread over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from algos.config import PolicyGradientConfig
+from algos.losses import log_ratio
+from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
+from textenv.rollout import masked_mean
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
+    from algos.compare import Run
+
+POINTS = 101
+"""Of a curve over the budget, from 0 to 1."""
+REACHED = 0.9
+"""Normalised training score whose first iteration is reported."""
+QUANTITIES = {
+    "normalised score": "return of training episodes; 0 is the untrained policy, 1 is solved",
+    "update/kl": "KL(old‖new) of a whole update, nats a step (k3)",
+    "policy/clip_frac": "share of clipped ratios",
+    "value/explained_variance": "explained variance of the value",
+    "policy/entropy": "entropy, nats a step",
+    "reference/kl": "KL to the reference, nats an episode",
+}
+"""What is drawn over the training, under the names of the log."""
+
+
+class Figure(NamedTuple):
+    """A quantity over the seeds."""
+
+    mean: float
+    low: float
+    """95 % limits of the mean, by the bootstrap."""
+    high: float
+
+
+@torch.no_grad()
+def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
+    """KL(old‖new) of an update, nats a step, by k3 (Schulman 2020); for `algos.learning.learn`.
+
+    Every algorithm is measured in the same way, after its last step. None for Q-learning, whose policy is no
+    distribution that was updated.
+    """
+    if not isinstance(agent.config, PolicyGradientConfig):
+        return {}
+    mask = rollout["mask"]
+    change = log_ratio(log_prob=agent.policy.evaluate(rollout).log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+    return {"update/kl": masked_mean(change.expm1() - change, mask=mask).item()}
+
+
+def normalise(runs: Sequence[Run]) -> Callable[[float], float]:
+    """Scores of a case from returns: 0 is the untrained policy (mean over the seeds), 1 is solved.
+
+    Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of these runs.
+    """
+    zero = float(np.mean([run.before["mean_return"] for run in runs]))
+    one = max(run.after["mean_return"] for run in runs) if runs[0].best is None else runs[0].best
+    return lambda value: (value - zero) / (one - zero) if one != zero else 0.0
+
+
+def curve(run: Run, name: str, score: Callable[[float], float]) -> list[tuple[float, float]]:
+    """A quantity of a run over the share of its budget that is spent; empty if it never had it."""
+    last = run.history[-1]["steps"]
+    key = "episode/return" if name == "normalised score" else name
+    points = [(row["steps"] / last, row[key]) for row in run.history if key in row and math.isfinite(row[key])]
+    return [(x, score(y)) for x, y in points] if name == "normalised score" else points
+
+
+def curves(runs: Sequence[Run], name: str) -> np.ndarray | None:
+    """A quantity of one case on the grid of the budget: ``[seeds, POINTS]``; None if some run never had it."""
+    score = normalise(runs)
+    found = [curve(run, name, score) for run in runs]
+    return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Every quantity of one case over its seeds; what a case does not have is left out."""
+    score = normalise(runs)
+    columns: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in _figures(run, score).items():
+            columns.setdefault(name, []).append(value)
+    found = {}
+    for name, column in columns.items():
+        values = np.array(column)
+        if len(values) < len(runs):  # not in every run
+            continue
+        low, high = bootstrap_interval(values)
+        found[name] = Figure(float(values.mean()), float(low), float(high))
+    if "normalised score" in columns:
+        values = np.array(columns["normalised score"])
+        low, high = bootstrap_interval(values, interquartile_mean)
+        found["normalised score, interquartile mean"] = Figure(
+            float(interquartile_mean(values)), float(low), float(high)
+        )
+    return found
+
+
+def _figures(run: Run, score: Callable[[float], float]) -> dict[str, float]:
+    """What one run says; every mean is over its iterations."""
+    last, grid = run.history[-1], np.linspace(0, 1, POINTS)
+    figures = {
+        "return before": run.before["mean_return"],
+        "mean_return": run.after["mean_return"],
+        "normalised score": score(run.after["mean_return"]),
+    }
+    learning = curve(run, "normalised score", score)
+    if learning:
+        read = on_grid([learning], grid)[0]
+        figures["area under the curve"] = float(read.mean())
+        reached = [x * last["steps"] for x, y in learning if y >= REACHED]
+        figures[f"reached {REACHED}"] = float(bool(reached))
+        if reached:
+            figures[f"steps to {REACHED}"] = reached[0]
+    for name in list(QUANTITIES)[1:]:
+        points = curve(run, name, score)
+        if points:
+            figures[name] = float(np.mean([y for _, y in points]))
+    if "kl" in run.after:
+        figures["reference/kl"] = run.after["kl"]
+    parts = {
+        part: sum(row.get(f"time/{part}", 0.0) for row in run.history) for part in ("collect", "penalty", "update")
+    }
+    spent = sum(parts.values())
+    figures |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
+    return figures | {f"share of time: {part}": seconds / spent for part, seconds in parts.items()}

@@ -1,0 +1,54 @@
+"""Benchmarks: one command, one table, and the same as JSON.
+
+python examples/benchmarks/run.py --suite classic --seeds 5
+python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from classic import classic
+from learning import learning
+
+SUITES = {"classic": classic, "learning": learning}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=sorted(SUITES), required=True)
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
+    parser.add_argument("--cases", nargs="*", default=[], help="only cases whose name has one of these in it")
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds is {options.seeds}, expected at least 1")
+    rows = SUITES[options.suite](
+        seeds=options.seeds, chosen=lambda name: not options.cases or any(part in name for part in options.cases)
+    )
+    if not rows:
+        parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
+    _print(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _print(rows):
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "values"))
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    Console(width=160).print(table)
+
+
+def _cell(value):
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
