@@ -1,8 +1,8 @@
 """Seconds until a small language model has learnt the token-set task that the peers are measured on.
 
 The task (``../shared/peers/llm/common.py``): prompts of 8 to 16 random tokens, 48 new ones, 32 responses a batch; the
-reward is the number of new tokens whose id is below a quarter of the vocabulary, 48 at most; KL coefficient .05; a GPT-2 of 2
-layers, 128 wide, with random weights. A run has learnt when the mean of a batch reaches .9 of the 48.
+reward is the number of new tokens whose id is below a quarter of the vocabulary, 48 at most; KL coefficient .05; a
+GPT-2 of 2 layers, 128 wide, with random weights. A run has learnt when the mean of a batch reaches .9 of the 48.
 """
 
 import statistics

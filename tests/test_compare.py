@@ -1,0 +1,133 @@
+"""The comparison study: its statistics against numbers worked out by hand, and a small one from end to end."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from algos.cli import main
+from algos.compare import Case, Run, parse_cases
+from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
+from algos.study import POINTS, curves, normalise, summary
+
+
+def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):
+    """A run whose iterations take 100 steps each and pay these returns."""
+    history = [
+        {"steps": 100 * (i + 1), "episode/return": paid, "time/collect": 1.0, "time/penalty": 0.0, "time/update": 3.0}
+        | {name: values[i] for name, values in columns.items()}
+        for i, paid in enumerate(returns)
+    ]
+    figures = [{"mean_return": x} for x in (before, after)]
+    return Run("Some-v0", "ppo", seed, "MLPPolicy", 10, best, *figures, history)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+    assert interquartile_mean(np.array([9.0, 1.0, 5.0, 7.0])) == 6  # 5 and 7 stay
+    assert interquartile_mean(np.array([0.0, 10.0, 20.0, 30.0, 1000.0])) == 20  # a quarter of five is one
+    assert interquartile_mean(np.array([3.0])) == 3
+    columns = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 8.0], [4.0, 8.0]])
+    assert interquartile_mean(columns, axis=0).tolist() == [2.5, 4]
+
+
+def test_the_bootstrap_of_a_mean_has_the_limits_that_theory_gives():
+    x = np.random.default_rng(3).normal(2.0, 1.0, size=400)
+    low, high = bootstrap_interval(x)
+    # For a mean of many numbers: 1.96 standard errors to either side.
+    reach = 1.96 * x.std() / math.sqrt(len(x))
+    assert low == pytest.approx(x.mean() - reach, abs=0.01) and high == pytest.approx(x.mean() + reach, abs=0.01)
+    assert [float(end) for end in bootstrap_interval(np.array([4.0]))] == [4, 4]
+    low, high = bootstrap_interval(np.array([[0.0, 5.0], [1.0, 5.0]]))
+    assert low.tolist() == [0, 5] and high.tolist() == [1, 5]
+
+
+def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        low, high = bootstrap_interval(rng.normal(size=30), seed=trial)
+        covered += low <= 0 <= high
+    assert 0.88 < covered / 200 < 0.99
+
+
+def test_curves_are_read_by_lines_and_held_at_their_ends():
+    found = on_grid([[(0.5, 1.0), (1.0, 3.0)]], np.array([0.0, 0.5, 0.75, 1.0]))
+    assert found.tolist() == [[1.0, 1.0, 2.0, 3.0]]
+
+
+def test_scores_are_0_untrained_and_1_solved_or_best_seen():
+    runs = [run_of(1, returns=[2.0], after=8.0, before=1.0), run_of(2, returns=[2.0], after=5.0, before=3.0)]
+    score = normalise(runs)  # 0 is 2, 1 is 10
+    assert score(2.0) == 0 and score(10.0) == 1 and score(4.0) == 0.25
+    for run in runs:
+        run.best = None
+    assert normalise(runs)(8.0) == 1
+
+
+def test_the_summary_of_two_runs_worked_out_by_hand():
+    columns = {"update/kl": [0.1, 0.3, 0.2, 0.2]}
+    runs = [
+        run_of(1, returns=[0.0, 5.0, 9.0, 10.0], after=10.0, **columns),
+        run_of(2, returns=[0.0, 0.0, 5.0, 9.5], after=9.0, **columns),
+    ]
+    found = summary(runs)
+    assert found["mean_return"] == (9.5, 9, 10) and found["normalised score"] == (0.95, 0.9, 1)
+    assert found["steps to 0.9"] == (350, 300, 400) and found["reached 0.9"].mean == 1
+    assert found["update/kl"] == pytest.approx((0.2, 0.2, 0.2))
+    assert found["seconds"].mean == 16 and found["share of time: update"].mean == 0.75
+    assert found["steps_per_second"].mean == 400 / 16
+    assert "policy/clip_frac" not in found and "reference/kl" not in found
+    drawn = curves(runs, "normalised score")
+    assert drawn.shape == (2, POINTS) and drawn[0, 50] == 0.5 and drawn[1, 75] == 0.5
+    assert curves(runs, "policy/clip_frac") is None
+
+
+def test_a_score_that_was_never_reached_is_said_and_not_averaged():
+    found = summary([run_of(1, returns=[0.0, 9.5], after=9.5), run_of(2, returns=[0.0, 1.0], after=1.0)])
+    assert found["reached 0.9"].mean == 0.5 and "steps to 0.9" not in found
+
+
+def test_cases_are_read_and_refused_in_words():
+    assert parse_cases(["CartPole-v1", "textenv/Copy-v0:grpo,rloo"]) == [
+        Case("CartPole-v1"), Case("textenv/Copy-v0", "grpo"), Case("textenv/Copy-v0", "rloo")
+    ]  # fmt: skip
+    for given, said in [
+        (["CartPole-v1:foo"], "expected one of ppo"),
+        (["textenv/Copy-v0:dqn"], "dqn is not for text"),
+        (["NoSuch-v9"], "NoSuch"),
+        (["CartPole-v1", "CartPole-v1:ppo"], "give each once"),
+        ([], "none"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            parse_cases(given)
+
+
+def test_a_small_study_from_end_to_end(tmp_path, capsys):
+    arguments = ["compare", "CartPole-v1:ppo,a2c,dqn", "--seeds", "2", "--total-steps", "600", "--json"]
+    main([*arguments, "--run-dir", str(tmp_path)])
+    result = json.loads(capsys.readouterr().out)
+    assert result["CartPole-v1:a2c"]["update/kl"] > 0 and "update/kl" not in result["CartPole-v1:dqn"]
+    page = (tmp_path / "report.html").read_text()
+    assert "CartPole-v1:dqn" in page and "data:image/png;base64," in page
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = {(row["algorithm"], row["quantity"]): row for row in csv.DictReader(file)}
+    scores = rows["ppo", "mean_return"]
+    assert float(scores["low"]) <= float(scores["mean"]) <= float(scores["high"]) and scores["seeds"] == "2"
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["algorithm"], line["seed"]) for line in lines} == {
+        (a, s) for a in ("ppo", "a2c", "dqn") for s in "12"
+    }
+    ppo = [line for line in lines if line["algorithm"] == "ppo"]
+    assert all(line["update/kl"] and line["policy/entropy"] for line in ppo)
+
+
+def test_a_page_shows_markup_as_text(tmp_path):
+    from algos.report import write_report
+
+    run = run_of(1, returns=[0.0, 5.0], after=5.0)
+    run.env, run.samples = "<b>bold</b>", [("<script>x</script>", "a", "b")]
+    page = write_report(tmp_path, [run], seconds=1.0).read_text()
+    assert "<script>" not in page and "&lt;b&gt;bold" in page
