@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,16 @@ class Descent:
 
     Args:
         parameters: what is trained; those without a gradient of their own (``requires_grad`` False) are left out.
-        steps: how many steps there will be.
-        learning_rate: step size at its highest.
-        warmup: share of the steps in which it rises.
-        weight_decay: of matrices; biases, norms and other vectors do not decay.
-        max_grad_norm: longest gradient; a longer one is scaled down to it.
+        config: its ``learning_rate`` is the step size at its highest, ``warmup`` the share of the steps in which it
+            rises; matrices decay by ``weight_decay``, but no biases, norms and other vectors; a gradient longer than
+            ``max_grad_norm`` is scaled down to it.
+        steps: how many there will be.
 
     Raises:
         ValueError: if nothing can be trained.
     """
 
-    def __init__(
-        self, parameters: Iterator[nn.Parameter], *, steps: int, learning_rate: float, warmup: float,
-        weight_decay: float, max_grad_norm: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, parameters: Iterator[nn.Parameter], config: Any, *, steps: int) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         if not self._parameters:
             raise ValueError(
@@ -43,12 +39,12 @@ class Descent:
                 "model.requires_grad_(True), or train the policy and not its reference"
             )
         groups = [
-            {"params": [p for p in self._parameters if p.dim() > 1], "weight_decay": weight_decay},
+            {"params": [p for p in self._parameters if p.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in self._parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
-        self.learning_rate, self.max_grad_norm = learning_rate, max_grad_norm
-        self._steps, self._rising, self._done = steps, math.ceil(warmup * steps), 0
+        self.config = config
+        self._steps, self._rising, self._done = steps, math.ceil(config.warmup * steps), 0
 
     def step(self) -> Tensor:
         """Step along the gradients that have gathered and clear them; returns their norm before it was cut.
@@ -56,10 +52,10 @@ class Descent:
         Raises:
             FloatingPointError: on a gradient that is not finite.
         """
-        norm = clip_grad_norm_(self._parameters, self.max_grad_norm)
+        norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
         check_finite_gradient(norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate * self._share()
+            group["lr"] = self.config.learning_rate * self._share()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._done += 1

@@ -97,11 +97,7 @@ def sft(
     if config.packing:
         check_packing(lm)
     generator = torch.Generator().manual_seed(config.seed)
-    epoch_steps = -(-len(training) // config.batch_size)
-    descent = Descent(
-        lm.parameters(), steps=config.epochs * epoch_steps, learning_rate=config.learning_rate, warmup=config.warmup,
-        weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm,
-    )  # fmt: skip
+    descent = Descent(lm.parameters(), config, steps=config.epochs * -(-len(training) // config.batch_size))
     history: list[dict[str, float]] = []
     tokens, start = sum(sum(example.learnt) for example in training), time.perf_counter()
     with Logs(run_dir, total_steps=config.epochs * tokens, progress=progress) as logs:

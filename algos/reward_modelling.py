@@ -106,15 +106,18 @@ def train_reward_model(
             f"the model has {model.model.config.num_labels} outputs, expected one, the reward: make it with "
             "num_labels=1"
         )
-    data_rows = read_reward_rows(data, model)
-    training, measured, skipped = _split(
-        data_rows, None if held_out is None else read_reward_rows(held_out, model), config
-    )
-    history = _train(model, training, config, data_rows.kind)
+    rows = read_reward_rows(data, model)
+    given = None if held_out is None else read_reward_rows(held_out, model)
+    training, measured = _split(rows, given, config)
+    history = _train(model, training, config, rows.kind)
     return RewardReport(
-        kind=data_rows.kind, rows=len(training), held_out_rows=len(measured), skipped=skipped, history=history,
-        **_figures(model, measured, data_rows.kind),
-    )  # fmt: skip
+        kind=rows.kind,
+        rows=len(training),
+        held_out_rows=len(measured),
+        skipped=rows.skipped + (0 if given is None else given.skipped),
+        history=history,
+        **_figures(model, measured, rows.kind),
+    )
 
 
 def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
@@ -136,8 +139,8 @@ def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> T
 
 def _split(
     data: RewardRows, given: RewardRows | None, config: RewardModelConfig
-) -> tuple[list[RewardRow], list[RewardRow], int]:
-    """Rows to train on, rows to measure on, and how many have no answer."""
+) -> tuple[list[RewardRow], list[RewardRow]]:
+    """Rows to train on and rows to measure on."""
     if given is None:
         chosen = [row.key < config.held_out_share * 2**64 for row in data.rows]
         measured = [row for row, out in zip(data.rows, chosen, strict=True) if out]
@@ -157,16 +160,13 @@ def _split(
             f"{len(training)} rows are left to train on and {len(measured)} to measure on, expected at least one "
             "each: give more rows, held_out, or another held_out_share"
         )
-    return training, measured, data.skipped + (0 if given is None else given.skipped)
+    return training, measured
 
 
 def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
-    descent = Descent(
-        model.model.parameters(), steps=config.epochs * -(-len(rows) // config.batch_size),
-        learning_rate=config.learning_rate, warmup=config.warmup, weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-    )  # fmt: skip
+    steps = config.epochs * -(-len(rows) // config.batch_size)
+    descent = Descent(model.model.parameters(), config, steps=steps)
     lengths, start = [max(map(len, row.ids)) for row in rows], time.perf_counter()
     history: list[dict[str, float]] = []
     for epoch in range(1, config.epochs + 1):

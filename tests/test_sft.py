@@ -287,9 +287,8 @@ def test_what_cannot_be_trained_is_refused():
 
 def test_the_step_size_rises_and_falls_and_only_matrices_decay():
     matrix, vector = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1))
-    descent = Descent(
-        iter([matrix, vector]), steps=6, learning_rate=0.1, warmup=1 / 3, weight_decay=0.5, max_grad_norm=1.0
-    )
+    config = SFTConfig(learning_rate=0.1, warmup=1 / 3, weight_decay=0.5)
+    descent = Descent(iter([matrix, vector]), config, steps=6)
     sizes, expected = [], 1.0
     for share in (1 / 2, 1, 1, (2 + math.sqrt(2)) / 4, 1 / 2, (2 - math.sqrt(2)) / 4):
         matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
@@ -302,7 +301,7 @@ def test_the_step_size_rises_and_falls_and_only_matrices_decay():
 
 def test_a_long_gradient_is_scaled_down_before_the_step():
     weight = torch.nn.Parameter(torch.zeros(2))
-    descent = Descent(iter([weight]), steps=1, learning_rate=0.1, warmup=0, weight_decay=0, max_grad_norm=1.0)
+    descent = Descent(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
     assert descent.step() == 5
     assert weight.grad is None
