@@ -13,7 +13,7 @@ from test_reward_model import NAMES, make_model
 
 from algos import RewardModelConfig, train_reward_model
 from algos.calibration import expected_calibration_error, spearman
-from algos.reward_modelling import _losses, _pair_figures, _score_figures, bradley_terry_loss
+from algos.reward_modelling import _losses, _pair_figures, _score_figures, _split, bradley_terry_loss
 from algos.reward_rows import read_reward_rows
 from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
 
@@ -164,10 +164,10 @@ def test_a_margin_asks_for_more():
 def test_no_prompt_is_on_both_sides_whatever_its_spacing():
     rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
     rate = judge()
-    keys = {row.key for row in read_reward_rows(rows, rate).rows}
-    assert len(keys) == len(LONG)
-    report = train_reward_model(rate, rows, RewardModelConfig(held_out_share=0.5))
-    assert report.held_out_rows % 4 == 0 and 0.25 < report.held_out_rows / len(rows) < 0.75
+    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_share=0.5))
+    train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
+    assert not train & held_out and len(train) + len(held_out) == len(LONG)
+    assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
     with pytest.raises(ValueError, match="1 prompts of held_out stand in data too"):
         train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
 
