@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL"}
+SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
 """What stands beside the progress bar."""
 
 

@@ -32,7 +32,7 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         ValueError: if there are none, or the tokenizer has no chat template for a chat.
     """
     if is_chat(prompt):
-        ids = list(_encode(render_chat(prompt.content, tokenizer), tokenizer))
+        ids = list(text_ids(render_chat(prompt.content, tokenizer), tokenizer))
     elif isinstance(prompt.content, str):
         ids = _once(list(tokenizer(prompt.content, verbose=False)["input_ids"]), tokenizer)
     else:
@@ -52,11 +52,11 @@ def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
         tokenizer: of the policy.
     """
     if not is_chat(prompt):
-        return _encode(reply, tokenizer)
+        return text_ids(reply, tokenizer)
     system = [message for message in prompt.content[:1] if isinstance(message, dict) and message["role"] == "system"]
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER})
     rendered = render_chat((*chat, {"role": "user", "content": reply}), tokenizer)
-    ids = _encode(rendered.partition(_ANSWER)[2], tokenizer)
+    ids = text_ids(rendered.partition(_ANSWER)[2], tokenizer)
     # The template closes the assistant's message; where the policy has closed it itself, once is enough.
     return ids[1:] if ids and said[-1] == ids[0] else ids
 
@@ -74,7 +74,8 @@ def render_chat(messages: Any, tokenizer: PreTrainedTokenizerBase) -> str:
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {error}") from error
 
 
-def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of what stands inside an episode: without the tokenizer's special tokens."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
 
 

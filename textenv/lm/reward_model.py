@@ -58,13 +58,13 @@ class RewardModel:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1 text")
-        self.model, self.tokenizer = model.eval().requires_grad_(False), copy.deepcopy(tokenizer)
+        self.model, self.tokenizer = model.eval(), copy.deepcopy(tokenizer)
         self.tokenizer.truncation_side = "left"
         self.index = _label_index(model, label)
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds
-        # With fewer rows than ids there is always an id that no row ends with: see `_read_the_last`.
+        # With fewer rows than ids there is always an id that no row ends with: see `logits`.
         self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
         self.max_tokens = _most_tokens(model, tokenizer)
         self._has_warned = False
@@ -88,12 +88,12 @@ class RewardModel:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score answers as a reward function does: prompt and answer as one text, or as one chat."""
-        ids = [self._encode(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
-        return self._score_rows(ids).tolist()
+        ids = [self.encode(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
+        return self.score_rows(ids).tolist()
 
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Score of each text, float32 ``[len(texts)]``."""
-        return self._score_rows([self._encode(text, "") for text in texts])
+        return self.score_rows([self.encode(text, "") for text in texts])
 
     @torch.no_grad()
     def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -105,19 +105,20 @@ class RewardModel:
         rows = [ids[known.bool()].tolist() for ids, known in zip(input_ids, attention_mask, strict=True)]
         if not all(rows):
             raise ValueError(f"row {rows.index([])} has no token that attention_mask marks as real")
-        return self._score_rows(rows)
+        return self.score_rows(rows)
 
     @torch.no_grad()
-    def _score_rows(self, rows: Sequence[list[int]]) -> Tensor:
+    def score_rows(self, rows: Sequence[list[int]]) -> Tensor:
+        """Score of rows of token ids, as `encode` makes them: float32 ``[len(rows)]``."""
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         scores = torch.zeros(len(rows))
         for start in range(0, len(rows), self.batch_size):
             chosen = order[start : start + self.batch_size]
-            scores[chosen] = self._reward_of(self._read_the_last([rows[row] for row in chosen])).cpu()
+            scores[chosen] = self._reward_of(self.logits([rows[row] for row in chosen])).cpu()
         return scores
 
-    def _read_the_last(self, rows: list[list[int]]) -> Tensor:
-        """Logits ``[B, labels]`` of unpadded rows.
+    def logits(self, rows: Sequence[list[int]]) -> Tensor:
+        """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; fewer rows than the model has ids.
 
         Padded on the right, where positions need no care and BERT's first token stays the first, with an id that no
         row ends with, which the model's configuration names as long as this takes.
@@ -132,18 +133,7 @@ class RewardModel:
         with _pad_id(self.model.config.get_text_config(), pad):
             return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
 
-    def _reward_of(self, logits: Tensor) -> Tensor:
-        if self.index is None:
-            return logits[:, 0]
-        if self.model.config.problem_type == "multi_label_classification":
-            logit = logits[:, self.index]
-            return logit if self.log_odds else logit.sigmoid()
-        if not self.log_odds:
-            return logits.softmax(-1)[:, self.index]
-        others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
-        return logits[:, self.index] - others.logsumexp(-1)
-
-    def _encode(self, prompt: Any, completion: Any) -> list[int]:
+    def encode(self, prompt: Any, completion: Any) -> list[int]:
         """Ids of prompt and answer; never none, since a model reads at least one token."""
         is_text = isinstance(prompt, str)
         text = prompt + completion if is_text else self._render([*prompt, *completion])
@@ -156,6 +146,17 @@ class RewardModel:
             ids = list(self.tokenizer(text, truncation=True, max_length=self.max_tokens, **options)["input_ids"])
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.bos_token_id)
         return ids or [next((token for token in known if token is not None), 0)]
+
+    def _reward_of(self, logits: Tensor) -> Tensor:
+        if self.index is None:
+            return logits[:, 0]
+        if self.model.config.problem_type == "multi_label_classification":
+            logit = logits[:, self.index]
+            return logit if self.log_odds else logit.sigmoid()
+        if not self.log_odds:
+            return logits.softmax(-1)[:, self.index]
+        others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
+        return logits[:, self.index] - others.logsumexp(-1)
 
     def _render(self, messages: list[Any]) -> str:
         if not getattr(self.tokenizer, "chat_template", None):

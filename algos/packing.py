@@ -1,0 +1,97 @@
+"""Packing: several examples in one row, none of which sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from algos.examples import Example
+from textenv.lm.model import LanguageModel
+
+
+class TokenRows(NamedTuple):
+    """Examples as tensors, padded on the right."""
+
+    tokens: Tensor
+    """int64 ``[R, L]``."""
+    learnt: Tensor
+    """Bool ``[R, L]``: True on the tokens that the loss is about."""
+    position_ids: Tensor | None
+    """int64 ``[R, L]``, from 0 again in each example of a row; None where every row is one example."""
+
+
+def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]:
+    """Rows of no more than ``max_length`` ids: each example, the longest first, into the first row with room for it.
+
+    Example:
+        >>> sizes = [Example([0] * n, [True] * n) for n in (2, 5, 3, 4)]
+        >>> [[len(example.ids) for example in row] for row in pack(sizes, max_length=7)]
+        [[5, 2], [4, 3]]
+    """
+    rows: list[list[Example]] = []
+    room: list[int] = []
+    for example in sorted(examples, key=lambda example: -len(example.ids)):
+        size = len(example.ids)
+        row = next((row for row, left in enumerate(room) if left >= size), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(max_length)
+        rows[row].append(example)
+        room[row] -= size
+    return rows
+
+
+def token_rows(rows: Sequence[Sequence[Example]], *, lm: LanguageModel) -> TokenRows:
+    """Rows of examples as tensors where the model is; padding is an example of its own, of which nothing is learnt."""
+    pad = next((i for i in (lm.tokenizer.pad_token_id, lm.tokenizer.eos_token_id) if i is not None), 0)
+    width = max(sum(len(example.ids) for example in row) for row in rows)
+    filled = [[*row, _padding(width - sum(len(example.ids) for example in row), pad)] for row in rows]
+    tokens = [[token for example in row for token in example.ids] for row in filled]
+    learnt = [[known for example in row for known in example.learnt] for row in filled]
+    positions = [[place for example in row for place in range(len(example.ids))] for row in filled]
+    several = any(len(row) > 1 for row in rows)
+    return TokenRows(
+        tokens=torch.tensor(tokens, device=lm.device),
+        learnt=torch.tensor(learnt, device=lm.device),
+        position_ids=torch.tensor(positions, device=lm.device) if several else None,
+    )
+
+
+def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
+    """Log-probability of each learnt token after what stands before it in its example: float32 ``[m]``, nats.
+
+    Logits exist at these tokens only, in chunks (`LanguageModel.score_actions`).
+    """
+    # Without a mask `transformers` tells the examples of a row apart by the positions that begin again.
+    apart: dict[str, Any] = {} if rows.position_ids is None else _apart(rows.position_ids)
+    hidden = lm.hidden(rows.tokens, **apart)
+    learnt = rows.learnt[:, 1:]
+    return lm.score_actions(hidden[:, :-1][learnt], action=rows.tokens[:, 1:][learnt], allowed=None)[0]
+
+
+@torch.no_grad()
+def check_packing(lm: LanguageModel) -> None:
+    """Raise a ValueError unless the model keeps apart what stands in one row (models with a recurrent state do not)."""
+    once = torch.arange(4, device=lm.device).unsqueeze(0) % lm.num_tokens
+    alone = lm.hidden(once)
+    try:
+        packed = lm.hidden(torch.cat([once, once], dim=1), **_apart(torch.arange(4, device=lm.device).repeat(1, 2)))
+    except TypeError as error:  # a model without position_ids
+        raise ValueError(_NO_PACKING.format(type(lm.model).__name__, error)) from error
+    gap = (packed[:, 4:] - alone).abs().max().item()
+    if gap > torch.finfo(alone.dtype).eps ** 0.5 * max(1.0, alone.abs().max().item()):
+        raise ValueError(_NO_PACKING.format(type(lm.model).__name__, f"a difference of {gap:.3g}"))
+
+
+_NO_PACKING = "{} does not keep the examples of a packed row apart ({}): set packing=False"
+
+
+def _apart(position_ids: Tensor) -> dict[str, Any]:
+    return {"attention_mask": None, "position_ids": position_ids}
+
+
+def _padding(size: int, pad: int) -> Example:
+    return Example([pad] * size, [False] * size)
