@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from algos.checkpoint import load
     from algos.cnn import CNNPolicy
     from algos.collection import Cursor, collect
+    from algos.critic import Critic
     from algos.evaluation import evaluate
     from algos.lm import LMPolicy
     from algos.lstm import LSTMPolicy
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
     "CNNPolicy": "algos.cnn",
+    "Critic": "algos.critic",
     "Cursor": "algos.collection",
     "LMPolicy": "algos.lm",
     "LSTMPolicy": "algos.lstm",
@@ -30,8 +32,8 @@ _HOMES = {
     "load": "algos.checkpoint",
 }
 __all__ = [
-    "CNNPolicy", "Cursor", "LMPolicy", "LSTMPolicy", "MLPPolicy", "PPO", "PPOConfig", "collect", "evaluate", "load",
-    "presets",
+    "CNNPolicy", "Critic", "Cursor", "LMPolicy", "LSTMPolicy", "MLPPolicy", "PPO", "PPOConfig", "collect", "evaluate",
+    "load", "presets",
 ]  # fmt: skip
 
 

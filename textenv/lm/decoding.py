@@ -122,7 +122,7 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
-        """Logits after each slot's prefix; a slot of length 0 is empty and gets zeros.
+        """Logits after each slot's prefix, float32; a slot of length 0 is empty and gets zeros.
 
         Args:
             tokens: int64 ``[num_slots, max_length]``, right-padded prefixes that extend those seen before.
@@ -135,7 +135,7 @@ class Decoder:
         new = length - self.read
         if (new == 1).all():
             return self._extend(None, tokens, length)
-        out = torch.zeros(self.num_slots, self.lm.num_tokens, dtype=self.lm.model.dtype, device=self.lm.device)
+        out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.lm.device)
         # Rows with one new token and rows with a whole prompt go separately: one must not be padded to the other.
         for rows in (np.flatnonzero(new == 1), np.flatnonzero(new > 1)):
             if len(rows):
@@ -165,7 +165,7 @@ class Decoder:
         self.read[at] = length
         self._last[at] = np.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
         last = torch.from_numpy(new - 1).to(self.lm.device)
-        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]).float()
 
     def _forward(self, rows: np.ndarray | None, fresh: Tensor, positions: Tensor) -> Tensor:
         width = int(positions.max()) + 1
