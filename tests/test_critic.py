@@ -47,6 +47,8 @@ def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
     critic, ids = Critic.from_reward_model(judge), random_ids(4, 11)
     values = critic.values(ids)
     assert values.shape == (4, 11) and values.std() > 0.1
+    assert all(p.requires_grad for p in critic.parameters())
+    assert not any(p.requires_grad for p in judge.model.parameters())
     for stop in (1, 5, 11):
         score = judge.score_ids(ids[:, :stop], torch.ones_like(ids[:, :stop]))
         torch.testing.assert_close(values[:, stop - 1], score, atol=1e-5, rtol=0)
@@ -202,6 +204,8 @@ def test_row_02_dropout_is_off_in_the_critic_too():
     policy, rollout = with_critic(model=model).train(), play(text_env(), ANSWERS)
     first, second = (policy.evaluate(rollout).value for _ in range(2))
     assert torch.equal(first, second) and first.std() > 0.1
+    by_hand, ids = Critic(model.train().transformer, policy.critic.head, policy.lm.tokenizer), random_ids(2, 7)
+    assert torch.equal(by_hand.values(ids), by_hand.values(ids))
 
 
 def test_row_07_a_value_never_sees_what_comes_after_it():
