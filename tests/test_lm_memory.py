@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
-from pitfall_tools import agent_of, gradients, lm_policy, play, random_table, table_model, text_env
+from pitfall_tools import agent_of, gradients, lm_policy, play, random_table, scored, table_model, text_env
 from test_critic import with_critic
 from test_lora import adapted
 
@@ -165,6 +165,34 @@ def test_a_forward_that_others_put_on_a_layer_is_kept():
 def test_a_model_that_does_not_mark_its_layers_is_refused():
     with pytest.raises(ValueError, match="has no GradientCheckpointingLayer"):
         LMPolicy(table_model(random_table()), make_tokenizer(WORDS), gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("micro", [1, 2, None])
+def test_row_18_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointing_together(micro):
+    """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
+    policy = with_critic(model=adapted("llama"), gradient_checkpointing=True)
+    env = text_env()
+    env.task.scores = [2.0, -1.0, 1.0]
+    rollout = scored(play(env, [(7,), (5, 1, 7), (3, 3, 3, 3, 3)]), policy)
+    options = dict(micro_batch_size=micro, whiten_advantages=False, entropy_coefficient=0.03, value_coefficient=0.4)
+    agent_of(env, policy, **options).update(rollout)
+    found, loss = gradients(policy), 0.0
+    policy.zero_grad()
+    for row in range(3):
+        mask = rollout["mask"][row]
+        stop = int(mask.nonzero().max()) + 1
+        ids, action = rollout["observation"][row : row + 1, :stop], rollout["action"][row][mask]
+        every = policy.lm.model(ids).logits[0].log_softmax(-1)[mask[:stop]]
+        value = policy.critic.head(policy.critic.trunk(ids).last_hidden_state[0, mask[:stop]])[:, 0]
+        error = (value - rollout["value_target"][row][mask]).square()
+        gain = rollout["advantage"][row][mask] * every.gather(1, action[:, None])[:, 0]
+        loss = loss + (0.2 * error - gain + 0.03 * (every.exp() * every).sum(-1)).sum() / 9
+    loss.backward()
+    expected = gradients(policy)
+    assert found.keys() == expected.keys()
+    assert any("lora" in name for name in found) and any(name.startswith("critic.trunk") for name in found)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
 # --- autocast --------------------------------------------------------------------------------------------------------
