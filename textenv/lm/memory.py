@@ -27,13 +27,13 @@ def trunk_output(
         inputs: of the model's own forward.
     """
     checkpointed = gradient_checkpointing and torch.is_grad_enabled()
-    with precision(trunk.device, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
+    with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
         return trunk(**inputs).last_hidden_state
 
 
-def precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
     """Within it matrix products are computed in that dtype, of weights that keep their own; None changes nothing."""
-    return nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast)
+    return nullcontext() if autocast is None else torch.autocast(model.device.type, dtype=autocast)
 
 
 @contextmanager

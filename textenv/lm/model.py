@@ -131,7 +131,7 @@ class LanguageModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
         finish = _logit_finish(self.model.config)
-        with precision(self.device, self.autocast):
+        with precision(self.model, self.autocast):
             return finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
 
     def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
@@ -250,7 +250,7 @@ class LanguageModel(nn.Module):
     def _check_head(self) -> None:
         """Output layer over trunk must be the model's own logits, or every log-probability would be wrong."""
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
-        with precision(self.device, self.autocast):
+        with precision(self.model, self.autocast):
             own = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, :, : self.num_tokens]
         ours = self.logits(self.hidden(tokens)[0])
         gap = (own - ours).abs().max().item()
