@@ -7,29 +7,53 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from algos import presets
+    from algos.a2c import A2C, A2CConfig
+    from algos.agent import Agent
     from algos.checkpoint import load
     from algos.cnn import CNNPolicy
     from algos.collection import Cursor, collect
+    from algos.critic import Critic
+    from algos.dqn import DQN, DQNConfig
     from algos.evaluation import evaluate
     from algos.fine_tuning import SFTConfig, sft
+    from algos.grpo import GRPO, GRPOConfig
     from algos.lm import LMPolicy
     from algos.lstm import LSTMPolicy
     from algos.mlp import MLPPolicy
     from algos.ppo import PPO, PPOConfig
+    from algos.q_network import QPolicy
+    from algos.reinforce import REINFORCE, REINFORCEConfig
     from algos.reward_modelling import RewardModelConfig, train_reward_model
+    from algos.rloo import RLOO, RLOOConfig
     from algos.text_stream import TextLoss
+    from algos.trpo import TRPO, TRPOConfig
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.
 _HOMES = {
+    "A2C": "algos.a2c",
+    "A2CConfig": "algos.a2c",
+    "Agent": "algos.agent",
     "CNNPolicy": "algos.cnn",
+    "Critic": "algos.critic",
     "Cursor": "algos.collection",
+    "DQN": "algos.dqn",
+    "DQNConfig": "algos.dqn",
+    "GRPO": "algos.grpo",
+    "GRPOConfig": "algos.grpo",
     "LMPolicy": "algos.lm",
     "LSTMPolicy": "algos.lstm",
     "MLPPolicy": "algos.mlp",
     "PPO": "algos.ppo",
     "PPOConfig": "algos.ppo",
+    "QPolicy": "algos.q_network",
+    "REINFORCE": "algos.reinforce",
+    "REINFORCEConfig": "algos.reinforce",
+    "RLOO": "algos.rloo",
+    "RLOOConfig": "algos.rloo",
     "RewardModelConfig": "algos.reward_modelling",
     "SFTConfig": "algos.fine_tuning",
+    "TRPO": "algos.trpo",
+    "TRPOConfig": "algos.trpo",
     "TextLoss": "algos.text_stream",
     "collect": "algos.collection",
     "evaluate": "algos.evaluation",
@@ -38,8 +62,10 @@ _HOMES = {
     "train_reward_model": "algos.reward_modelling",
 }
 __all__ = [
-    "CNNPolicy", "Cursor", "LMPolicy", "LSTMPolicy", "MLPPolicy", "PPO", "PPOConfig", "RewardModelConfig",
-    "SFTConfig", "TextLoss", "collect", "evaluate", "load", "presets", "sft", "train_reward_model",
+    "A2C", "A2CConfig", "Agent", "CNNPolicy", "Critic", "Cursor", "DQN", "DQNConfig", "GRPO", "GRPOConfig", "LMPolicy",
+    "LSTMPolicy", "MLPPolicy", "PPO", "PPOConfig", "QPolicy", "REINFORCE", "REINFORCEConfig", "RLOO", "RLOOConfig",
+    "RewardModelConfig", "SFTConfig", "TRPO", "TRPOConfig", "TextLoss", "collect", "evaluate", "load", "presets", "sft",
+    "train_reward_model",
 ]  # fmt: skip
 
 

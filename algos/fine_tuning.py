@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algos.supervised import Descent, dropout_on, length_buckets
 from algos.examples import Example, read_example
 from algos.invariants import check_range
 from algos.lm import LMPolicy
 from algos.logs import Logs
 from algos.packing import TokenRows, check_packing, learnt_log_probs, pack, token_rows
+from algos.supervised import Descent, dropout_on, length_buckets
 from textenv.lm.model import LanguageModel
 
 

@@ -41,6 +41,12 @@ def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
+def scoring_dtype(policy: Any) -> torch.dtype:
+    """What a policy computes log-probabilities in: the dtype of its autocast if it has one, else of its weights."""
+    autocast = getattr(policy, "autocast", None)
+    return coarsest_dtype(policy.parameters()) if autocast is None else autocast
+
+
 def check_ratio_is_one(log_ratio: Tensor, *, dtype: torch.dtype) -> None:
     """Before the first step of an update the policy is the one that acted, so every ratio is 1.
 

@@ -11,37 +11,47 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.critic import HEAD, Critic, fresh_head
 from algos.policy import Observation, Step
 from textenv.lm.adapters import save_model
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, no_progress_bars
 from textenv.lm.model import LanguageModel
+from textenv.lm.reward_model import RewardModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.rollout import Evaluation, following, sequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+CRITIC = "critic"
+"""Folder of the critic inside that of a saved policy."""
+
 
 class LMPolicy(nn.Module):
     """Any decoder-only model as a recurrent policy: its cache is the hidden state, the prefix is the state.
 
-    The value head is one linear layer on the model's trunk, zero at the start, so that it adds no noise to the
-    first advantages; it computes in fp32 whatever the model's dtype.
+    The value is that of a linear head on the model's trunk, zero at the start and computed in fp32 whatever the model's
+    dtype, or of a critic with a trunk of its own.
 
     Args:
         model: a decoder-only `transformers` model; the policy trains it in place, or only the adapters inside its
             layers where it is a `peft` model.
         tokenizer: its tokenizer.
         temperature: one for acting and scoring; a reference made by `reference` has it too.
-        detach_value: True keeps the value's gradient out of the trunk.
+        critic: a value model instead of the head on the trunk. It is trained too, and saves memory by the two options
+            below as the policy does.
+        detach_value: True keeps the value's gradient out of the shared trunk.
+        gradient_checkpointing: compute activations again in the backward pass (`LanguageModel`).
+        autocast: ``torch.bfloat16`` computes in it, of float32 weights, in acting and scoring alike (`LanguageModel`).
         top_k: sample from that many most probable tokens only. For generation: a policy that samples so cannot be
             trained, for its probabilities would be those of a support that moves with its weights.
         top_p: sample from the fewest tokens whose probabilities reach this, > 0 and <= 1; likewise.
         seed: of the sampled tokens.
 
     Raises:
-        ValueError: as `LanguageModel` does, and on a ``top_k`` or ``top_p`` that is out of range.
+        ValueError: as `LanguageModel` does, on a ``top_k`` or ``top_p`` that is out of range, and on a critic of other
+            tokens or beside ``detach_value``.
 
     Example:
         >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
@@ -55,7 +65,10 @@ class LMPolicy(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         *,
         temperature: float = 1.0,
+        critic: Critic | None = None,
         detach_value: bool = False,
+        gradient_checkpointing: bool = False,
+        autocast: torch.dtype | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
@@ -65,26 +78,58 @@ class LMPolicy(nn.Module):
             raise ValueError(f"top_k is {top_k}, expected at least 1, or None for all tokens")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"top_p is {top_p}, expected a probability above 0, or None for all tokens")
+        if critic is not None and detach_value:
+            raise ValueError(
+                "detach_value is for the head on the policy's trunk, and a critic has its own: leave it out"
+            )
         self.top_k, self.top_p = top_k, top_p
-        self.lm = LanguageModel(model, tokenizer, temperature=temperature)
-        self.detach_value = detach_value
-        self.value_head = nn.Linear(self.lm.hidden_size, 1, device=self.lm.device, dtype=torch.float32)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.lm = LanguageModel(
+            model,
+            tokenizer,
+            temperature=temperature,
+            gradient_checkpointing=gradient_checkpointing,
+            autocast=autocast,
+        )
+        self.detach_value, self.critic = detach_value, critic
+        if critic is None:
+            self.value_head = fresh_head(self.lm.hidden_size, self.lm.device)
+        else:
+            critic.compute_like(self.lm)
         self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
         self._decoder: Decoder | None = None
 
     @classmethod
-    def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LMPolicy:
+    def load(
+        cls,
+        name: str | Path = EMBEDDED,
+        *,
+        dtype: torch.dtype | None = None,
+        critic: Critic | str | Path | None = None,
+        **options: Any,
+    ) -> LMPolicy:
         """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
 
-        A saved policy comes back with its value head. The options are those of the constructor.
+        A saved policy comes back with its value head or its critic.
+
+        Args:
+            name: the model.
+            dtype: of the weights.
+            critic: as in the constructor, ``"copy"`` to begin as a copy of the model, or a reward model's folder or hub
+                name (`Critic.from_reward_model`).
+            options: those of the constructor.
         """
         lm = LanguageModel.load(name, dtype=dtype)
-        saved = Path(name) / "value_head.safetensors"
-        if not saved.is_file():
-            return cls(lm.model, lm.tokenizer, **options)
-        return cls._restore(lm, saved, options)
+        critic = _critic(critic, lm)
+        saved = [folder / HEAD for folder in (Path(name) / CRITIC, Path(name)) if (folder / HEAD).is_file()]
+        if not saved:
+            return cls(lm.model, lm.tokenizer, critic=critic, **options)
+        if critic is None and saved[0].parent != Path(name):
+            critic = Critic.load(saved[0].parent, lm.tokenizer, dtype=dtype)
+        weights, saved_options = _read_head(saved[0])
+        policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
+        if critic is None:
+            policy.value_head.load_state_dict(weights)
+        return policy
 
     @property
     def num_actions(self) -> int:
@@ -100,6 +145,11 @@ class LMPolicy(nn.Module):
     def temperature(self) -> float:
         """What divides the logits, in acting and scoring."""
         return self.lm.temperature
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """What trunk and logits are computed in, in acting and scoring; None is the dtype of the weights."""
+        return self.lm.autocast
 
     def reference(self) -> LanguageModel:
         """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
@@ -124,9 +174,11 @@ class LMPolicy(nn.Module):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits exist only at the True entries."""
-        hidden = self.lm.hidden(rollout["observation"])
+        tokens = rollout["observation"]
+        hidden = self.lm.hidden(tokens)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
-        return Evaluation(log_prob, entropy, self._value(hidden))
+        value = self._value(hidden) if self.critic is None else self.critic.values(tokens)
+        return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | LMPolicy) -> Tensor:
         """See `Policy.divergence`; the other is a language model, or another policy of this kind."""
@@ -135,7 +187,8 @@ class LMPolicy(nn.Module):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        value = self._value(self.lm.hidden(sequences(rollout)))
+        tokens = sequences(rollout)
+        value = self._value(self.lm.hidden(tokens)) if self.critic is None else self.critic.values(tokens)
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 
@@ -143,7 +196,7 @@ class LMPolicy(nn.Module):
         """Nothing is normalised."""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`. The folder is a plain `transformers` folder with a value head beside it.
+        """See `Policy.save`. The folder is a plain `transformers` folder with a value head, or ``critic/``, beside it.
 
         Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.adapters`).
         """
@@ -152,23 +205,39 @@ class LMPolicy(nn.Module):
         with no_progress_bars():
             save_model(self.lm.model, folder)
         self.lm.tokenizer.save_pretrained(folder)
-        options = {"temperature": self.temperature, "detach_value": self.detach_value}
-        save_file(
-            self.value_head.state_dict(), folder / "value_head.safetensors", metadata={"options": json.dumps(options)}
-        )
+        options = {
+            "temperature": self.temperature,
+            "detach_value": self.detach_value,
+            "gradient_checkpointing": self.lm.gradient_checkpointing,
+            "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+        }
+        metadata = {"options": json.dumps(options)}
+        if self.critic is None:
+            save_file(self.value_head.state_dict(), folder / HEAD, metadata=metadata)
+        else:
+            self.critic.save(folder / CRITIC, metadata=metadata)
         return {}
-
-    @classmethod
-    def _restore(cls, lm: LanguageModel, saved: Path, options: dict[str, Any]) -> LMPolicy:
-        from safetensors import safe_open
-
-        with safe_open(saved, framework="pt") as file:
-            options = json.loads(file.metadata()["options"]) | options
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        policy = cls(lm.model, lm.tokenizer, **options)
-        policy.value_head.load_state_dict(weights)
-        return policy
 
     def _value(self, hidden: Tensor) -> Tensor:
         hidden = hidden.detach() if self.detach_value else hidden
         return self.value_head(hidden.float()).squeeze(-1)
+
+
+def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
+    if choice == "copy":
+        return Critic.from_language_model(lm)
+    if isinstance(choice, (str, Path)):
+        return Critic.from_reward_model(RewardModel.load(choice))
+    return choice
+
+
+def _read_head(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights of a saved value head, and the policy's options beside them."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        options = json.loads(file.metadata()["options"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if options.get("autocast") is not None:
+        options["autocast"] = getattr(torch, options["autocast"])
+    return weights, options

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from algos.calibration import expected_calibration_error, spearman
-from algos.supervised import Descent, dropout_on, length_buckets
 from algos.invariants import check_range
 from algos.reward_rows import Kind, RewardRow, RewardRows, read_reward_rows
+from algos.supervised import Descent, dropout_on, length_buckets
 from textenv.lm.reward_model import RewardModel
 
 SUREST = 0.99

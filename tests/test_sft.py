@@ -11,10 +11,10 @@ from test_lm_runtime import make_bloom, make_mistral
 from test_lora import lora_policy
 
 from algos import LMPolicy, SFTConfig, sft
-from algos.supervised import Descent, length_buckets
 from algos.examples import Example, read_example
 from algos.fine_tuning import _add_gradient
 from algos.packing import check_packing, learnt_log_probs, pack, token_rows
+from algos.supervised import Descent, length_buckets
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
 EOS = WORDS.index("<eos>")

@@ -174,7 +174,8 @@ def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
     if not _same_weights(own, other):
         return
     worst = log_ratio.abs().max().item()
-    tolerance = 1e-3 if next(own.parameters()).dtype == torch.float32 else 0.1
+    computed_in = getattr(own, "autocast", None) or next(own.parameters()).dtype
+    tolerance = 1e-3 if computed_in == torch.float32 else 0.1
     if not worst <= tolerance:
         raise ValueError(
             f"policy and reference have the same weights, yet their log-probabilities differ by up to {worst:.3g} nats "

@@ -35,6 +35,13 @@ def check_adapter(model: Any) -> None:
         )
 
 
+def merged_trunk(model: Any) -> PreTrainedModel:
+    """A copy of the model without its output layer, with the adapters worked into its weights."""
+    if _is_adapted(model):
+        return copy.deepcopy(model).merge_and_unload().base_model
+    return copy.deepcopy(model.base_model)
+
+
 def save_model(model: Any, folder: Path) -> None:
     """Write a model, or only its adapter.
 

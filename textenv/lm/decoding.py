@@ -122,7 +122,7 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
-        """Logits after each slot's prefix; a slot of length 0 is empty and gets zeros.
+        """Logits after each slot's prefix, float32; a slot of length 0 is empty and gets zeros.
 
         Args:
             tokens: int64 ``[num_slots, max_length]``, right-padded prefixes that extend those seen before.
@@ -133,14 +133,29 @@ class Decoder:
         """
         self._forget_other_texts(tokens, length)
         new = length - self.read
-        if (new == 1).all():
-            return self._extend(None, tokens, length)
-        out = torch.zeros(self.num_slots, self.lm.num_tokens, dtype=self.lm.model.dtype, device=self.lm.device)
         # Rows with one new token and rows with a whole prompt go separately: one must not be padded to the other.
-        for rows in (np.flatnonzero(new == 1), np.flatnonzero(new > 1)):
+        one, several = np.flatnonzero(new == 1), np.flatnonzero(new > 1)
+        if len(one) == self.num_slots:
+            return self._extend(None, tokens, length)
+        out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.lm.device)
+        if self.cached and 2 * len(one) >= self.num_slots:
+            out[torch.from_numpy(one).to(out.device)] = self._extend_most(tokens, one)
+            one = one[:0]
+        for rows in (one, several):
             if len(rows):
                 out[torch.from_numpy(rows).to(out.device)] = self._extend(rows, tokens[rows], length[rows])
         return out
+
+    def _extend_most(self, tokens: np.ndarray, rows: np.ndarray) -> Tensor:
+        """`_extend` by one token in most slots, in all at once: to copy these rows out of the cache would cost more.
+
+        The others are read along, and forgotten again: what is written there is not looked at before it is overwritten.
+        """
+        read = self.read.copy()
+        logits = self._extend(None, tokens, read + 1)
+        read[rows] += 1
+        self.read[:] = read
+        return logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Start again where the prefix does not go on from what was read (asked twice, or a new text)."""
@@ -158,14 +173,14 @@ class Decoder:
         columns = np.minimum(positions, tokens.shape[1] - 1)
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.lm.device)
         if self.cached:
-            hidden = self._forward(rows, fresh, torch.from_numpy(columns).to(self.lm.device))
+            hidden = self._forward(rows, fresh, torch.from_numpy(columns).to(fresh.device))
         else:
             hidden = self.lm.hidden(fresh)
         at = slice(None) if rows is None else rows
         self.read[at] = length
         self._last[at] = np.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
-        last = torch.from_numpy(new - 1).to(self.lm.device)
-        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        last = torch.from_numpy(new - 1).to(fresh.device)
+        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]).float()
 
     def _forward(self, rows: np.ndarray | None, fresh: Tensor, positions: Tensor) -> Tensor:
         width = int(positions.max()) + 1

@@ -36,6 +36,7 @@ class FrozenLanguageModel(LanguageModel):
         self._live: _Methods
         self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
         self.tokenizer, self.temperature, self.num_tokens = lm.tokenizer, lm.temperature, lm.num_tokens
+        self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)
         self.initial = nn.ParameterList(nn.Parameter(p.detach().clone(), False) for p in trained.values())

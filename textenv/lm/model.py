@@ -21,6 +21,7 @@ from textenv.lm.loading import (
     load_tokenizer,
     vocabulary_size,
 )
+from textenv.lm.memory import check_memory_options, precision, trunk_output
 from textenv.lm.sampling import restrict
 from textenv.rollout import Allowed, Evaluation, allowed_tokens
 
@@ -41,35 +42,50 @@ class LanguageModel(nn.Module):
         model: a decoder-only `transformers` model, with adapters inside its layers or without (`peft`).
         tokenizer: its tokenizer; logits beyond the tokenizer's ids are cut off everywhere.
         temperature: divides the logits wherever they are used, in sampling and scoring alike; > 0.
+        gradient_checkpointing: compute what is inside the layers again in the backward pass rather than keep it.
+        autocast: ``torch.bfloat16`` computes trunk and logits in it, wherever they are used, while the weights keep
+            their dtype (float32 if they train) and log-probabilities are float32; None computes in that of the weights.
 
     Raises:
         ValueError: on an encoder-decoder model, a tokenizer with ids beyond the model's vocabulary, a model whose
-            logits are not its output layer applied to its trunk, or a temperature that is not positive.
+            logits are not its output layer applied to its trunk, a temperature that is not positive, a model whose
+            layers cannot be checkpointed, or another dtype of autocast.
 
     Example:
         >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        temperature: float = 1.0,
+        gradient_checkpointing: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
         if model.config.is_encoder_decoder:
             raise ValueError(encoder_decoder_message(model.config.name_or_path or type(model).__name__))
         check_adapter(model)
+        check_memory_options(plain_model(model), gradient_checkpointing=gradient_checkpointing, autocast=autocast)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.temperature = temperature
+        self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
         _check_vocabulary(self.num_tokens, model)
         self._check_head()
 
     @classmethod
-    def load(
-        cls, name: str | Path = EMBEDDED, *, temperature: float = 1.0, dtype: torch.dtype | None = None
-    ) -> LanguageModel:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise."""
-        return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), temperature=temperature)
+    def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
+
+        The options are those of the constructor.
+        """
+        return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:
         """Stay in evaluation mode: dropout while scoring would make every ratio noise."""
@@ -104,12 +120,19 @@ class LanguageModel(nn.Module):
 
     def trunk(self, **inputs: Any) -> Tensor:
         """The model without its output layer, with the arguments of its own forward; the last hidden state."""
-        return plain_model(self.model).base_model(**inputs).last_hidden_state
+        base: Any = plain_model(self.model).base_model
+        return trunk_output(
+            base,
+            gradient_checkpointing=self.gradient_checkpointing,
+            autocast=self.autocast,
+            **inputs,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
         finish = _logit_finish(self.model.config)
-        return finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
+        with precision(self.model, self.autocast):
+            return finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
 
     def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
         """A decoder with a cache for that many slots."""
@@ -227,7 +250,8 @@ class LanguageModel(nn.Module):
     def _check_head(self) -> None:
         """Output layer over trunk must be the model's own logits, or every log-probability would be wrong."""
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
-        own = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, :, : self.num_tokens]
+        with precision(self.model, self.autocast):
+            own = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, :, : self.num_tokens]
         ours = self.logits(self.hidden(tokens)[0])
         gap = (own - ours).abs().max().item()
         if gap > 1e-3 * max(1.0, own.abs().max().item()):

@@ -1,0 +1,87 @@
+"""Forward passes that take less memory: activations computed again in the backward pass, and autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def trunk_output(
+    trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None, **inputs: Any
+) -> Tensor:
+    """Last hidden state of a model without output layer, ``[B, L, hidden size]``.
+
+    Args:
+        trunk: the model.
+        gradient_checkpointing: see `check_memory_options`; without a gradient nothing is kept anyway, and caches work.
+        autocast: likewise.
+        inputs: of the model's own forward.
+    """
+    checkpointed = gradient_checkpointing and torch.is_grad_enabled()
+    with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
+        return trunk(**inputs).last_hidden_state
+
+
+def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Within it matrix products are computed in that dtype, of weights that keep their own; None changes nothing."""
+    return nullcontext() if autocast is None else torch.autocast(model.device.type, dtype=autocast)
+
+
+@contextmanager
+def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
+    """Within it the layers of a forward pass keep their inputs alone for the backward pass (Chen et al. 2016).
+
+    `transformers` checkpoints only layers in training mode, where some of them (OPT) switch their dropout on. Here the
+    layers stay in evaluation mode.
+    """
+    layers = _layers(trunk)
+    before = [vars(layer).get("forward") for layer in layers]  # what hooks of others put there, if they did
+    for layer in layers:
+        again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = again
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
+    """Refuse what a model cannot save.
+
+    Args:
+        trunk: the model.
+        gradient_checkpointing: compute activations inside the layers again in the backward pass.
+        autocast: dtype of the matrix products, or None for that of the weights.
+
+    Raises:
+        ValueError: if gradients are to be checkpointed in a model that does not say where its layers are, or if the
+            dtype of autocast is not bfloat16.
+    """
+    if gradient_checkpointing and not _layers(trunk):
+        raise ValueError(
+            f"gradient_checkpointing is True, but {type(trunk).__name__} has no GradientCheckpointingLayer: leave it "
+            "out, and lower micro_batch_size where memory is short"
+        )
+    if autocast not in (None, torch.bfloat16):
+        raise ValueError(
+            f"autocast is {autocast}, expected torch.bfloat16 or None: the gradients of float16 vanish without a "
+            "scaled loss, and float32 is what the weights are in"
+        )
+
+
+def _layers(trunk: nn.Module) -> list[nn.Module]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in trunk.modules() if isinstance(module, GradientCheckpointingLayer)]
