@@ -317,6 +317,7 @@ def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, s
     lengths = mask.sum(1)
     assert ended.int().argmax(1).tolist() == (lengths - 1).tolist() and lengths.max() == rollout.shape[1]
     assert rollout["is_init"].sum() == episodes and rollout["is_init"][:, 0].all()
+    assert (rollout["reward"] == mask).all()
     assert torch.equal(episode_returns(rollout), lengths.float())
     start = rollout["observation"][:, 0].view(episodes // size, size, -1)
     assert (start == start[:, :1]).all() and len(start[:, 0].unique(dim=0)) == episodes // size
@@ -326,6 +327,15 @@ def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, s
         torch.testing.assert_close(replayed(entry), entry["next_observation"], atol=1e-5, rtol=0)
     inside = mask[:, 1:]
     assert torch.equal(rollout["next_observation"][:, :-1][inside], rollout["observation"][:, 1:][inside])
+
+
+@MODES
+def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
+    """The second slot has one episode to play, and meets the limit again while the first plays its second."""
+    env = cartpole(2, mode, max_episode_steps=9)
+    rollout = collect(env, mlp_for(env), episodes=3, cursor=Cursor(seed=0))
+    assert (rollout["terminated"].sum() + rollout["truncated"].sum()) == 3 and not rollout["mask"].all()
+    assert (rollout["reward"] == rollout["mask"]).all()
 
 
 @MODES
