@@ -72,8 +72,10 @@ def collect(
     """
     if (steps is None) == (episodes is None):
         raise ValueError(f"steps is {steps} and episodes is {episodes}: give exactly one of them")
-    if group_size > 1 and (episodes is None or episodes % group_size):
-        raise ValueError(f"group_size is {group_size}, episodes {episodes}: give a number of episodes that it divides")
+    if group_size != 1 and (group_size < 1 or episodes is None or episodes % group_size):
+        raise ValueError(
+            f"group_size is {group_size}, episodes {episodes}: give a size of at least 1 that divides them"
+        )
     cursor = Cursor() if cursor is None else cursor
     if is_episode_env(env):
         if episodes is None:

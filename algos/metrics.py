@@ -109,8 +109,11 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
 
 def group_metrics(rollout: TensorDict) -> dict[str, float]:
     """How many rows are silent: they have steps, but their group's episodes all earned the same."""
-    has_steps = rollout["mask"].any(dim=1)
-    return {"rollout/silent_rows": int((has_steps & ~rollout["advantage"].any(dim=1)).sum())}
+    names, place = rollout["group"][:, 0].unique(return_inverse=True)
+    # One row alone may have earned just what it was compared with, so the whole group is asked.
+    heard = rollout["advantage"].any(dim=1).int()
+    heard_in_group = heard.new_zeros(len(names)).index_add_(0, place, heard)[place] > 0
+    return {"rollout/silent_rows": int((rollout["mask"].any(dim=1) & ~heard_in_group).sum())}
 
 
 def explained_variance(*, value: Tensor, value_target: Tensor, mask: Tensor) -> float:

@@ -94,9 +94,11 @@ class TRPO(Agent):
         add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
         if config.whiten_advantages:
             rollout["advantage"] = whiten(rollout["advantage"], mask=rollout["mask"])
-        rows = rollout[rollout["mask"].any(dim=1)]
+        mask = rollout["mask"]
+        # Single steps leave behind what the mask leaves out, like minibatches.
+        units = rollout[mask.any(dim=1) if self.policy.sequential else mask]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
-            metrics = self._improve(rows) if len(rows) else {}
+            metrics = self._improve(units) if len(units) else {}
         return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
 
     def _improve(self, rollout: TensorDict) -> Metrics:
@@ -122,7 +124,8 @@ class TRPO(Agent):
         return (ratios.exp() * rollout["advantage"] * token_mean(mask=rollout["mask"])).sum()
 
     def _kl(self, rollout: TensorDict, old: object) -> Tensor:
-        return (self.policy.divergence(rollout, old) * token_mean(mask=rollout["mask"])).sum()
+        kl = torch.where(rollout["mask"], self.policy.divergence(rollout, old), 0.0)
+        return (kl * token_mean(mask=rollout["mask"])).sum()
 
     def _curvature(self, rollout: TensorDict, old: object) -> Callable[[Tensor], Tensor]:
         """The product of a vector with the KL's second derivative at the old policy, the Fisher matrix; damped."""
@@ -167,8 +170,9 @@ class TRPO(Agent):
         evaluation = self.policy.evaluate(batch)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
         error = value_loss(value=evaluation.value, value_target=batch["value_target"], mask=batch["mask"])
-        loss, totals = add_up({"value/loss": Term(1.0, error)}, weight=batch["weight"], share=batch["share"])
-        return loss, totals | {"policy/entropy": (evaluation.entropy.detach() * batch["share"]).sum()}
+        entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
+        terms = {"value/loss": Term(1.0, error), "policy/entropy": Term(0.0, entropy)}
+        return add_up(terms, weight=batch["weight"], share=batch["share"])
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
