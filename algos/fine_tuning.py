@@ -18,7 +18,7 @@ from algos.invariants import check_range
 from algos.lm import LMPolicy
 from algos.logs import Logs
 from algos.packing import TokenRows, check_packing, learnt_log_probs, pack, token_rows
-from algos.supervised import Descent, dropout_on, length_buckets
+from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.model import LanguageModel
 
 
@@ -97,7 +97,7 @@ def sft(
     if config.packing:
         check_packing(lm)
     generator = torch.Generator().manual_seed(config.seed)
-    descent = Descent(lm.parameters(), config, steps=config.epochs * -(-len(training) // config.batch_size))
+    descent = CosineDescent(lm.parameters(), config, steps=config.epochs * -(-len(training) // config.batch_size))
     history: list[dict[str, float]] = []
     tokens, start = sum(sum(example.learnt) for example in training), time.perf_counter()
     with Logs(run_dir, total_steps=config.epochs * tokens, progress=progress) as logs:
@@ -149,7 +149,7 @@ def _read_all(examples: Sequence[Any], lm: LanguageModel, config: SFTConfig, nam
 
 
 def _epoch(
-    lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: Descent, generator: torch.Generator
+    lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineDescent, generator: torch.Generator
 ) -> dict[str, float]:
     """Every example once; the mean loss a token while learning, and the mean norm of the gradients."""
     losses, norms, count = [], [], 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from algos.advantages import discounted_returns, gae, whiten
 from algos.config import ActorCriticConfig, PolicyGradientConfig
 from algos.descent import Term, Terms, Totals, add_up
-from algos.invariants import check_ratio_is_one, coarsest_dtype
+from algos.invariants import check_ratio_is_one, scoring_dtype
 from algos.learning import Penalty
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.metrics import sampler_gap
@@ -105,7 +105,7 @@ def log_ratios(part: TensorDict, *, log_prob: Tensor, policy: Policy, first: boo
     """
     found = log_ratio(log_prob=log_prob, old_log_prob=part["log_prob"], mask=part["mask"])
     if first:
-        check_ratio_is_one(found, dtype=coarsest_dtype(policy.parameters()))
+        check_ratio_is_one(found, dtype=scoring_dtype(policy))
     return found
 
 

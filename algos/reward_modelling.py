@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from algos.calibration import expected_calibration_error, spearman
 from algos.invariants import check_range
 from algos.reward_rows import Kind, RewardRow, RewardRows, read_reward_rows
-from algos.supervised import Descent, dropout_on, length_buckets
+from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.reward_model import RewardModel
 
 SUREST = 0.99
@@ -166,7 +166,7 @@ def _split(
 def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
     steps = config.epochs * -(-len(rows) // config.batch_size)
-    descent = Descent(model.model.parameters(), config, steps=steps)
+    descent = CosineDescent(model.model.parameters(), config, steps=steps)
     lengths, start = [max(map(len, row.ids)) for row in rows], time.perf_counter()
     history: list[dict[str, float]] = []
     for epoch in range(1, config.epochs + 1):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Descent:
+class CosineDescent:
     """AdamW (Loshchilov and Hutter 2019) whose step size rises linearly, then falls to 0 on a half cosine.
 
     Args:

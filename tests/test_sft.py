@@ -14,7 +14,7 @@ from algos import LMPolicy, SFTConfig, sft
 from algos.examples import Example, read_example
 from algos.fine_tuning import _add_gradient
 from algos.packing import check_packing, learnt_log_probs, pack, token_rows
-from algos.supervised import Descent, length_buckets
+from algos.supervised import CosineDescent, length_buckets
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
 EOS = WORDS.index("<eos>")
@@ -288,7 +288,7 @@ def test_what_cannot_be_trained_is_refused():
 def test_the_step_size_rises_and_falls_and_only_matrices_decay():
     matrix, vector = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1))
     config = SFTConfig(learning_rate=0.1, warmup=1 / 3, weight_decay=0.5)
-    descent = Descent(iter([matrix, vector]), config, steps=6)
+    descent = CosineDescent(iter([matrix, vector]), config, steps=6)
     sizes, expected = [], 1.0
     for share in (1 / 2, 1, 1, (2 + math.sqrt(2)) / 4, 1 / 2, (2 - math.sqrt(2)) / 4):
         matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
@@ -301,7 +301,7 @@ def test_the_step_size_rises_and_falls_and_only_matrices_decay():
 
 def test_a_long_gradient_is_scaled_down_before_the_step():
     weight = torch.nn.Parameter(torch.zeros(2))
-    descent = Descent(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
+    descent = CosineDescent(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
     assert descent.step() == 5
     assert weight.grad is None
