@@ -76,7 +76,7 @@ def make_policy(
             )
         from algos.lm import LMPolicy
 
-        return _construct(LMPolicy.load, model, seed=seed, **options)
+        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options))
     observation_space, action_space = env.single_observation_space, env.single_action_space
     if policy == "auto":
         from algos.cnn import is_image
@@ -93,6 +93,17 @@ _POLICIES = {
     "mlp": "algos.mlp:MLPPolicy", "cnn": "algos.cnn:CNNPolicy", "lstm": "algos.lstm:LSTMPolicy",
     "q": "algos.q_network:QPolicy",
 }  # fmt: skip
+
+
+def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a language model in which dtypes may stand by name, as on a command line."""
+    import torch
+
+    named = {name: options[name] for name in ("dtype", "autocast") if isinstance(options.get(name), str)}
+    for name, value in named.items():
+        if not isinstance(getattr(torch, value, None), torch.dtype):
+            raise ValueError(f"{name} is {value!r}, expected a dtype of torch such as 'bfloat16'")
+    return options | {name: getattr(torch, value) for name, value in named.items()}
 
 
 def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:

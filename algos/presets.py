@@ -153,14 +153,15 @@ TEXT_GRPO = GRPOConfig(
 
 TEXT_TRPO = TRPOConfig(
     steps=None,
-    episodes=128,
+    episodes=64,
     gamma=1.0,
     gae_lambda=0.95,
+    conjugate_gradient_steps=10,
     critic_epochs=2,
     minibatch_size=32,
     bootstrap_truncated=False,
 )
-"""As `TEXT`; found here."""
+"""As `TEXT`, but few and costly steps; found here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +187,7 @@ RECIPES = {
     ("CartPole-v1", "trpo"): Recipe(config=CARTPOLE_TRPO, num_envs=2, total_steps=60_000),
     ("CartPole-v1", "dqn"): Recipe(config=CARTPOLE_DQN, num_envs=16, total_steps=50_000, policy="q"),
     ("textenv/Reviews-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
+    ("textenv/Reviews-v0", "trpo"): Recipe(config=TEXT_TRPO, num_envs=64, total_steps=12_000, kl_coefficient=0.1),
     ("textenv/Periods-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coefficient=0.001),
     ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
     ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
