@@ -97,6 +97,26 @@ def test_a_slot_asked_twice_or_given_another_text_without_reset_is_read_again(lm
         torch.testing.assert_close(logits.float().log_softmax(-1), plain_log_probs(lm, text)[-1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("idle", "passes"), [(0, [8, 8, 8]), (1, [8, 8, 8, 1]), (2, [6, 6, 6, 2])])
+def test_the_cache_is_not_copied_for_the_sake_of_one_idle_slot(idle, passes):
+    """Two steps, then the idle slots are filled while their neighbours go on; each pass with its rows."""
+    lm, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), []
+    decoder, tokens = lm.decoder(num_slots=8, max_length=8), np.full((8, 8), 8, dtype=np.int64)
+    tokens[:, :6] = np.random.default_rng(0).integers(0, 7, (8, 6))
+    busy = np.arange(8) >= idle
+    decoder.logits(tokens, np.full(8, 3))
+    decoder.reset(~busy)
+    hook = lm.model.transformer.wte.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    for length, waiting in ((4, 0), (5, 0), (6, 3)):
+        logits = decoder.logits(tokens, np.where(busy, length, waiting))
+        assert waiting or (logits[~busy] == 0).all()
+    hook.remove()
+    assert seen == passes
+    for slot in range(8):
+        expected = plain_log_probs(lm, tokens[slot, : 6 if busy[slot] else 3].tolist())[-1]
+        torch.testing.assert_close(logits[slot].log_softmax(-1), expected, atol=1e-5, rtol=0)
+
+
 def test_greedy_decoding_equals_transformers_generate():
     model, tokenizer = make_gpt2(), make_tokenizer(WORDS)
     lm = LanguageModel(model, tokenizer)

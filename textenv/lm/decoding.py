@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+WHOLE = 7 / 8
+"""Share of the slots from which on a token is read in all of them: to copy these out of the cache would cost more."""
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -138,24 +140,15 @@ class Decoder:
         if len(one) == self.num_slots:
             return self._extend(None, tokens, length)
         out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.lm.device)
-        if self.cached and 2 * len(one) >= self.num_slots:
-            out[torch.from_numpy(one).to(out.device)] = self._extend_most(tokens, one)
+        if self.cached and len(one) >= WHOLE * self.num_slots:
+            # In all slots at once, where the others read a token along.
+            here = torch.from_numpy(one).to(out.device)
+            out[here] = self._extend(None, tokens, self.read + 1)[here]
             one = one[:0]
         for rows in (one, several):
             if len(rows):
                 out[torch.from_numpy(rows).to(out.device)] = self._extend(rows, tokens[rows], length[rows])
         return out
-
-    def _extend_most(self, tokens: np.ndarray, rows: np.ndarray) -> Tensor:
-        """`_extend` by one token in most slots, in all at once: to copy these rows out of the cache would cost more.
-
-        The others are read along, and forgotten again: what is written there is not looked at before it is overwritten.
-        """
-        read = self.read.copy()
-        logits = self._extend(None, tokens, read + 1)
-        read[rows] += 1
-        self.read[:] = read
-        return logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Start again where the prefix does not go on from what was read (asked twice, or a new text)."""
