@@ -95,10 +95,12 @@ class TRPO(Agent):
         if config.whiten_advantages:
             rollout["advantage"] = whiten(rollout["advantage"], mask=rollout["mask"])
         mask = rollout["mask"]
+        if not mask.any():
+            return rollout_metrics(rollout)
         # Single steps leave behind what the mask leaves out, like minibatches.
         units = rollout[mask.any(dim=1) if self.policy.sequential else mask]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
-            metrics = self._improve(units) if len(units) else {}
+            metrics = self._improve(units)
         return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
 
     def _improve(self, rollout: TensorDict) -> Metrics:
