@@ -61,6 +61,11 @@ class DQNConfig(Config):
         check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_every"])
         check_range(self, not_negative=["learning_starts"])
         check_range(self, unit_interval=["gamma", "exploration_share", "final_exploration"])
+        if self.buffer_size < max(self.learning_starts, self.batch_size):
+            raise ValueError(
+                f"DQNConfig.buffer_size is {self.buffer_size}, but learning waits for learning_starts "
+                f"({self.learning_starts}) and batch_size ({self.batch_size}) remembered steps: remember as many"
+            )
 
 
 class DQN(Agent):
