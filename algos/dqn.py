@@ -61,6 +61,11 @@ class DQNConfig(Config):
         check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_every"])
         check_range(self, not_negative=["learning_starts"])
         check_range(self, unit_interval=["gamma", "exploration_share", "final_exploration"])
+        if self.buffer_size < max(self.learning_starts, self.batch_size):
+            raise ValueError(
+                f"DQNConfig.buffer_size is {self.buffer_size}, but learning waits for learning_starts "
+                f"({self.learning_starts}) and batch_size ({self.batch_size}) remembered steps: remember as many"
+            )
 
 
 class DQN(Agent):
@@ -98,12 +103,15 @@ class DQN(Agent):
         share = self.config.exploration_share
         done = min(self.progress / share, 1.0) if share else 1.0
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
-        return super().collect()
+        rollout = super().collect()
+        if "action_mask" in rollout.keys():
+            _add_next_mask(rollout, last=self.cursor.action_mask)
+        return rollout
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Remember a rollout and learn from what is remembered; returns metrics."""
         config, means = self.config, Means()
-        columns = STORED + (("next_action_mask",) if _add_next_mask(rollout) else ())
+        columns = STORED + (("next_action_mask",) if "action_mask" in rollout.keys() else ())
         self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
         self.descent.schedule(self.progress)
         metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
@@ -173,12 +181,10 @@ def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
     return buffer
 
 
-def _add_next_mask(rollout: TensorDict) -> bool:
-    """Write which actions each next state has, if the environment says; where a row ends nobody knows: all."""
-    if "action_mask" not in rollout.keys():
-        return False
-    following = torch.ones_like(rollout["action_mask"])
-    following[:, :-1] = rollout["action_mask"][:, 1:]
+def _add_next_mask(rollout: TensorDict, *, last: Tensor | None) -> None:
+    """Write which actions each next state has: after the last step ``last`` (None: all), after a limit all."""
+    masks = rollout["action_mask"]
+    last = torch.ones_like(masks[:, 0]) if last is None else last
+    following = torch.cat([masks[:, 1:], last[:, None]], dim=1)
     following[rollout["truncated"]] = True
     rollout["next_action_mask"] = following
-    return True

@@ -95,10 +95,12 @@ class TRPO(Agent):
         if config.whiten_advantages:
             rollout["advantage"] = whiten(rollout["advantage"], mask=rollout["mask"])
         mask = rollout["mask"]
+        if not mask.any():
+            return rollout_metrics(rollout)
         # Single steps leave behind what the mask leaves out, like minibatches.
         units = rollout[mask.any(dim=1) if self.policy.sequential else mask]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
-            metrics = self._improve(units) if len(units) else {}
+            metrics = self._improve(units)
         return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
 
     def _improve(self, rollout: TensorDict) -> Metrics:
@@ -140,13 +142,13 @@ class TRPO(Agent):
     @torch.no_grad()
     def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, before: float) -> Metrics:
         """Shorten the step until the policy is better and inside the trust region, or leave it where it was."""
-        start = nn.utils.parameters_to_vector(self._actor)
+        start = _flat(self._actor)
         for tried in range(self.config.line_search_steps):
-            nn.utils.vector_to_parameters(start + self.config.line_search_factor**tried * step, self._actor)
+            _write(start + self.config.line_search_factor**tried * step, self._actor)
             gain, kl = self._gain(rollout).item() - before, self._kl(rollout, old).item()
             if gain > 0 and kl <= self.config.max_kl:
                 return {"policy/approx_kl": kl, "policy/gain": gain, "update/line_search_steps": tried + 1}
-        nn.utils.vector_to_parameters(start, self._actor)
+        _write(start, self._actor)
         return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": self.config.line_search_steps}
 
     def _fit_value(self, rollout: TensorDict) -> Metrics:
@@ -201,3 +203,9 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, s
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.reshape(-1) for x in tensors])
+
+
+def _write(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Put what `_flat` gave into the parameters: copied, for views of one vector cannot be saved one by one."""
+    for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+        parameter.copy_(part.view_as(parameter))

@@ -9,14 +9,17 @@ import torch
 from conftest import make_gpt2
 from gymnasium.vector import AutoresetMode
 from pitfall_tools import GOOD, Script, cartpole, gradients, lm_policy, mlp_for, play, scored, text_env
+from test_dqn import signals
 from test_pitfalls_autoreset import ExactCritic, chain
 from test_pitfalls_data import padded
 from test_pitfalls_update import ANSWERS, other_weights, spoil, spoil_policy
 from torch import nn
 
-from algos import Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect
+from algos import Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.a2c import A2C, A2CConfig
 from algos.algorithms import algorithm, make_agent, name_of
+from algos.dqn import DQNConfig
+from algos.environments import make_policy
 from algos.grpo import GRPO, GRPOConfig
 from algos.losses import (
     clipped_policy_loss,
@@ -358,3 +361,26 @@ LEARNERS = {
 def test_a_tiny_language_model_learns_a_word(kind):
     first, last = learn_to_say_good(kind, **LEARNERS[kind])
     assert first < 0.4 and last > (0.5 if kind == "trpo" else 0.8)  # few steps of TRPO, for they cost the most
+
+
+SOLVERS = {
+    "a2c": A2CConfig(steps=8, learning_rate=2e-2),
+    "dqn": DQNConfig(steps=8, learning_rate=1e-2, gamma=0.5, learning_starts=100, target_every=20),
+    "grpo": GRPOConfig(episodes=32, group_size=8, minibatch_size=64, learning_rate=2e-2),
+    "ppo": PPOConfig(steps=8, minibatch_size=32, learning_rate=1e-2),
+    "reinforce": REINFORCEConfig(episodes=16, gamma=0.5, learning_rate=2e-2),
+    "rloo": RLOOConfig(episodes=16, group_size=4, learning_rate=2e-2),
+    "trpo": TRPOConfig(steps=32, learning_rate=1e-2, max_kl=0.05),
+}
+
+
+@pytest.mark.parametrize("algo", sorted(SOLVERS))
+def test_three_signals_are_learnt(algo):
+    """Four signals an episode, 1 for each that is answered rightly: chance earns 4/3."""
+    env = signals()
+    policy = make_policy(env, policy="q" if algo == "dqn" else "mlp", hidden=(32,), seed=1)
+    before = sum(evaluate(signals(), policy.reference(), episodes=40, seed=3)[0]) / 40
+    make_agent(algo, env, policy, SOLVERS[algo]).learn(2_000)
+    after = sum(evaluate(signals(), policy, episodes=40, seed=3)[0]) / 40
+    print(algo, before, after)
+    assert before < 2.5 and after > 3.8

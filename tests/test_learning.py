@@ -11,7 +11,9 @@ import pytest
 
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
+from algos.algorithms import GROUPED, make_agent
 from algos.cli import main
+from algos.environments import make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
 from textenv.rollout import sequences
@@ -49,6 +51,22 @@ def test_cartpole_with_the_zoos_hyper_parameters_on_five_seeds():
     runs = [train_cartpole(presets.CARTPOLE_ZOO, num_envs=8, total_steps=100_000, seed=seed) for seed in range(1, 6)]
     assert min(min(run) for run in runs) >= 475
     assert sum(run == [500, 500] for run in runs) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("algo", ["a2c", "dqn", "grpo", "reinforce", "rloo", "trpo"])
+def test_every_other_algorithm_solves_cartpole_by_its_recipe(algo, seed):
+    """Mean return of 20 episodes; the most probable action, or of DQN the best one."""
+    recipe = presets.recipe("CartPole-v1", algo)
+    env = make_vector_environment("CartPole-v1", recipe.num_envs, seed_each=algo in GROUPED)
+    policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)
+    history = make_agent(algo, env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(recipe.total_steps)
+    test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
+    found = [float(np.mean(evaluate(test_env, policy, deterministic=how, seed=seed)[0])) for how in (True, False)]
+    print(f"{algo} seed {seed}: {found} (deterministic, sampled), {history[-1]['steps']} steps, "
+          f"{history[-1]['time/seconds']:.1f} s")  # fmt: skip
+    assert found[0] >= 475
 
 
 def judge(env, policy, reference, episodes=288):
