@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,9 @@ class LMPolicy(nn.Module):
             "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
         }
         metadata = {"options": json.dumps(options)}
+        # What another kind of policy left in the folder would come back with this one.
+        (folder / HEAD).unlink(missing_ok=True)
+        shutil.rmtree(folder / CRITIC, ignore_errors=True)
         if self.critic is None:
             save_file(self.value_head.state_dict(), folder / HEAD, metadata=metadata)
         else:

@@ -247,6 +247,14 @@ def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
     assert all(torch.equal(weight, plain[name]) for name, weight in policy.critic.trunk.state_dict().items())
 
 
+def test_saving_over_another_kind_of_policy_leaves_nothing_of_it(tmp_path):
+    shared, own = lm_policy(), with_critic()
+    for policy in (own, shared, own):
+        policy.save(tmp_path)
+        assert (LMPolicy.load(tmp_path).critic is None) == (policy is shared)
+        assert (tmp_path / "value_head.safetensors").exists() == (policy is shared)
+
+
 def test_a_critic_from_a_reward_model_comes_back_too(tmp_path):
     policy = with_critic(critic=Critic.from_reward_model(reward_model()))
     folder = tmp_path / "critic"  # a policy's own folder may be called so
