@@ -1,0 +1,42 @@
+"""The recipes fit their environments and algorithms; that they learn is measured outside the tests."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algos import presets
+from algos.algorithms import GROUPED, make_agent
+from algos.environments import is_text, make_policy, make_vector_environment
+
+CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
+
+
+@pytest.mark.parametrize(("env_id", "algorithm"), CONTROL)
+def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_id, algorithm):
+    if env_id.startswith("LunarLander"):
+        pytest.importorskip("Box2D")
+    recipe = presets.recipe(env_id, algorithm)
+    env = make_vector_environment(env_id, recipe.num_envs, seed_each=algorithm in GROUPED)
+    policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
+    before = [p.detach().clone() for p in policy.parameters()]
+    shorter = {"learning_starts": 64} if algorithm == "dqn" else {}
+    (metrics,) = make_agent(algorithm, env, policy, replace(recipe.config, **shorter)).learn(1)
+    if recipe.config.steps is not None:
+        # CartPole's native vector environment spends steps on resets, which do not count.
+        most = recipe.num_envs * recipe.config.steps
+        assert 0.8 * most <= metrics["steps"] <= most
+    moved = [bool((one != two).any()) for one, two in zip(before, policy.parameters(), strict=True)]
+    assert any(moved) if algorithm in ("grpo", "reinforce", "rloo") else all(moved)  # they train no critic
+    assert all(bool(torch.isfinite(p).all()) for p in policy.parameters())
+    # Schedules run along the iterations: with a few they would jump.
+    assert recipe.total_steps >= 10 * metrics["steps"]
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "grpo", "ppo", "reinforce", "rloo", "trpo"])
+def test_an_environment_without_a_recipe_gets_the_algorithms_own(algorithm):
+    control, text = presets.recipe("Blackjack-v1", algorithm), presets.recipe("textenv/Copy-v0", algorithm)
+    assert type(control.config) is type(text.config) and text.config.steps is None
+    assert text.kl_coefficient == presets.recipe("textenv/Copy-v0").kl_coefficient and control.kl_coefficient is None
+    with pytest.raises(ValueError, match="dqn is not for text"):
+        presets.recipe("textenv/Copy-v0", "dqn")
