@@ -10,10 +10,11 @@ import torch
 from conftest import make_tokenizer
 from torch import nn
 
-from algos import PPO, PPOConfig
+from algos import PPOConfig
+from algos.algorithms import algorithm, name_of
 from algos.learning import iterate
 from algos.metrics import EpisodeMeter
-from algos.policy import Step
+from algos.policy import Step, frozen_copy
 from textenv import KLPenalty, PromptList, TextVectorEnv
 from textenv.lm.sampling import greedy, sample
 from textenv.rollout import Evaluation, following, sequences
@@ -92,6 +93,9 @@ class TabularPolicy(nn.Module):
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 
+    def reference(self):
+        return frozen_copy(self)
+
     def update_normalizer(self, rollout):
         pass
 
@@ -165,13 +169,13 @@ CONFIG = PPOConfig(
 
 
 def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG, problem=None):
-    """Train by PPO; returns the optimum and the policy. What is not given is the tabular problem's own."""
+    """Train by the config's algorithm; returns optimum and policy. What is not given is the tabular problem's own."""
     problem = Problem(seed, beta) if problem is None else problem
     policy = TabularPolicy(problem.reference) if policy is None else policy
     reference = TabularPolicy(problem.reference).requires_grad_(False)
     penalty = (KLPenalty if penalty is None else penalty)(reference, beta)
     env = problem.environment() if environment is None else environment(problem)
-    agent = PPO(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
+    agent = algorithm(name_of(config))(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
     # Responses differ in length, so iterations are counted here, not steps.
     for iteration in range(iterations):
         agent.progress = iteration / iterations

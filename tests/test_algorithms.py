@@ -1,7 +1,9 @@
 """What every policy-gradient algorithm must do alike: masks, padding, cuts, the first ratio, seeds, wrong configs."""
 
+import json
 import math
 from functools import partial
+from typing import get_args
 
 import gymnasium as gym
 import pytest
@@ -15,9 +17,10 @@ from test_pitfalls_data import padded
 from test_pitfalls_update import ANSWERS, other_weights, spoil, spoil_policy
 from torch import nn
 
+import algos
 from algos import Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.a2c import A2C, A2CConfig
-from algos.algorithms import algorithm, make_agent, name_of
+from algos.algorithms import AlgorithmName, algorithm, make_agent, name_of
 from algos.dqn import DQNConfig
 from algos.environments import make_policy
 from algos.grpo import GRPO, GRPOConfig
@@ -30,6 +33,7 @@ from algos.losses import (
     token_mean,
 )
 from algos.objective import weighted_minibatches
+from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.trpo import TRPO, TRPOConfig
@@ -331,6 +335,38 @@ def test_trpo_refuses_a_penalty_in_the_loss():
     env, policy = text_env(), lm_policy()
     with pytest.raises(ValueError, match=r"charged in the loss.*place='reward'"):
         TRPO(env, policy, CONFIGS["trpo"], penalty=KLPenalty(policy.reference(), 0.1, "k2", place="loss"))
+
+
+# --- by name and on disk ---------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_an_agent_is_saved_with_its_config_and_its_policy_comes_back(kind, tmp_path):
+    """Functions in a config, partial ones too, are written as something that can be read."""
+    env, policy, rollout = MADE["recurrent"]()
+    made = agent(kind, env, policy)
+    made.update(rollout)
+    made.save(tmp_path)
+    assert torch.equal(algos.load(tmp_path).evaluate(rollout).log_prob, policy.evaluate(rollout).log_prob)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert (
+        saved["algorithm"] == type(made).__name__ and saved["config"].keys() == made.config.__dataclass_fields__.keys()
+    )
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "textenv/Periods-v0", "textenv/Reviews-v0"])
+@pytest.mark.parametrize("algo", sorted(get_args(AlgorithmName)))
+def test_every_recipe_is_of_its_algorithm_and_fits_the_environment(env_id, algo):
+    text_only = env_id.startswith("textenv/")
+    if algo == "dqn" and text_only:
+        with pytest.raises(ValueError, match="dqn is not for text: expected one of ppo, a2c"):
+            recipe(env_id, algo)
+        return
+    found = recipe(env_id, algo)
+    assert name_of(found.config) == algo and (found.policy == "q") == (algo == "dqn")
+    assert (found.kl_coefficient is not None) == text_only and (not text_only or found.config.episodes)
+    with pytest.raises(ValueError, match="algorithm is 'sarsa', expected one of ppo"):
+        recipe(env_id, "sarsa")
 
 
 # --- they learn ------------------------------------------------------------------------------------------------------
