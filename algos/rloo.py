@@ -14,6 +14,7 @@ from algos.agent import Agent
 from algos.config import PolicyGradientConfig, check_groups
 from algos.descent import Descent, cut
 from algos.learning import Metrics, Penalty
+from algos.losses import Aggregation, token_mean
 from algos.metrics import Means, group_metrics, rollout_metrics
 from algos.objective import episode_returns, policy_gradient, weighted_minibatches
 from algos.policy import Policy
@@ -29,8 +30,8 @@ class RLOOConfig(PolicyGradientConfig):
     """Whole episodes in a rollout; a multiple of the group's size."""
     group_size: int = 4
     """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
-    whiten_advantages: bool = False
-    """Scale the advantages of each rollout to mean 0 and variance 1."""
+    aggregation: Aggregation = token_mean
+    """How entries make one loss: `token_mean`, `sequence_mean` or `fixed_length_mean` of `algos.losses`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +68,7 @@ class RLOO(Agent):
         self.descent.schedule(self.progress)
         loss_of = partial(policy_gradient, policy=self.policy, penalty=self.penalty, config=config)
         for batch in weighted_minibatches(
-            rollout, policy=self.policy, generator=self.generator, whiten_advantages=config.whiten_advantages
+            rollout, policy=self.policy, generator=self.generator, aggregation=config.aggregation
         ):
             means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
         return means.result() | rollout_metrics(rollout) | group_metrics(rollout)
