@@ -76,32 +76,33 @@ PENDULUM = PPOConfig(
     epochs=10,
     minibatch_size=256,
     learning_rate=3e-3,
-    final_learning_rate=1e-4,
-    gamma=0.9,
+    final_learning_rate=0.0,
+    gamma=0.95,
     gae_lambda=0.95,
     value_coefficient=0.5,
     normalize_rewards=True,
 )
-"""Pendulum-v1 with 16 environments; found here.
+"""Pendulum-v1 with 16 environments and noise held for 4 steps; found here.
 
-Discount, trace decay, epochs and noise that is held for 4 steps are those of rl-baselines3-zoo.
+rl-baselines3-zoo discounts by .9, which here ends some 15 lower: a full swing takes more steps than that looks ahead.
 """
 
 MOUNTAIN_CAR = PPOConfig(
     steps=128,
     epochs=10,
-    minibatch_size=512,
-    learning_rate=2e-3,
+    minibatch_size=1024,
+    learning_rate=3e-3,
     final_learning_rate=0.0,
     gamma=0.99,
     gae_lambda=0.98,
     value_coefficient=1.0,
+    entropy_coefficient=0.01,
     normalize_rewards=True,
 )
-"""MountainCar-v0 with 16 environments and normalised observations; found here.
+"""MountainCar-v0 with 32 environments and normalised observations; found here.
 
-The first successes come from the critic: it begins at 0, above what any visited state is worth, so that states that
-were not visited look better. Discount and trace decay are those of rl-baselines3-zoo.
+Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and 64 in a minibatch ended some 20
+lower here. The entropy bonus keeps seeds from settling for a swing too many.
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
@@ -173,7 +174,7 @@ RECIPES = {
     "CartPole-v1": Recipe(config=CARTPOLE, num_envs=16, total_steps=35_000),
     "Acrobot-v1": Recipe(config=ACROBOT, num_envs=16, total_steps=100_000, normalize_observations=True),
     "Pendulum-v1": Recipe(config=PENDULUM, num_envs=16, total_steps=60_000, sde_sample_freq=4, log_std_init=-1.0),
-    "MountainCar-v0": Recipe(config=MOUNTAIN_CAR, num_envs=16, total_steps=200_000, normalize_observations=True),
+    "MountainCar-v0": Recipe(config=MOUNTAIN_CAR, num_envs=32, total_steps=300_000, normalize_observations=True),
     "MountainCarContinuous-v0": Recipe(
         config=MOUNTAIN_CAR_CONTINUOUS,
         num_envs=8,
