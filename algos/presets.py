@@ -86,32 +86,33 @@ PENDULUM = PPOConfig(
     epochs=10,
     minibatch_size=256,
     learning_rate=3e-3,
-    final_learning_rate=1e-4,
-    gamma=0.9,
+    final_learning_rate=0.0,
+    gamma=0.95,
     gae_lambda=0.95,
     value_coefficient=0.5,
     normalize_rewards=True,
 )
-"""Pendulum-v1 with 16 environments; found here.
+"""Pendulum-v1 with 16 environments and noise held for 4 steps; found here.
 
-Discount, trace decay, epochs and noise that is held for 4 steps are those of rl-baselines3-zoo.
+rl-baselines3-zoo discounts by .9, which here ends some 15 lower: a full swing takes more steps than that looks ahead.
 """
 
 MOUNTAIN_CAR = PPOConfig(
     steps=128,
     epochs=10,
-    minibatch_size=512,
-    learning_rate=2e-3,
+    minibatch_size=1024,
+    learning_rate=3e-3,
     final_learning_rate=0.0,
     gamma=0.99,
     gae_lambda=0.98,
     value_coefficient=1.0,
+    entropy_coefficient=0.01,
     normalize_rewards=True,
 )
-"""MountainCar-v0 with 16 environments and normalised observations; found here.
+"""MountainCar-v0 with 32 environments and normalised observations; found here.
 
-The first successes come from the critic: it begins at 0, above what any visited state is worth, so that states that
-were not visited look better. Discount and trace decay are those of rl-baselines3-zoo.
+Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and 64 in a minibatch ended some 20
+lower here. Some seeds settle for a swing too many.
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
@@ -125,10 +126,10 @@ MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
     value_coefficient=0.5,
     normalize_rewards=True,
 )
-"""MountainCarContinuous-v0 with 8 environments, normalised observations and noise held for 32 steps; found here.
+"""MountainCarContinuous-v0 with 16 environments, normalised observations and noise held for 32 steps; found here.
 
-The car swings by itself with a period of 72 steps, of which 32 are about half: noise held as long rocks it up to the
-goal within the first rollouts. Held for 8 steps it does not, and the policy learns to stand still.
+The car swings by itself with a period of about 72 steps: noise held for 32 rocks it up to the goal in the first
+rollouts. Held for 8 it did not, and the policy learnt to stand still. With 8 environments one seed in five was lost.
 """
 
 LUNAR_LANDER = PPOConfig(
@@ -280,12 +281,12 @@ RECIPES = {
         config=PENDULUM, num_envs=16, total_steps=60_000, policy_kwargs={"sde_sample_freq": 4, "log_std_init": -1.0}
     ),
     ("MountainCar-v0", "ppo"): Recipe(
-        config=MOUNTAIN_CAR, num_envs=16, total_steps=200_000, policy_kwargs={"normalize_observations": True}
+        config=MOUNTAIN_CAR, num_envs=32, total_steps=300_000, policy_kwargs={"normalize_observations": True}
     ),
     ("MountainCarContinuous-v0", "ppo"): Recipe(
         config=MOUNTAIN_CAR_CONTINUOUS,
-        num_envs=8,
-        total_steps=20_000,
+        num_envs=16,
+        total_steps=40_000,
         policy_kwargs={"normalize_observations": True, "sde_sample_freq": 32, "log_std_init": -0.5},
     ),
     ("LunarLander-v3", "ppo"): Recipe(config=LUNAR_LANDER, num_envs=16, total_steps=400_000),
