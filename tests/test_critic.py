@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tr
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
-from pitfall_tools import agent_of, gradients, play, text_env
+from pitfall_tools import agent_of, gradients, lm_policy, play, text_env
 from test_lora import adapted
 from test_reward_model import make_model as make_reward_model
 from transformers import AutoModel
