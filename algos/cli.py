@@ -62,6 +62,10 @@ class Train(Generic[ConfigT]):
         from algos.evaluation import summarise
 
         start = time.perf_counter()
+        if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
+            raise ValueError(
+                f"--num-envs is {self.num_envs} and --episodes {self.episodes}, expected at least 1 of each"
+            )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{config.seed}"
         arguments = self._environment_arguments()
