@@ -36,7 +36,7 @@ class Train(Generic[ConfigT]):
     num_envs: int = 8
     """Environment slots side by side."""
     run_dir: Path | None = None
-    """Folder for metrics, TensorBoard files and the agent; default runs/ENV-SEED."""
+    """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
     """Control only: two perceptrons, a CNN for images or an LSTM; auto takes a CNN for images, else perceptrons.
     To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
@@ -62,6 +62,10 @@ class Train(Generic[ConfigT]):
         from algos.evaluation import summarise
 
         start = time.perf_counter()
+        if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
+            raise ValueError(
+                f"--num-envs is {self.num_envs} and --episodes {self.episodes}, expected at least 1 of each"
+            )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{config.seed}"
         arguments = self._environment_arguments()
@@ -253,7 +257,8 @@ def _train_command(arguments: Sequence[str]) -> Any:
     algorithm, policy = _named(arguments, "--algo", "ppo"), _named(arguments, "--policy", "auto")
     environments = {env for env, _ in presets.RECIPES}
     env_id = next((word for word in arguments[1:] if word in environments or word.startswith("textenv/")), "")
-    recipe = presets.RECURRENT if policy == "lstm" else presets.recipe(env_id, algorithm)
+    recurrent = policy == "lstm" and algorithm == "ppo"
+    recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm)
     default = Train(
         env=tyro.MISSING,
         algo=algorithm,  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ def compare(
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
-    result = {str(case): summary([run for run in runs if run.case == case]) for case in cases}
+    result = {str(case): summary([run for run in runs if run.case == case], study=runs) for case in cases}
     if not quiet:
         print_table(result)
         print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
@@ -138,8 +138,8 @@ def train_all(
         deterministic: evaluate by the most probable actions.
         quiet: print nothing.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds is {seeds}, expected at least 1")
+    if seeds < 1 or (total_steps is not None and total_steps < 1):
+        raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or no total_steps)")
     if any(case.env.startswith("textenv/") for case in cases):
         from textenv.lm.loading import EMBEDDED, model_folder
 

@@ -20,7 +20,7 @@ class Config:
     final_learning_rate: float | None = None
     """Step size at the end, reached linearly; None keeps it constant."""
     warmup: float = 0.0
-    """Share of the training in which the step size rises from 0 to where it starts."""
+    """Share of the training in which the step size rises linearly from 0 to where it starts."""
     max_grad_norm: float = 0.5
     """Longest gradient; a longer one is scaled down to it."""
     seed: int = 1

@@ -50,13 +50,15 @@ class Descent:
     def schedule(self, progress: float) -> None:
         """Set the learning rate for a share of the training that is done, 0 to 1.
 
-        It rises linearly over the warm-up and then falls linearly to its end, if it has one.
+        It rises linearly over the warm-up, to where it starts, and then falls linearly to its end, if it has one.
         """
         config = self.config
-        rate = scheduled(config.learning_rate, config.final_learning_rate, progress)
         if progress < config.warmup:
             # The first step is taken at progress 0 and is no step at all if the rate is 0 there.
-            rate *= max(progress / config.warmup, 0.01)
+            rate = config.learning_rate * max(progress / config.warmup, 0.01)
+        else:
+            rest = (progress - config.warmup) / max(1 - config.warmup, 1e-9)
+            rate = scheduled(config.learning_rate, config.final_learning_rate, rest)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 

@@ -98,8 +98,8 @@ def write_report(run_dir: Path, runs: Sequence[Run], *, seconds: float) -> Path:
     """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
     cases = list(dict.fromkeys(run.case for run in runs))
     by_case = {str(case): [run for run in runs if run.case == case] for case in cases}
-    result = {name: summary(own) for name, own in by_case.items()}
-    picture = _draw(by_case)
+    result = {name: summary(own, study=runs) for name, own in by_case.items()}
+    picture = _draw(by_case, runs)
     (run_dir / "report.png").write_bytes(picture)
     _write_csv(run_dir / "summary.csv", _summary_rows(result, by_case))
     _write_csv(run_dir / "curves.csv", _curve_rows(runs))
@@ -132,7 +132,7 @@ def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _draw(by_case: Mapping[str, Sequence[Run]]) -> bytes:
+def _draw(by_case: Mapping[str, Sequence[Run]], study: Sequence[Run]) -> bytes:
     """A panel for each quantity, with every case over the share of its budget: mean and 95 % limits over the seeds."""
     from matplotlib.figure import Figure as Picture
 
@@ -143,7 +143,7 @@ def _draw(by_case: Mapping[str, Sequence[Run]]) -> bytes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(label, fontsize=9, loc="left")
         for number, runs in enumerate(by_case.values()):
-            found = curves(runs, name)
+            found = curves(runs, name, study=study)
             if found is None:
                 continue
             colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
@@ -182,9 +182,9 @@ differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them their
 are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
 <div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{html.escape(aside)} Other quantities are
-means over the iterations. KL of an update: of the new policy from the old, over all its gradient steps, on the rollout
-that it learnt from.</small></p>
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{html.escape(aside)} Where that is no more
+than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
+the new policy from the old, over all its gradient steps, on the rollout that it learnt from.</small></p>
 <h2>While learning</h2>
 <p><small>Lines are means over the seeds, bands 95 % limits. Each case has a budget of its own, so the axis is the share
 of it that is spent (the steps are in <code>curves.csv</code>). What an algorithm does not have is not drawn. Once every

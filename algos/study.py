@@ -57,34 +57,48 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     return {"update/kl": masked_mean(change.expm1() - change, mask=mask).item()}
 
 
-def normalise(runs: Sequence[Run]) -> Callable[[float], float]:
+Score = Callable[[float], float]
+
+
+def normalise(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> Score | None:
     """Scores of a case from returns: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
-    Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of these runs.
+    Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of the environment in the whole
+    study, so that its algorithms are measured by one scale.
+
+    Args:
+        runs: of the case.
+        study: all runs that are compared.
+
+    Returns:
+        From returns to scores; None where 1 is no better than 0, for then more would count as less.
     """
     zero = float(np.mean([run.before["mean_return"] for run in runs]))
-    one = max(run.after["mean_return"] for run in runs) if runs[0].best is None else runs[0].best
-    return lambda value: (value - zero) / (one - zero) if one != zero else 0.0
+    here = [run for run in (*runs, *study) if run.env == runs[0].env]
+    one = max(run.after["mean_return"] for run in here) if runs[0].best is None else runs[0].best
+    return (lambda value: (value - zero) / (one - zero)) if one > zero else None
 
 
-def curve(run: Run, name: str, score: Callable[[float], float]) -> list[tuple[float, float]]:
+def curve(run: Run, name: str, score: Score | None) -> list[tuple[float, float]]:
     """A quantity of a run over the share of its budget that is spent; empty if it never had it."""
+    if name == "normalised score" and score is None:
+        return []
     last = run.history[-1]["steps"]
     key = "episode/return" if name == "normalised score" else name
     points = [(row["steps"] / last, row[key]) for row in run.history if key in row and math.isfinite(row[key])]
-    return [(x, score(y)) for x, y in points] if name == "normalised score" else points
+    return [(x, score(y)) for x, y in points] if score is not None and name == "normalised score" else points
 
 
-def curves(runs: Sequence[Run], name: str) -> np.ndarray | None:
+def curves(runs: Sequence[Run], name: str, *, study: Sequence[Run] = ()) -> np.ndarray | None:
     """A quantity of one case on the grid of the budget: ``[seeds, POINTS]``; None if some run never had it."""
-    score = normalise(runs)
+    score = normalise(runs, study=study)
     found = [curve(run, name, score) for run in runs]
     return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
 
 
-def summary(runs: Sequence[Run]) -> dict[str, Figure]:
+def summary(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> dict[str, Figure]:
     """Every quantity of one case over its seeds; what a case does not have is left out."""
-    score = normalise(runs)
+    score = normalise(runs, study=study)
     columns: dict[str, list[float]] = {}
     for run in runs:
         for name, value in _figures(run, score).items():
@@ -105,14 +119,12 @@ def summary(runs: Sequence[Run]) -> dict[str, Figure]:
     return found
 
 
-def _figures(run: Run, score: Callable[[float], float]) -> dict[str, float]:
+def _figures(run: Run, score: Score | None) -> dict[str, float]:
     """What one run says; every mean is over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
-    figures = {
-        "return before": run.before["mean_return"],
-        "mean_return": run.after["mean_return"],
-        "normalised score": score(run.after["mean_return"]),
-    }
+    figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
+    if score is not None:
+        figures["normalised score"] = score(run.after["mean_return"])
     learning = curve(run, "normalised score", score)
     if learning:
         read = on_grid([learning], grid)[0]

@@ -43,6 +43,7 @@ class CosineDescent:
             {"params": [p for p in self._parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+        self.optimizer.zero_grad()  # of what another training left behind, such as PPO's last step
         self.config = config
         self._steps, self._rising, self._done = steps, math.ceil(config.warmup * steps), 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algos.cli import main
-from algos.compare import Case, Run, parse_cases
+from algos.compare import Case, Run, parse_cases, train_all
 from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
 from algos.study import POINTS, curves, normalise, summary
 
@@ -66,6 +66,30 @@ def test_scores_are_0_untrained_and_1_solved_or_best_seen():
     assert normalise(runs)(8.0) == 1
 
 
+def test_without_a_threshold_the_algorithms_of_an_environment_share_one_scale():
+    good, poor = (run_of(1, returns=[after], after=after, best=None) for after in (8.0, 2.0))
+    poor.algorithm = "a2c"
+    elsewhere = run_of(1, returns=[0.0], after=50.0, best=None)
+    elsewhere.env = "Other-v0"
+    study = [good, poor, elsewhere]
+    assert summary([poor], study=study)["normalised score"].mean == 0.25
+    assert summary([good], study=study)["normalised score"].mean == 1
+    assert curves([poor], "normalised score", study=study)[0, -1] == 0.25
+
+
+@pytest.mark.parametrize("best", [None, -20.0])
+def test_runs_that_only_got_worse_have_no_score(tmp_path, best):
+    """Divided by a negative distance, the worst would score highest."""
+    from algos.report import write_report
+
+    runs = [run_of(i, returns=[after], after=after, before=-10.0, best=best) for i, after in enumerate((-15.0, -30.0))]
+    found = summary(runs)
+    assert normalise(runs) is None and found["mean_return"].mean == -22.5
+    assert not any("score" in name or "0.9" in name or "area" in name for name in found)
+    assert curves(runs, "normalised score") is None
+    write_report(tmp_path, runs, seconds=1.0)
+
+
 def test_the_summary_of_two_runs_worked_out_by_hand():
     columns = {"update/kl": [0.1, 0.3, 0.2, 0.2]}
     runs = [
@@ -102,6 +126,12 @@ def test_cases_are_read_and_refused_in_words():
     ]:
         with pytest.raises(ValueError, match=said):
             parse_cases(given)
+
+
+@pytest.mark.parametrize("options", [{"seeds": 0}, {"seeds": 1, "total_steps": 0}])
+def test_a_study_of_nothing_is_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="expected at least 1"):
+        train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
 
 
 def test_a_small_study_from_end_to_end(tmp_path, capsys):

@@ -267,6 +267,21 @@ def test_a_base_without_a_name_is_saved_beside_its_adapter_and_the_policy_stays_
     assert all(torch.equal(*pair) for pair in zip(base.parameters(), make_llama().parameters(), strict=True))
 
 
+def test_what_is_saved_over_another_policy_comes_back_as_itself(tmp_path):
+    base = tmp_path / "base model"
+    make_gpt2(seed=5).save_pretrained(base)
+    make_tokenizer(WORDS).save_pretrained(base)
+    named = LMPolicy(adapted(base=LMPolicy.load(base).lm.model, seed=1), make_tokenizer(WORDS))
+    nameless, whole = lora_policy("gpt2", seed=2), LMPolicy(make_gpt2(seed=7), make_tokenizer(WORDS))
+    rollout = collect(text_env(), whole, episodes=4)
+    for policy in (nameless, named, whole, nameless, whole):
+        policy.save(tmp_path / "run")
+        loaded = LMPolicy.load(tmp_path / "run")
+        loaded.save(tmp_path / "run")  # over what it was read from
+        for other in (loaded, LMPolicy.load(tmp_path / "run")):
+            assert torch.equal(other.evaluate(rollout).log_prob, policy.evaluate(rollout).log_prob)
+
+
 def test_an_adapter_without_its_base_says_where_to_put_it(tmp_path):
     adapted().save_pretrained(tmp_path)
     make_tokenizer(WORDS).save_pretrained(tmp_path)

@@ -242,3 +242,16 @@ def test_the_command_line_starts_a_recurrent_policy_from_its_own_preset(tmp_path
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["policy"] == "LSTMPolicy" and saved["config"]["minibatch_size"] == 8
     assert saved["config"]["normalize_rewards"] and json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.parametrize("algo", ["a2c", "grpo", "reinforce", "rloo", "trpo"])
+def test_a_recurrent_policy_is_trained_by_the_config_of_the_algorithm_that_is_named(algo, tmp_path):
+    """PPO's preset was taken for all: RLOO trained without groups, GRPO ended in an AttributeError."""
+    from algos.cli import main
+
+    words = ["--policy", "lstm", "--algo", algo, "--total-steps", "100", "--episodes", "1", "--json"]
+    main(["train", "CartPole-v1", *words, "--run-dir", str(tmp_path)])
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["policy"] == "LSTMPolicy" and saved["algorithm"] == algo.upper()
+    assert "clip_range" not in saved["config"] or algo == "grpo"
+    assert (saved["config"]["episodes"] is None) == (algo in ("a2c", "trpo"))

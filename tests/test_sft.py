@@ -299,6 +299,18 @@ def test_the_step_size_rises_and_falls_and_only_matrices_decay():
     assert matrix.item() == pytest.approx(expected) and vector.item() == 1
 
 
+def test_gradients_that_another_training_left_behind_are_not_followed():
+    def trained(left_over):
+        lm = make_lm()
+        for p in lm.parameters():
+            p.grad = torch.ones_like(p) if left_over else None
+        sft(lm, ANSWERS, SFTConfig(**SMALL))
+        return lm.state_dict()
+
+    clean, other = trained(False), trained(True)
+    assert all(torch.equal(clean[name], other[name]) for name in clean)
+
+
 def test_a_long_gradient_is_scaled_down_before_the_step():
     weight = torch.nn.Parameter(torch.zeros(2))
     descent = CosineDescent(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +47,18 @@ def save_model(model: Any, folder: Path) -> None:
     """Write a model, or only its adapter.
 
     An adapter's folder names the base model that it was made on; a base without a name (made from a configuration)
-    is written to ``base/`` beside it.
+    is written to ``base/`` beside it. What the folder held before is not loaded with it.
     """
     model.save_pretrained(folder)
-    if _is_adapted(model) and not plain_model(model).name_or_path:
+    if not _is_adapted(model):
+        (folder / CONFIG).unlink(missing_ok=True)
+        return
+    name = plain_model(model).name_or_path
+    if not name:
         # A copy, for taking the adapter out changes the modules.
         copy.deepcopy(model).unload().save_pretrained(folder / BASE)
+    elif Path(name).resolve() != (folder / BASE).resolve():  # else it was loaded from here, and goes on from there
+        shutil.rmtree(folder / BASE, ignore_errors=True)
 
 
 def is_adapter(folder: str | Path) -> bool:
