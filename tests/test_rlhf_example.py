@@ -114,3 +114,17 @@ def test_data_that_is_not_there_is_named(example, monkeypatch, capsys, tmp_path)
     with pytest.raises(SystemExit):
         example.main()
     assert f"there is no {tmp_path}/sst2/train.tsv: give the folder that holds" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
+    """The README's claim, one seed; answers stay varied and go on ending by themselves."""
+    if not (DATA / "sst2").is_dir():
+        pytest.skip(f"there is no {DATA / 'sst2'}: the data of shared/data is not here")
+    _, columns = example.run(*(example.read(DATA / "sst2" / name) for name in ("train.tsv", "dev.tsv")), critic, 1)
+    (lm, _), (before, _), (after, _) = columns.values()
+    assert lm["ended by itself"] < 0.1 and before["ended by itself"] > 0.85
+    assert after["reward model's score"] > before["reward model's score"] + 1.5
+    assert after["judge: positive"] > before["judge: positive"] + 0.1
+    assert after["ended by itself"] > 0.9 and after["distinct-2"] > 0.7
