@@ -124,7 +124,7 @@ def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
         pytest.skip(f"there is no {DATA / 'sst2'}: the data of shared/data is not here")
     _, columns = example.run(*(example.read(DATA / "sst2" / name) for name in ("train.tsv", "dev.tsv")), critic, 1)
     (lm, _), (before, _), (after, _) = columns.values()
-    assert lm["ended by itself"] < 0.1 and before["ended by itself"] > 0.85
+    assert lm["ended by itself"] < 0.1 and before["ended by itself"] > 0.75
     assert after["reward model's score"] > before["reward model's score"] + 1.5
     assert after["judge: positive"] > before["judge: positive"] + 0.1
-    assert after["ended by itself"] > 0.9 and after["distinct-2"] > 0.7
+    assert after["ended by itself"] > 0.9 and after["distinct-2"] > 0.65
