@@ -8,10 +8,10 @@ a critic that starts as the reward model. ``--critic head`` needs no fourth: its
 (Ziegler et al. 2019). What is printed in the end was measured on beginnings of sentences of dev.tsv, which nothing was
 trained on; the judge counts words, and was taught by labels that the reward model has not seen.
 
-What to look for: SFT teaches to end. PPO raises the score far, and the judge agrees but less, which is the mark of a
-reward that is being exploited: answers become shorter and fill with the words of praise ("thoughtful", "heart",
-"humanity"), also where the beginning blames, and the model has become worse at predicting what people wrote. A model of
-this size writes no good English before PPO, and none after it.
+What to look for: SFT teaches to end. PPO raises the score, and the judge comes to rate the answers as it rates the
+positive sentences of people (.75). The price shows in the other rows and in the texts: they are shorter and less
+varied, turn to praise where the beginning blames, lean on a few words ("and heart"), and the model has become worse at
+predicting what people wrote. So small a model writes no good English before PPO, and none after it.
 """
 
 import argparse
