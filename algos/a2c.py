@@ -12,6 +12,7 @@ from torch import Tensor
 from algos.agent import Agent
 from algos.config import ActorCriticConfig
 from algos.descent import Descent, Term, Totals, add_up, cut
+from algos.invariants import check_range
 from algos.learning import Metrics, Penalty
 from algos.losses import policy_gradient_loss, value_loss
 from algos.metrics import Means, rollout_metrics, sampler_gap
@@ -28,6 +29,12 @@ class A2CConfig(ActorCriticConfig):
     """Trace decay of generalised advantage estimation."""
     whiten_advantages: bool = False
     """Scale the advantages of each rollout to mean 0 and variance 1."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss (half the squared error)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, not_negative=["value_coefficient"])
 
 
 class A2C(Agent):
@@ -43,13 +50,14 @@ class A2C(Agent):
         >>> A2C(env, policy, A2CConfig(steps=16, learning_rate=1e-3)).learn(500_000)  # doctest: +SKIP
     """
 
+    config_type = A2CConfig
     config: A2CConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: A2CConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
-        config = A2CConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
+        config = self.config
         self.descent = Descent(policy.parameters(), config)
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
 

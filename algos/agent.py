@@ -24,16 +24,26 @@ class Agent:
     Args:
         env: a vector environment; see `algos.collection`.
         policy: what is trained; see `algos.policy`.
-        config: hyper-parameters.
+        config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 
     Raises:
+        TypeError: on a config of another algorithm, or a policy that it cannot train.
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
     """
 
+    config_type: type[Config] = Config
+    """The algorithm's own config."""
     config: Any
 
-    def __init__(self, env: VectorEnv, policy: Policy, config: Config, *, penalty: Penalty | None = None) -> None:
+    def __init__(
+        self, env: VectorEnv, policy: Policy, config: Config | None = None, *, penalty: Penalty | None = None
+    ) -> None:
+        config = self.config_type() if config is None else config
+        if not isinstance(config, self.config_type):
+            raise TypeError(
+                f"config is a {type(config).__name__}, {type(self).__name__} needs a {self.config_type.__name__}"
+            )
         check_environment(env, policy, config)
         self.env, self.policy, self.config = env, policy, config
         self.penalty = choose_penalty(env, penalty)

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from algos import presets
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES, CONTROL_EPISODES = 288, 20
@@ -144,6 +147,11 @@ def train_all(
         from textenv.lm.loading import EMBEDDED, model_folder
 
         model_folder(EMBEDDED)  # made once, before the workers start
+    for case in cases:  # what cannot be made is known now, and not when other cases have been trained
+        try:
+            _make_agent(case, seed=1)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"case {case}: {error}") from error
     options = (run_dir, total_steps, episodes, deterministic, quiet)
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     # Two processes on one thread each beat one process on two threads.
@@ -165,19 +173,17 @@ def _run(
     import gymnasium
     import torch
 
-    from algos.algorithms import GROUPED, make_agent
-    from algos.environments import is_text, make_policy, make_vector_environment
+    from algos.environments import is_text, make_vector_environment
     from algos.evaluation import summarise
     from algos.study import update_kl
 
     torch.set_num_threads(1)
     recipe, text = presets.recipe(case.env, case.algorithm), is_text(case.env)
-    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient} if text else {}
-    env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
+    agent = _make_agent(case, seed)
+    policy = agent.policy
+    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient, "split": "test"} if text else {}
     played = episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
-    test_env = make_vector_environment(case.env, min(played, 64), **(arguments | ({"split": "test"} if text else {})))
-    policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
-    agent = make_agent(case.algorithm, env, policy, dataclasses.replace(recipe.config, seed=seed))
+    test_env = make_vector_environment(case.env, min(played, 64), **arguments)
     evaluation = {"episodes": played, "seed": seed, "deterministic": deterministic}
     before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
@@ -193,6 +199,18 @@ def _run(
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, best = sum(p.numel() for p in policy.parameters()), gymnasium.spec(case.env).reward_threshold
     return Run(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
+
+
+def _make_agent(case: Case, seed: int) -> Agent:
+    """Environment, policy and algorithm of a case, by its recipe."""
+    from algos.algorithms import GROUPED, make_agent
+    from algos.environments import is_text, make_policy, make_vector_environment
+
+    recipe = presets.recipe(case.env, case.algorithm)
+    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient} if is_text(case.env) else {}
+    env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
+    policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
+    return make_agent(case.algorithm, env, policy, dataclasses.replace(recipe.config, seed=seed))
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

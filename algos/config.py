@@ -55,8 +55,6 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Discount a step."""
     gae_lambda: float = 0.95
     """Trace decay of generalised advantage estimation."""
-    value_coefficient: float = 0.5
-    """Weight of the value loss (half the squared error)."""
     whiten_rewards: bool = False
     """Scale the rewards of each rollout, penalty included, to variance 1 and keep their mean (Ziegler et al. 2019)."""
     whiten_advantages: bool = True
@@ -68,7 +66,7 @@ class ActorCriticConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, not_negative=["value_coefficient"], unit_interval=["gamma", "gae_lambda"])
+        check_range(self, unit_interval=["gamma", "gae_lambda"])
 
 
 def check_whole_episodes(config: Config) -> None:

@@ -79,7 +79,7 @@ class Descent:
         totals: Totals = {}
         for loss_of in losses:
             loss, terms = loss_of()
-            loss.backward()
+            loss.backward(inputs=self.parameters)  # and no further, where others share the graph
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         totals["update/grad_norm"] = clip_grad_norm_(self.parameters, self.config.max_grad_norm)

@@ -84,14 +84,15 @@ class DQN(Agent):
         >>> DQN(env, policy, DQNConfig()).learn(50_000)  # doctest: +SKIP
     """
 
+    config_type = DQNConfig
     config: DQNConfig
     policy: QPolicy
 
     def __init__(self, env: VectorEnv, policy: QPolicy, config: DQNConfig | None = None) -> None:
         if not isinstance(policy, QPolicy):
             raise TypeError(f"DQN trains a QPolicy, which knows what actions are worth, not {type(policy).__name__}")
-        config = DQNConfig() if config is None else config
         super().__init__(env, policy, config)
+        config = self.config
         self.buffer = _replay_buffer(config, self.generator)
         self.target = policy.reference()
         self.descent = Descent(policy.parameters(), config)

@@ -6,9 +6,9 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from algos.packing import TokenRows, check_packing, learnt_log_probs, pack, toke
 from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.model import LanguageModel
 
+LONGEST = 1024
+"""Tokens in a row where nobody says; models may read many more than fit into memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig:
@@ -32,8 +35,8 @@ class SFTConfig:
     """Examples in an optimiser's step; packing does not change which."""
     micro_batch_size: int | None = None
     """Rows evaluated at a time, to save memory; the gradient is the same. None: all of the step's."""
-    max_length: int = 1024
-    """Tokens in a row at most; a longer example loses its end."""
+    max_length: int | None = None
+    """Tokens in a row at most; a longer example loses its end. None: what the model reads, `LONGEST` at most."""
     packing: bool = True
     """Put several examples into a row, where none sees another; False gives each a row of its own."""
     learning_rate: float = 5e-5
@@ -91,9 +94,11 @@ def sft(
     """
     config = SFTConfig() if config is None else config
     lm = _language_model(model)
-    check_context(lm, config.max_length)
-    training = _read_all(examples, lm, config, "examples")
-    measured = None if held_out is None else _read_all(held_out, lm, config, "held_out")
+    max_length = config.max_length or min(LONGEST, _positions(lm) or LONGEST)
+    check_context(lm, max_length)
+    config = replace(config, max_length=max_length)
+    training = _read_all(examples, lm, max_length, "examples")
+    measured = None if held_out is None else _read_all(held_out, lm, max_length, "held_out")
     if config.packing:
         check_packing(lm)
     generator = torch.Generator().manual_seed(config.seed)
@@ -114,9 +119,14 @@ def sft(
 
 def check_context(lm: LanguageModel, max_length: int) -> None:
     """Raise a ValueError if rows of this many tokens are more than the model has positions for."""
-    positions = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    positions = _positions(lm)
     if positions is not None and max_length > positions:
         raise ValueError(f"max_length is {max_length}, the model reads {positions} tokens: set max_length to that")
+
+
+def _positions(lm: LanguageModel) -> int | None:
+    """Tokens that the model has positions for; None where they are not counted."""
+    return getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def _language_model(model: Any) -> LanguageModel:
@@ -128,20 +138,20 @@ def _language_model(model: Any) -> LanguageModel:
     return lm
 
 
-def _read_all(examples: Sequence[Any], lm: LanguageModel, config: SFTConfig, name: str) -> list[Example]:
+def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
     """The examples, cut to ``max_length``; those of which nothing is left to learn are left out."""
     whole = [read_example(i, example, lm.tokenizer) for i, example in enumerate(examples)]
-    cut = [Example(ids[: config.max_length], learnt[: config.max_length]) for ids, learnt in whole]
+    cut = [Example(ids[:max_length], learnt[:max_length]) for ids, learnt in whole]
     kept = [example for example in cut if any(example.learnt)]
     if not kept:
         raise ValueError(
-            f"none of the {len(whole)} {name} has a token to learn among its first {config.max_length}: give more, "
+            f"none of the {len(whole)} {name} has a token to learn among its first {max_length}: give more, "
             "shorten the prompts, or raise max_length"
         )
-    shortened = sum(len(example.ids) > config.max_length for example in whole)
+    shortened = sum(len(example.ids) > max_length for example in whole)
     if shortened or len(kept) < len(cut):
         warnings.warn(
-            f"of {len(whole)} {name} {shortened} are longer than max_length={config.max_length} and lost their end; "
+            f"of {len(whole)} {name} {shortened} are longer than max_length={max_length} and lost their end; "
             f"{len(cut) - len(kept)} were left out, for nothing in them was left to learn",
             stacklevel=3,
         )
@@ -198,7 +208,7 @@ def _measure(lm: LanguageModel, examples: list[Example], config: SFTConfig) -> d
 
 def _rows(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Iterator[TokenRows]:
     """A batch as tensors, ``micro_batch_size`` rows at a time."""
-    rows = pack(batch, max_length=config.max_length) if config.packing else [[example] for example in batch]
+    rows = pack(batch, max_length=cast(int, config.max_length)) if config.packing else [[example] for example in batch]
     size = config.micro_batch_size or len(rows)
     for start in range(0, len(rows), size):
         yield token_rows(rows[start : start + size], lm=lm)

@@ -36,7 +36,7 @@ class GRPOConfig(PolicyGradientConfig):
 
     steps: int | None = None
     """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 128
+    episodes: int | None = 32
     """Whole episodes in a rollout; a multiple of the group's size."""
     group_size: int = 8
     """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
@@ -72,14 +72,14 @@ class GRPO(Agent):
         >>> GRPO(env, policy, GRPOConfig(episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP
     """
 
+    config_type = GRPOConfig
     config: GRPOConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: GRPOConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
-        config = GRPOConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), config)
+        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its advantage column; returns metrics."""

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.collection import autoreset_mode
+from algos.config import PolicyGradientConfig
 from algos.frontier import VARIETY, HackingWatch, plot_frontier
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
@@ -172,7 +173,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     """Refuse environments that an agent cannot collect from, and policies and configs of another kind.
 
     Raises:
-        TypeError: if it is no vector environment.
+        TypeError: if it is no vector environment, or the policy is not of the kind that the algorithm trains.
         ValueError: if it charges the KL by itself or does not say its autoreset mode, if policy and environment count
             different actions, or if the config counts what the environment does not have.
     """
@@ -200,6 +201,11 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise ValueError(
             f"the policy chooses from {actions} actions, the environment has {space.n}: "
             "make both from the same tokenizer or space"
+        )
+    if getattr(policy, "trained_by_values", False) and isinstance(config, PolicyGradientConfig):
+        raise TypeError(
+            f"a {type(policy).__name__} acts on values and has no probabilities that a gradient could follow: train it "
+            "by DQN, or take an MLPPolicy"
         )
     if getattr(policy, "sampling_only", False):
         raise ValueError(

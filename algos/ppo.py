@@ -34,6 +34,8 @@ class PPOConfig(ActorCriticConfig):
     """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
     final_clip_range: float | None = None
     """Clip range at the end, reached linearly; None keeps it constant."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss (half the squared error)."""
     value_clip_range: float | None = None
     """Most that a value may move in an update, in units of the return; None does not clip."""
     target_kl: float | None = None
@@ -45,7 +47,9 @@ class PPOConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, at_least_one=["epochs", "minibatch_size"], not_negative=["final_clip_range"])
+        check_range(
+            self, at_least_one=["epochs", "minibatch_size"], not_negative=["final_clip_range", "value_coefficient"]
+        )
         check_range(self, positive=["clip_range", "target_kl", "value_clip_range"])
 
 
@@ -67,6 +71,7 @@ class PPO(Agent):
         >>> agent.learn(100_000)  # doctest: +SKIP
     """
 
+    config_type = PPOConfig
     config: PPOConfig
 
     def __init__(
@@ -78,8 +83,8 @@ class PPO(Agent):
         penalty: Penalty | None = None,
         auxiliary: Callable[[Policy], Tensor] | None = None,
     ) -> None:
-        config = PPOConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
+        config = self.config
         if config.whiten_advantages and config.minibatch_size == 1 and not policy.sequential:
             raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")
         self.auxiliary = auxiliary

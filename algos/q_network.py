@@ -42,6 +42,7 @@ class QPolicy(nn.Module):
     """
 
     sequential = False
+    trained_by_values = True
 
     def __init__(
         self,

@@ -51,14 +51,14 @@ class REINFORCE(Agent):
         >>> REINFORCE(env, policy, REINFORCEConfig(episodes=16)).learn(500_000)  # doctest: +SKIP
     """
 
+    config_type = REINFORCEConfig
     config: REINFORCEConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: REINFORCEConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
-        config = REINFORCEConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), config)
+        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""

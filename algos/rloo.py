@@ -26,7 +26,7 @@ class RLOOConfig(PolicyGradientConfig):
 
     steps: int | None = None
     """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 128
+    episodes: int | None = 32
     """Whole episodes in a rollout; a multiple of the group's size."""
     group_size: int = 4
     """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
@@ -51,14 +51,14 @@ class RLOO(Agent):
         >>> RLOO(env, policy, RLOOConfig(episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP
     """
 
+    config_type = RLOOConfig
     config: RLOOConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: RLOOConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
-        config = RLOOConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), config)
+        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""

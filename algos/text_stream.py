@@ -65,6 +65,10 @@ class TextLoss:
 
     def __call__(self, policy: TextPolicy) -> Tensor:
         """The term for the next batch, a float32 scalar with a gradient."""
+        if not isinstance(getattr(policy, "lm", None), LanguageModel):
+            raise TypeError(
+                f"the policy is a {type(policy).__name__}, and only a language model (LMPolicy) has a TextLoss"
+            )
         rollout = self.next_rollout(policy.lm)
         log_prob = policy.lm.evaluate(rollout).log_prob
         return -self.coefficient * masked_mean(log_prob, mask=rollout["mask"])

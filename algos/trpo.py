@@ -75,13 +75,14 @@ class TRPO(Agent):
         >>> TRPO(env, policy, TRPOConfig(steps=128)).learn(100_000)  # doctest: +SKIP
     """
 
+    config_type = TRPOConfig
     config: TRPOConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
-        config = TRPOConfig() if config is None else config
         super().__init__(env, policy, config, penalty=penalty)
+        config = self.config
         if getattr(self.penalty, "place", "reward") == "loss":
             raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None

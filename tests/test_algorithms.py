@@ -18,7 +18,7 @@ from test_pitfalls_update import ANSWERS, other_weights, spoil, spoil_policy
 from torch import nn
 
 import algos
-from algos import Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
+from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collect, evaluate
 from algos.a2c import A2C, A2CConfig
 from algos.algorithms import AlgorithmName, algorithm, make_agent, name_of
 from algos.dqn import DQNConfig
@@ -420,3 +420,12 @@ def test_three_signals_are_learnt(algo):
     after = sum(evaluate(signals(), policy, episodes=40, seed=3)[0]) / 40
     print(algo, before, after)
     assert before < 2.5 and after > 3.8
+
+
+def test_a_config_or_a_policy_of_another_algorithm_is_refused():
+    env = cartpole()
+    with pytest.raises(TypeError, match="config is a PPOConfig, REINFORCE needs a REINFORCEConfig"):
+        REINFORCE(env, mlp_for(env), PPOConfig())
+    q_policy = QPolicy(env.single_observation_space, env.single_action_space)
+    with pytest.raises(TypeError, match="QPolicy acts on values .* DQN"):
+        PPO(env, q_policy, PPOConfig())
