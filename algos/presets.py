@@ -106,13 +106,13 @@ MOUNTAIN_CAR = PPOConfig(
     gamma=0.99,
     gae_lambda=0.98,
     value_coefficient=1.0,
-    entropy_coefficient=0.01,
+    entropy_coefficient=0.03,
     normalize_rewards=True,
 )
 """MountainCar-v0 with 32 environments and normalised observations; found here.
 
 Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and 64 in a minibatch ended some 20
-lower here. Some seeds settle for a swing too many.
+lower here. With an entropy bonus of .01 one seed in five settled for a swing too many, at -143.
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
