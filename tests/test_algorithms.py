@@ -144,14 +144,15 @@ LOSSES = {
     "higher": partial(clipped_policy_loss, clip_higher=0.5),
     "threshold": partial(thresholded_policy_loss, threshold=1.01),
 }
-CUTS = [(kind, {}) for kind in ("a2c", "reinforce", "rloo")]
-CUTS += [("grpo", dict(aggregation=how)) for how in (token_mean, sequence_mean, FIXED)]
-CUTS += [("ppo, sequence mean", dict(aggregation=how)) for how in (token_mean, sequence_mean, FIXED)]
-CUTS += [("ppo, dual clip", dict(policy_loss=LOSSES[name])) for name in sorted(LOSSES)]
+MEANS = {"fixed": FIXED, "sequence": sequence_mean, "token": token_mean}
+CUTS = [pytest.param(kind, {}, id=kind) for kind in ("a2c", "reinforce", "rloo")]
+CUTS += [pytest.param("grpo", {"aggregation": MEANS[how]}, id=f"grpo-{how}") for how in sorted(MEANS)]
+CUTS += [pytest.param("ppo, sequence mean", {"aggregation": MEANS[how]}, id=f"ppo-{how}") for how in sorted(MEANS)]
+CUTS += [pytest.param("ppo, dual clip", {"policy_loss": LOSSES[name]}, id=f"ppo-{name}") for name in sorted(LOSSES)]
 
 
 @WHERE
-@pytest.mark.parametrize(("kind", "options"), CUTS, ids=str)
+@pytest.mark.parametrize(("kind", "options"), CUTS)
 def test_row_18_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(kind, options, where):
     """The second of two minibatches: where ratios have moved, so that clips and thresholds have something to say."""
     found = []
