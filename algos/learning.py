@@ -59,7 +59,7 @@ def learn(
     *,
     run_dir: str | Path | None = None,
     progress: bool = False,
-    on_iteration: Callable[[Metrics], bool | None] | None = None,
+    on_iteration: Callable[[Metrics], Any] | None = None,
     diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
 ) -> list[Metrics]:
     """Train until that many steps (True entries) were taken; the iteration under way is finished.
@@ -97,7 +97,7 @@ def learn(
             logs.write(metrics)
             history.append(metrics)
             watch.look(metrics)
-            if on_iteration is not None and on_iteration(metrics):
+            if on_iteration is not None and on_iteration(metrics) is True:
                 break
     if run_dir is not None:
         agent.save(run_dir)

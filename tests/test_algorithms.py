@@ -296,7 +296,7 @@ def test_grpo_on_control_has_the_gradient_of_rows_by_autograd(aggregation):
 WRONG = [
     (lambda: REINFORCEConfig(steps=16, episodes=None), "REINFORCEConfig.steps is 16.*set steps=None and episodes"),
     (lambda: RLOOConfig(steps=16, episodes=None), "RLOOConfig.steps is 16.*set steps=None and episodes"),
-    (lambda: GRPOConfig(steps=16), "steps is 16 and episodes is 128: give one"),
+    (lambda: GRPOConfig(steps=16), "steps is 16 and episodes is 32: give one"),
     (lambda: RLOOConfig(episodes=10, group_size=4), "group_size is 4 and episodes is 10.*divides"),
     (lambda: GRPOConfig(episodes=8, group_size=1), "group_size is 1 .*at least 2"),
     (lambda: GRPOConfig(episodes=8, group_size=4.0), "group_size is 4.0"),

@@ -21,7 +21,7 @@ from pitfall_tools import (
 )
 from test_lm_runtime import MODELS as ALL_MODELS
 
-import algos.ppo
+import algos.objective
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.lm import model as model_module
@@ -32,14 +32,14 @@ NINE = len(WORDS)
 @pytest.fixture
 def gaps(monkeypatch):
     """Largest difference of new and old log-probabilities in every part that an update evaluates."""
-    found, real = [], algos.ppo.log_ratio
+    found, real = [], algos.objective.log_ratio
 
     def spy(**arguments):
         result = real(**arguments)
         found.append(result.detach().abs().max().item())
         return result
 
-    monkeypatch.setattr(algos.ppo, "log_ratio", spy)
+    monkeypatch.setattr(algos.objective, "log_ratio", spy)
     return found
 
 

@@ -64,10 +64,17 @@ def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
         policy = MLPPolicy(env.single_observation_space, env.single_action_space)
         other = gymnasium.make_vec("CartPole-v1", num_envs=2)
         agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=16))
-        agent.learn(96, on_iteration=lambda _: look and algos.evaluate(other, policy, episodes=2))
+        history = agent.learn(96, on_iteration=lambda _: look and algos.evaluate(other, policy, episodes=2))
+        assert len(history) > 2  # what a callback happens to return ends nothing, unless it is True
         return [p.detach().clone() for p in policy.parameters()]
 
     assert all(torch.equal(one, two) for one, two in zip(train(False), train(True), strict=True))
+
+
+def test_training_ends_where_the_callback_says_true():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    agent = PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space), PPOConfig(steps=16))
+    assert len(agent.learn(1000, on_iteration=lambda metrics: metrics["iteration"] >= 2)) == 2
 
 
 def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_with():

@@ -270,7 +270,8 @@ def test_what_is_too_long_is_cut_at_the_end_and_counted():
     with pytest.raises(ValueError, match="none of the 1 examples has a token to learn among its first 8"):
         sft(lm, [asked], SFTConfig(max_length=8))
     with pytest.raises(ValueError, match="max_length is 1024, the model reads 64 tokens"):
-        sft(lm, ["a b"])
+        sft(lm, ["a b"], SFTConfig(max_length=1024))
+    assert sft(lm, ["a b"])[0]["steps"] == 2  # without a number it is what the model reads
 
 
 def test_what_cannot_be_trained_is_refused():

@@ -241,7 +241,7 @@ def test_where_noise_cannot_depend_on_the_state_it_is_refused():
     env = pendulum()
     assert environments.make_policy(env, sde_sample_freq=4)._held.sample_freq == 4
     for options in ({"sde_sample_freq": 4}, {"log_std_init": -1.0}):
-        with refused(ValueError, "sde_sample_freq and log_std_init", "mlp", "lstm"):
+        with refused(ValueError, "LSTMPolicy", "its arguments are", *options):
             environments.make_policy(env, policy="lstm", **options)
     with refused(ValueError, "action_mask", "Discrete"):
         make_policy().act(states(2), action_mask=torch.ones(2, 2, dtype=torch.bool))
