@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from algos.advantages import whiten
 from algos.agent import Agent
 from algos.config import ActorCriticConfig
+from algos.conjugate_gradient import conjugate_gradient
 from algos.descent import Descent, Term, Totals, add_up
 from algos.invariants import check_finite_gradient, check_range
 from algos.learning import Metrics, Penalty
@@ -176,30 +177,6 @@ class TRPO(Agent):
         entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
         terms = {"value/loss": Term(1.0, error), "policy/entropy": Term(0.0, entropy)}
         return add_up(terms, weight=batch["weight"], share=batch["share"])
-
-
-def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
-    """Solve A x = b for a positive definite A that is known by its products (Hestenes and Stiefel 1952).
-
-    Args:
-        product: from a vector ``[n]`` to A times it.
-        target: b ``[n]``.
-        steps: at most so many; fewer once the residual is gone.
-
-    Returns:
-        x ``[n]``, exact after n steps but for rounding.
-    """
-    solution, residual = torch.zeros_like(target), target.clone()
-    direction, size = residual.clone(), residual @ residual
-    for _ in range(steps):
-        image = product(direction)
-        stride = size / (direction @ image)
-        solution, residual = solution + stride * direction, residual - stride * image
-        size, last = residual @ residual, size
-        if size < 1e-10 * (target @ target):
-            break
-        direction = residual + size / last * direction
-    return solution
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
     env = make_vector_environment(env_id, recipe.num_envs, seed_each=algorithm in GROUPED)
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
-    shorter = {"learning_starts": 64} if algorithm == "dqn" else {}
+    shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
     (metrics,) = make_agent(algorithm, env, policy, replace(recipe.config, **shorter)).learn(1)
     if recipe.config.steps is not None:
         # CartPole's native vector environment spends steps on resets, which do not count.

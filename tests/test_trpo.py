@@ -13,7 +13,8 @@ from test_pitfalls_update import ANSWERS, with_empty_rows
 
 import algos
 from algos import Cursor, LSTMPolicy, MLPPolicy, collect
-from algos.trpo import TRPO, TRPOConfig, conjugate_gradient
+from algos.conjugate_gradient import conjugate_gradient
+from algos.trpo import TRPO, TRPOConfig
 
 QUIET = dict(whiten_advantages=False, critic_epochs=1, minibatch_size=1000)
 
