@@ -169,7 +169,7 @@ TEXT = PPOConfig(
 
 CARTPOLE_A2C = A2CConfig(
     steps=32,
-    learning_rate=1e-3,
+    learning_rate=2e-3,
     final_learning_rate=0.0,
     gamma=0.99,
     gae_lambda=0.95,
