@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algos.agent import Agent
 from algos.config import ActorCriticConfig
-from algos.descent import Descent, Term, Totals, add_up, cut
+from algos.descent import Term, Totals, add_up, cut
 from algos.invariants import check_range
 from algos.learning import Metrics, Penalty
 from algos.losses import policy_gradient_loss, value_loss
@@ -37,7 +37,7 @@ class A2CConfig(ActorCriticConfig):
         check_range(self, not_negative=["value_coefficient"])
 
 
-class A2C(Agent):
+class A2C(Agent[A2CConfig]):
     """GAE × policy gradient, one gradient step a rollout.
 
     Args:
@@ -51,14 +51,12 @@ class A2C(Agent):
     """
 
     config_type = A2CConfig
-    config: A2CConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: A2CConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)
         config = self.config
-        self.descent = Descent(policy.parameters(), config)
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
 
     def update(self, rollout: TensorDict) -> Metrics:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from gymnasium.vector import VectorEnv
@@ -12,11 +13,14 @@ from tensordict import TensorDict
 from algos.checkpoint import save
 from algos.collection import Cursor, collect
 from algos.config import Config
+from algos.descent import Descent
 from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
 from algos.policy import Policy
 
+ConfigT = TypeVar("ConfigT", bound=Config)
 
-class Agent:
+
+class Agent(Generic[ConfigT]):
     """An environment, a policy, and the random numbers between them.
 
     It learns nothing by itself: an algorithm is one file with a config of its own and an `update`.
@@ -32,12 +36,11 @@ class Agent:
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
     """
 
-    config_type: type[Config] = Config
+    config_type: type[ConfigT] = Config  # type: ignore[assignment]  # of an algorithm that asks for no more
     """The algorithm's own config."""
-    config: Any
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, config: Config | None = None, *, penalty: Penalty | None = None
+        self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: Penalty | None = None
     ) -> None:
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
@@ -54,6 +57,11 @@ class Agent:
         self.policy.generator.manual_seed(config.seed + 2**32)
         self.progress = 0.0
         """Share of the training that is done, 0 to 1: schedules read it."""
+
+    @cached_property
+    def descent(self) -> Descent:
+        """Optimiser of all that the policy trains, made at its first use."""
+        return Descent(self.policy.parameters(), self.config)
 
     def collect(self) -> TensorDict:
         """Let the policy act: the next rollout."""

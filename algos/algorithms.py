@@ -17,7 +17,7 @@ GROUPED = ("rloo", "grpo")
 """Those that compare episodes with one start, so that a control environment is reset by a seed for each slot."""
 
 
-def algorithm(name: str) -> type[Agent]:
+def find_algorithm(name: str) -> type[Agent]:
     """The class of an algorithm.
 
     Raises:
@@ -30,9 +30,4 @@ def algorithm(name: str) -> type[Agent]:
 
 def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:
     """An algorithm by name, on an environment and with a policy and a config of its kind."""
-    return algorithm(name)(env, policy, config)
-
-
-def name_of(config: Config) -> str:
-    """Name of the algorithm that a config belongs to."""
-    return type(config).__module__.rpartition(".")[2]
+    return find_algorithm(name)(env, policy, config)

@@ -15,7 +15,7 @@ from torch.nn.functional import huber_loss
 
 from algos.agent import Agent
 from algos.config import Config
-from algos.descent import Descent, Totals, scheduled
+from algos.descent import Totals, scheduled
 from algos.invariants import check_range
 from algos.learning import Metrics
 from algos.metrics import Means
@@ -68,7 +68,7 @@ class DQNConfig(Config):
             )
 
 
-class DQN(Agent):
+class DQN(Agent[DQNConfig]):
     """Replay buffer × double Q-learning with Huber's loss.
 
     Args:
@@ -85,7 +85,6 @@ class DQN(Agent):
     """
 
     config_type = DQNConfig
-    config: DQNConfig
     policy: QPolicy
 
     def __init__(self, env: VectorEnv, policy: QPolicy, config: DQNConfig | None = None) -> None:
@@ -95,7 +94,6 @@ class DQN(Agent):
         config = self.config
         self.buffer = _replay_buffer(config, self.generator)
         self.target = policy.reference()
-        self.descent = Descent(policy.parameters(), config)
         self.gradient_steps = 0
         """Steps of the optimiser so far."""
 

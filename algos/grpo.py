@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import PolicyGradientConfig, check_groups
-from algos.descent import Descent, Term, Totals, add_up, cut
+from algos.descent import Term, Totals, add_up, cut
 from algos.invariants import check_range
-from algos.learning import Metrics, Penalty
+from algos.learning import Metrics
 from algos.losses import Aggregation, PolicyLoss, clipped_policy_loss, sequence_mean
 from algos.metrics import Means, group_metrics, ratio_metrics, rollout_metrics
 from algos.objective import episode_returns, log_ratios, regularizers, weighted_minibatches
-from algos.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ class GRPOConfig(PolicyGradientConfig):
         check_range(self, at_least_one=["epochs", "minibatch_size"], positive=["clip_range"])
 
 
-class GRPO(Agent):
+class GRPO(Agent[GRPOConfig]):
     """Return of the episode, standardised in its group × clipped ratio.
 
     Args:
@@ -73,13 +71,6 @@ class GRPO(Agent):
     """
 
     config_type = GRPOConfig
-    config: GRPOConfig
-
-    def __init__(
-        self, env: VectorEnv, policy: Policy, config: GRPOConfig | None = None, *, penalty: Penalty | None = None
-    ) -> None:
-        super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its advantage column; returns metrics."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algos.agent import Agent
 from algos.config import ActorCriticConfig
-from algos.descent import Descent, Term, Totals, add_up, cut, scheduled
+from algos.descent import Term, Totals, add_up, cut, scheduled
 from algos.invariants import check_range
 from algos.learning import Metrics, Penalty
 from algos.losses import Aggregation, PolicyLoss, clipped_policy_loss, token_mean, value_loss
@@ -53,7 +53,7 @@ class PPOConfig(ActorCriticConfig):
         check_range(self, positive=["clip_range", "target_kl", "value_clip_range"])
 
 
-class PPO(Agent):
+class PPO(Agent[PPOConfig]):
     """One algorithm for every environment: what differs between CartPole and text is environment and policy.
 
     Args:
@@ -72,7 +72,6 @@ class PPO(Agent):
     """
 
     config_type = PPOConfig
-    config: PPOConfig
 
     def __init__(
         self,
@@ -88,7 +87,6 @@ class PPO(Agent):
         if config.whiten_advantages and config.minibatch_size == 1 and not policy.sequential:
             raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")
         self.auxiliary = auxiliary
-        self.descent = Descent(policy.parameters(), config)
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
 
     def update(self, rollout: TensorDict) -> Metrics:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from algos.a2c import A2CConfig
+from algos.algorithms import find_algorithm
 from algos.config import Config
 from algos.dqn import DQNConfig
 from algos.grpo import GRPOConfig
@@ -317,8 +318,6 @@ RECURRENT = Recipe(
 
 _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,
          "trpo": TEXT_TRPO}  # fmt: skip
-_CONTROL = {"ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
-            "trpo": TRPOConfig, "dqn": DQNConfig}  # fmt: skip
 
 
 def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
@@ -332,10 +331,9 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
     """
     if (env_id, algorithm) in RECIPES:
         return RECIPES[env_id, algorithm]
-    if algorithm not in _CONTROL:
-        raise ValueError(f"algorithm is {algorithm!r}, expected one of {', '.join(_CONTROL)}")
+    defaults = find_algorithm(algorithm).config_type
     if not env_id.startswith("textenv/"):
-        return Recipe(config=_CONTROL[algorithm](), policy="q" if algorithm == "dqn" else "auto")
+        return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto")
     if algorithm not in _TEXT:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")
     other = Recipe(num_envs=64, total_steps=100_000, kl_coefficient=0.01)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import PolicyGradientConfig, check_whole_episodes
-from algos.descent import Descent, cut
+from algos.descent import cut
 from algos.invariants import check_range
-from algos.learning import Metrics, Penalty
+from algos.learning import Metrics
 from algos.metrics import Means, rollout_metrics
 from algos.objective import policy_gradient, weighted_minibatches
-from algos.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class REINFORCEConfig(PolicyGradientConfig):
         check_range(self, unit_interval=["gamma"])
 
 
-class REINFORCE(Agent):
+class REINFORCE(Agent[REINFORCEConfig]):
     """Return to go minus the batch's mean × policy gradient. No value is learnt.
 
     Args:
@@ -52,13 +50,6 @@ class REINFORCE(Agent):
     """
 
     config_type = REINFORCEConfig
-    config: REINFORCEConfig
-
-    def __init__(
-        self, env: VectorEnv, policy: Policy, config: REINFORCEConfig | None = None, *, penalty: Penalty | None = None
-    ) -> None:
-        super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.advantages import leave_one_out
 from algos.agent import Agent
 from algos.config import PolicyGradientConfig, check_groups
-from algos.descent import Descent, cut
-from algos.learning import Metrics, Penalty
+from algos.descent import cut
+from algos.learning import Metrics
 from algos.losses import Aggregation, token_mean
 from algos.metrics import Means, group_metrics, rollout_metrics
 from algos.objective import episode_returns, policy_gradient, weighted_minibatches
-from algos.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class RLOOConfig(PolicyGradientConfig):
         check_groups(self, self.group_size)
 
 
-class RLOO(Agent):
+class RLOO(Agent[RLOOConfig]):
     """Return of the episode minus the mean of its group's others × policy gradient, one step a rollout.
 
     Args:
@@ -52,13 +50,6 @@ class RLOO(Agent):
     """
 
     config_type = RLOOConfig
-    config: RLOOConfig
-
-    def __init__(
-        self, env: VectorEnv, policy: Policy, config: RLOOConfig | None = None, *, penalty: Penalty | None = None
-    ) -> None:
-        super().__init__(env, policy, config, penalty=penalty)
-        self.descent = Descent(policy.parameters(), self.config)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""

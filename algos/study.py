@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from algos.config import PolicyGradientConfig
 from algos.losses import log_ratio
 from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
+from textenv.kl_estimators import k3
 from textenv.rollout import masked_mean
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
         return {}
     mask = rollout["mask"]
     change = log_ratio(log_prob=agent.policy.evaluate(rollout).log_prob, old_log_prob=rollout["log_prob"], mask=mask)
-    return {"update/kl": masked_mean(change.expm1() - change, mask=mask).item()}
+    return {"update/kl": masked_mean(k3(-change), mask=mask).item()}
 
 
 Score = Callable[[float], float]

@@ -57,7 +57,7 @@ class TRPOConfig(ActorCriticConfig):
             raise ValueError("TRPO has no entropy bonus and no micro-batches: leave them at 0 and None")
 
 
-class TRPO(Agent):
+class TRPO(Agent[TRPOConfig]):
     """GAE × natural gradient with a line search; the critic learns by itself.
 
     The critic trains only what the policy's probabilities do not depend on: of a language model its value head, or a
@@ -77,7 +77,6 @@ class TRPO(Agent):
     """
 
     config_type = TRPOConfig
-    config: TRPOConfig
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: Penalty | None = None

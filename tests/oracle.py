@@ -11,7 +11,7 @@ from conftest import make_tokenizer
 from torch import nn
 
 from algos import PPOConfig
-from algos.algorithms import algorithm, name_of
+from algos.algorithms import find_algorithm
 from algos.learning import iterate
 from algos.metrics import EpisodeMeter
 from algos.policy import Step, frozen_copy
@@ -168,6 +168,11 @@ CONFIG = PPOConfig(
 )  # fmt: skip
 
 
+def name_of(config):
+    """Name of the algorithm that a config belongs to."""
+    return type(config).__module__.rpartition(".")[2]
+
+
 def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG, problem=None):
     """Train by the config's algorithm; returns optimum and policy. What is not given is the tabular problem's own."""
     problem = Problem(seed, beta) if problem is None else problem
@@ -175,7 +180,7 @@ def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=No
     reference = TabularPolicy(problem.reference).requires_grad_(False)
     penalty = (KLPenalty if penalty is None else penalty)(reference, beta)
     env = problem.environment() if environment is None else environment(problem)
-    agent = algorithm(name_of(config))(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
+    agent = find_algorithm(name_of(config))(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
     # Responses differ in length, so iterations are counted here, not steps.
     for iteration in range(iterations):
         agent.progress = iteration / iterations

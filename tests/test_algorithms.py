@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import make_gpt2
 from gymnasium.vector import AutoresetMode
+from oracle import name_of
 from pitfall_tools import GOOD, Script, cartpole, gradients, lm_policy, mlp_for, play, scored, text_env
 from test_dqn import signals
 from test_pitfalls_autoreset import ExactCritic, chain
@@ -20,7 +21,7 @@ from torch import nn
 import algos
 from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collect, evaluate
 from algos.a2c import A2C, A2CConfig
-from algos.algorithms import AlgorithmName, algorithm, make_agent, name_of
+from algos.algorithms import AlgorithmName, find_algorithm, make_agent
 from algos.dqn import DQNConfig
 from algos.environments import make_policy
 from algos.grpo import GRPO, GRPOConfig
@@ -64,7 +65,7 @@ def agent(kind, env, policy, *, penalty=None, **options):
     if name == "trpo":
         options = {key: x for key, x in options.items() if key not in ("micro_batch_size", "entropy_coefficient")}
     given = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    return algorithm(name)(env, policy, type(config)(**(given | options)), penalty=penalty)
+    return find_algorithm(name)(env, policy, type(config)(**(given | options)), penalty=penalty)
 
 
 def passes(kind, **options):
@@ -309,7 +310,7 @@ WRONG = [
     (lambda: TRPOConfig(entropy_coefficient=0.1), "TRPO has no entropy bonus and no micro-batches"),
     (lambda: TRPOConfig(line_search_factor=1.0), "line_search_factor is 1.0, expected less than 1"),
     (lambda: TRPOConfig(max_kl=0.0), "TRPOConfig.max_kl is 0.0, expected a number above 0"),
-    (lambda: algorithm("sarsa"), "algorithm is 'sarsa', expected one of ppo, a2c"),
+    (lambda: find_algorithm("sarsa"), "algorithm is 'sarsa', expected one of ppo, a2c"),
 ]
 
 

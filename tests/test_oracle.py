@@ -6,11 +6,10 @@ from functools import partial
 import pytest
 import torch
 from conftest import make_gpt2, make_tokenizer
-from oracle import CONFIG, EOS, Optimum, Problem, TabularPolicy, response_log_probs, run
+from oracle import CONFIG, EOS, Optimum, Problem, TabularPolicy, name_of, response_log_probs, run
 
 from algos import LMPolicy
 from algos.a2c import A2CConfig
-from algos.algorithms import name_of
 from algos.grpo import GRPOConfig
 from algos.losses import fixed_length_mean
 from algos.reinforce import REINFORCEConfig

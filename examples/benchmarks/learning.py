@@ -5,6 +5,7 @@ reward is the number of new tokens whose id is below a quarter of the vocabulary
 GPT-2 of 2 layers, 128 wide, with random weights. A run has learnt when the mean of a batch reaches .9 of the 48.
 """
 
+import dataclasses
 import statistics
 import time
 
@@ -79,7 +80,7 @@ def seconds_to_target(settings, seed):
     policy = LMPolicy(model, tokenizer, seed=seed)
     penalty = KLPenalty(policy.reference(), 0.05)
     config = CONFIGS[settings]
-    agent = PPO(env, policy, config.__class__(**(vars(config) | {"seed": seed})), penalty=penalty)
+    agent = PPO(env, policy, dataclasses.replace(config, seed=seed), penalty=penalty)
     start = time.perf_counter()
 
     def enough(metrics):
