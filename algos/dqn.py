@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
-from torch.nn.functional import huber_loss
+from torch.nn.functional import mse_loss
 
 from algos.agent import Agent
 from algos.config import Config
@@ -47,6 +48,10 @@ class DQNConfig(Config):
     """Remembered steps in each of them."""
     target_every: int = 250
     """Gradient steps after which the target network becomes the present one."""
+    loss: Callable[[Tensor, Tensor], Tensor] = mse_loss
+    """Of the values ``[b]`` and what they should be. `torch.nn.functional.huber_loss` bounds the pull of each, as Mnih
+    et al. do with rewards of at most 1: where values are large it learns their median, which the few ends of episodes
+    do not move, and they can grow without limit (CartPole's do)."""
     double: bool = True
     """The present network chooses the next action and the target network says what it is worth."""
     exploration_share: float = 0.2
@@ -69,7 +74,7 @@ class DQNConfig(Config):
 
 
 class DQN(Agent[DQNConfig]):
-    """Replay buffer × double Q-learning with Huber's loss.
+    """Replay buffer × double Q-learning.
 
     Args:
         env: a vector environment with Discrete actions.
@@ -124,7 +129,7 @@ class DQN(Agent[DQNConfig]):
         return means.result() | metrics
 
     def _loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
-        """Huber's loss of Q(s, a) against `q_target` (δ = 1), the mean over a batch ``[b]``."""
+        """The loss of Q(s, a) against `q_target` on a batch ``[b]``."""
         config, network = self.config, self.policy.action_values
         worth = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
@@ -138,7 +143,7 @@ class DQN(Agent[DQNConfig]):
                 open_actions=batch.get("next_action_mask", None),
                 gamma=config.gamma,
             )
-        loss = huber_loss(worth, target)
+        loss = config.loss(worth, target)
         return loss, {"value/loss": loss, "value/mean": worth.mean()}
 
 

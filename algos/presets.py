@@ -203,21 +203,17 @@ CARTPOLE_TRPO = TRPOConfig(
 """CartPole-v1 with 2 environments; rl-baselines3-zoo's ``hyperparams/trpo.yml`` with a wider trust region."""
 
 CARTPOLE_DQN = DQNConfig(
-    steps=1,
-    learning_rate=1e-3,
+    steps=16,
+    learning_rate=2.3e-3,
     final_learning_rate=0.0,
-    gamma=0.98,
-    gradient_steps=8,
-    batch_size=128,
-    target_every=100,
+    gamma=0.99,
+    gradient_steps=128,
+    batch_size=64,
+    target_every=128,
     exploration_share=0.16,
     final_exploration=0.04,
 )
-"""CartPole-v1 with 16 environments; found here, and not reliable: see the README.
-
-A target that is renewed rarely knows too few steps of the future (one more each time), one that is renewed at every
-rollout runs away.
-"""
+"""CartPole-v1 with 16 environments: rl-baselines3-zoo's, but for squared errors and a rate that falls."""
 
 TEXT_A2C = A2CConfig(
     steps=None,
@@ -280,9 +276,7 @@ RECIPES = {
     ("CartPole-v1", "rloo"): Recipe(config=CARTPOLE_RLOO, num_envs=16, total_steps=300_000),
     ("CartPole-v1", "grpo"): Recipe(config=CARTPOLE_GRPO, num_envs=16, total_steps=300_000),
     ("CartPole-v1", "trpo"): Recipe(config=CARTPOLE_TRPO, num_envs=2, total_steps=60_000),
-    ("CartPole-v1", "dqn"): Recipe(
-        config=CARTPOLE_DQN, num_envs=16, total_steps=100_000, policy="q", policy_kwargs={"hidden": [128, 128]}
-    ),
+    ("CartPole-v1", "dqn"): Recipe(config=CARTPOLE_DQN, num_envs=16, total_steps=50_000, policy="q"),
     ("Acrobot-v1", "ppo"): Recipe(
         config=ACROBOT, num_envs=16, total_steps=100_000, policy_kwargs={"normalize_observations": True}
     ),

@@ -12,6 +12,7 @@ from pitfall_tools import cartpole, mlp_for
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_pitfalls_autoreset import Gate, replayed
+from torch.nn.functional import huber_loss, mse_loss
 
 import algos
 from algos import Cursor, evaluate
@@ -70,12 +71,13 @@ def batch_of(policy, n=200):
 
 @pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")  # one batch needs none
 @pytest.mark.parametrize("double", [True, False])
-def test_the_loss_and_its_gradient_agree_with_torchrl(double):
+@pytest.mark.parametrize(("loss", "name"), [(mse_loss, "l2"), (huber_loss, "smooth_l1")], ids=["squared", "huber"])
+def test_the_loss_and_its_gradient_agree_with_torchrl(double, loss, name):
     """Huber's loss with δ = 1 is torchrl's smooth_l1; online and target network differ."""
     from torchrl.modules import QValueActor
     from torchrl.objectives import DQNLoss
 
-    agent = make(double=double, gamma=0.9)
+    agent = make(double=double, gamma=0.9, loss=loss)
     with torch.no_grad():
         for number, network in enumerate((agent.policy, agent.target)):
             network.network[-1].bias.copy_(torch.tensor([[0.5, -0.5], [-0.7, 0.9]][number]))
@@ -90,7 +92,7 @@ def test_the_loss_and_its_gradient_agree_with_torchrl(double):
         TensorDictModule(network, in_keys=["observation"], out_keys=["action_value"]), spec=None,
         action_space="categorical",
     )  # fmt: skip
-    theirs = DQNLoss(actor, loss_function="smooth_l1", double_dqn=double, delay_value=True, action_space="categorical")
+    theirs = DQNLoss(actor, loss_function=name, double_dqn=double, delay_value=True, action_space="categorical")
     theirs.make_value_estimator(gamma=0.9)
     for name, x in agent.target.network.state_dict().items():
         theirs.target_value_network_params[("module", "0", "module", *name.split("."))].data.copy_(x)

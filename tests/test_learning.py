@@ -59,7 +59,7 @@ def test_cartpole_with_the_zoos_hyper_parameters_on_five_seeds():
     "algo",
     [
         "a2c",
-        pytest.param("dqn", marks=pytest.mark.xfail(strict=False, reason="loses 500 again on most seeds: README")),
+        "dqn",
         "grpo",
         "reinforce",
         "rloo",
