@@ -55,17 +55,7 @@ def test_cartpole_with_the_zoos_hyper_parameters_on_five_seeds():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize(
-    "algo",
-    [
-        "a2c",
-        "dqn",
-        "grpo",
-        "reinforce",
-        "rloo",
-        "trpo",
-    ],
-)
+@pytest.mark.parametrize("algo", ["a2c", "dqn", "grpo", "reinforce", "rloo", "trpo"])
 def test_every_other_algorithm_solves_cartpole_by_its_recipe(algo, seed):
     """Mean return of 20 episodes; the most probable action, or of DQN the best one."""
     recipe = presets.recipe("CartPole-v1", algo)
