@@ -58,20 +58,29 @@ class ActionMasks:
         """Bool ``[S, num_tokens]``, of which row 0 allows every token."""
         return torch.from_numpy(self._sets[: self._count])
 
-    def index(self, turn: Callable[[], Turn], new_tokens: int) -> int:
-        """The row of `sets` that holds after this many tokens of a turn.
+    def index(self, turns: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
+        """The row of `sets` that holds after so many tokens of each turn.
+
+        Args:
+            turns: the turn so far of the i-th of them.
+            new_tokens: int64 ``[k]``, its tokens.
+
+        Returns:
+            int64 ``[k]``.
 
         Raises:
             ValueError: if the user's rule names an id outside the vocabulary, or leaves nothing to choose.
         """
         if not self.active:
-            return _ALL
-        base = _GO_ON if new_tokens < self.min_new_tokens else _BASE
-        if self.rule is None:
-            return base
-        so_far = turn()
-        ids = self.rule(so_far)
-        return base if ids is None else self._intern(ids, base, so_far)
+            return np.full(len(new_tokens), _ALL)
+        base = np.where(new_tokens < self.min_new_tokens, _GO_ON, _BASE)
+        if self.rule is not None:
+            for i in range(len(base)):
+                so_far = turns(i)
+                ids = self.rule(so_far)
+                if ids is not None:
+                    base[i] = self._intern(ids, int(base[i]), so_far)
+        return base
 
     def forget(self) -> None:
         """Drop the sets of the user's rule; only where no state refers to them any more."""

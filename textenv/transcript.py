@@ -75,7 +75,7 @@ class Transcript:
         if self._unpaid:  # of an episode that was given up
             self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
         self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
-        self._look_ahead(row)
+        self._look_ahead(np.array([row]))
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -108,8 +108,7 @@ class Transcript:
         full = (new >= self.limits.max_new_tokens) | (at + 1 >= self.tokens.shape[1])
         self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
         if self.masks.active:
-            for row in rows[~(full | ended)]:
-                self._look_ahead(row)
+            self._look_ahead(rows[~(full | ended)])
         return full | ended
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
@@ -150,7 +149,7 @@ class Transcript:
         self.length[row] = self.turn_start[row] = at + len(ids)
         self.turn[row] += 1
         self.terminated[row] = self.stopped[row] = False
-        self._look_ahead(row)
+        self._look_ahead(np.array([row]))
 
     @property
     def unpaid(self) -> list[Turn]:
@@ -215,7 +214,8 @@ class Transcript:
         turn.last = True
         self.terminated[row], self.truncated[row], self.end_reason[row] = terminated, not terminated, reason
 
-    def _look_ahead(self, row: int) -> None:
-        self.open[row] = self.masks.index(
-            lambda: self._turn(row, terminated=False), int(self.length[row] - self.turn_start[row])
+    def _look_ahead(self, rows: np.ndarray) -> None:
+        """Find out which tokens may come next in these rows."""
+        self.open[rows] = self.masks.index(
+            lambda i: self._turn(rows[i], terminated=False), self.length[rows] - self.turn_start[rows]
         )

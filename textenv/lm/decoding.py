@@ -4,6 +4,8 @@
 prompts enter a slot while its neighbours are in mid-sentence, and an additive mask says which keys each query
 sees. Models with sliding-window, recurrent or otherwise special caches take the padded path: the whole prefix
 is read again at every step.
+
+A step that reads one token in every slot is recorded after a while and then replayed (`textenv.lm.recording`).
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from textenv.lm.recording import Replayed
+
 if TYPE_CHECKING:
     from textenv.lm.model import LanguageModel
-
 
 logger = logging.getLogger(__name__)
 WHOLE = 7 / 8
@@ -26,19 +29,20 @@ WHOLE = 7 / 8
 
 
 class _SlotLayer(CacheLayerMixin):
-    """Keys and values ``[slots, heads, max_length, head size]`` of one attention layer."""
+    """Keys and values ``[slots, max_length, heads, head size]`` of one attention layer."""
 
     def __init__(self, num_slots: int, max_length: int) -> None:
         super().__init__()
         self.num_slots, self.max_length = num_slots, max_length
         self.rows: Tensor | None = None  # slots of this forward pass; None is all of them
         self.positions = torch.empty(0)  # int64 [n, q], where the new keys go
-        self.width = 0  # keys up to here may be looked at
+        self.width: int | torch.SymInt = 0  # keys up to here may be looked at
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, size = self.num_slots, self.max_length
-        self.keys = key_states.new_zeros(slots, key_states.shape[1], size, key_states.shape[3])
-        self.values = value_states.new_zeros(slots, value_states.shape[1], size, value_states.shape[3])
+        self.keys = key_states.new_zeros(slots, size, key_states.shape[1], key_states.shape[3])
+        self.values = value_states.new_zeros(slots, size, value_states.shape[1], value_states.shape[3])
+        self.every = torch.arange(slots, device=key_states.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -46,15 +50,16 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        rows = torch.arange(self.num_slots, device=key_states.device) if self.rows is None else self.rows
-        self.keys[rows[:, None], :, self.positions] = key_states.transpose(1, 2)
-        self.values[rows[:, None], :, self.positions] = value_states.transpose(1, 2)
-        if self.rows is None:
-            return self.keys[:, :, : self.width], self.values[:, :, : self.width]
-        return self.keys[rows, :, : self.width], self.values[rows, :, : self.width]
+        rows = self.every if self.rows is None else self.rows
+        self.keys[rows[:, None], self.positions] = key_states.transpose(1, 2)
+        self.values[rows[:, None], self.positions] = value_states.transpose(1, 2)
+        keys, values = self.keys[:, : self.width], self.values[:, : self.width]
+        if self.rows is not None:
+            keys, values = keys[rows], values[rows]
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.width, 0
+        return int(self.width), 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are given explicitly
@@ -88,6 +93,9 @@ class Decoder:
         self.read = np.zeros(num_slots, dtype=np.int64)
         """Tokens of each slot that are in the cache."""
         self._last = np.zeros(num_slots, dtype=np.int64)
+        self._steps = torch.arange(max_length, device=lm.device)
+        self._lowest = torch.tensor(torch.finfo(lm.model.dtype).min, dtype=lm.model.dtype, device=lm.device)
+        self._step = Replayed(self._one_token, held=lambda: list(lm.parameters()), name=type(lm.model).__name__)
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
         # The exact type: its subclasses are the special caches.
@@ -119,7 +127,9 @@ class Decoder:
         return agrees
 
     def reset(self, rows: np.ndarray | None = None) -> None:
-        """Forget these slots (bool ``[num_slots]``), or all."""
+        """Forget these slots (bool ``[num_slots]``), or all; then also a recording of weights that were replaced."""
+        if rows is None:
+            self._step.forget_replaced()
         self.read[slice(None) if rows is None else rows] = 0
 
     @torch.no_grad()
@@ -164,29 +174,38 @@ class Decoder:
         new = length - read
         positions = read[:, None] + np.arange(new.max())
         columns = np.minimum(positions, tokens.shape[1] - 1)
-        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.lm.device)
-        if self.cached:
-            hidden = self._forward(rows, fresh, torch.from_numpy(columns).to(fresh.device))
-        else:
-            hidden = self.lm.hidden(fresh)
+        device = self.lm.device
+        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(device)
         at = slice(None) if rows is None else rows
         self.read[at] = length
         self._last[at] = np.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
-        last = torch.from_numpy(new - 1).to(fresh.device)
+        if not self.cached:
+            return self._at_last(self.lm.hidden(fresh), new)
+        where = torch.from_numpy(columns).to(device)
+        hidden_from = self._steps[: int(columns.max()) + 1] > where[:, None, :, None]
+        mask = torch.where(hidden_from, self._lowest, 0.0)
+        if rows is None and fresh.shape[1] == 1:
+            return self._step(fresh, where, mask)
+        chosen = None if rows is None else torch.from_numpy(rows).to(device)
+        return self._at_last(self._forward(chosen, fresh, where, mask), new)
+
+    def _at_last(self, hidden: Tensor, new: np.ndarray) -> Tensor:
+        """Logits at the last of the new tokens of each row."""
+        last = torch.from_numpy(new - 1).to(hidden.device)
         return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]).float()
 
-    def _forward(self, rows: np.ndarray | None, fresh: Tensor, positions: Tensor) -> Tensor:
-        width = int(positions.max()) + 1
+    def _forward(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """The trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
         for layer in self._layers:
-            layer.rows = None if rows is None else torch.from_numpy(rows).to(fresh.device)
-            layer.positions, layer.width = positions, width
-        hidden_from = torch.arange(width, device=fresh.device) > positions[:, None, :, None]
-        dtype = self.lm.model.dtype
-        mask = torch.zeros(hidden_from.shape, dtype=dtype, device=fresh.device)
+            layer.rows, layer.positions, layer.width = rows, positions, mask.shape[-1]
         return self.lm.trunk(
             input_ids=fresh,
             position_ids=positions,
-            attention_mask=mask.masked_fill(hidden_from, torch.finfo(dtype).min),
+            attention_mask=mask,
             past_key_values=Cache(layers=list(self._layers)),
             use_cache=True,
         )
+
+    def _one_token(self, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Logits after one new token in every slot."""
+        return self.lm.logits(self._forward(None, fresh, positions, mask)[:, -1]).float()

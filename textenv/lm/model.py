@@ -23,13 +23,14 @@ from textenv.lm.loading import (
 )
 from textenv.lm.memory import check_memory_options, precision, trunk_output
 from textenv.lm.sampling import restrict
+from textenv.lm.scoring import TokenScores, expected
 from textenv.rollout import Allowed, Evaluation, allowed_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-CHUNK_ELEMENTS = 2**24
-"""Most logits in memory at a time while scoring (64 MiB in fp32); larger batches go in chunks."""
+CHUNK_ELEMENTS = 2**22
+"""Most logits that are scored at a time (16 MiB in fp32); larger batches go in chunks."""
 
 
 class LanguageModel(nn.Module):
@@ -132,7 +133,8 @@ class LanguageModel(nn.Module):
         """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
         finish = _logit_finish(self.model.config)
         with precision(self.model, self.autocast):
-            return finish(self.model.get_output_embeddings()(hidden))[..., : self.num_tokens]
+            logits = self.model.get_output_embeddings()(hidden)
+            return (logits if finish is None else finish(logits))[..., : self.num_tokens]
 
     def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
         """A decoder with a cache for that many slots."""
@@ -166,8 +168,17 @@ class LanguageModel(nn.Module):
         Returns:
             Two float32 ``[m]``, nats.
         """
-        log_prob, entropy = self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
-        return log_prob, entropy
+        head = self.model.get_output_embeddings()
+        plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
+        if not plain or _logit_finish(self.model.config) is not None:
+            log_prob, entropy = self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
+            return log_prob, entropy
+
+        def logits(part: Tensor, start: int) -> Tensor:
+            permitted = None if allowed is None else allowed.rows(start, start + len(part))
+            return restrict(self.logits(part), temperature=self.temperature, allowed=permitted)
+
+        return TokenScores.apply(hidden, head.weight, action, logits, self.temperature, self._rows_at_once)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
         """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
@@ -200,11 +211,15 @@ class LanguageModel(nn.Module):
         (kl,) = self._in_chunks(chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
         return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, kl)
 
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, CHUNK_ELEMENTS // self.num_tokens)
+
     def _in_chunks(
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None
     ) -> list[Tensor]:
         """A function of rows and of what is allowed there, on no more than `CHUNK_ELEMENTS` logits at a time."""
-        count, size = len(columns[0]), max(1, CHUNK_ELEMENTS // self.num_tokens)
+        count, size = len(columns[0]), self._rows_at_once
         recompute = torch.is_grad_enabled() and count > size
         parts = []
         for start in range(0, max(count, 1), size):
@@ -219,11 +234,12 @@ class LanguageModel(nn.Module):
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
         log_probs = self._log_probs(hidden, allowed)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        entropy = -expected(log_probs)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
     def _log_probs(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
-        return restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed).log_softmax(-1)
+        logits = restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed)
+        return logits - logits.logsumexp(-1, keepdim=True)  # as `TokenScores`, so that all heads agree to the last bit
 
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:
@@ -276,12 +292,12 @@ def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
         )
 
 
-def _logit_finish(config: Any) -> Callable[[Tensor], Tensor]:
-    """What a family does to its logits after the output layer (Gemma, Cohere, Granite); nothing for the others."""
+def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What a family does to its logits after the output layer (Gemma, Cohere, Granite); None for the others."""
     if cap := getattr(config, "final_logit_softcapping", None):
         return lambda logits: cap * torch.tanh(logits / cap)
     if scale := getattr(config, "logit_scale", None):
         return lambda logits: logits * scale
     if divisor := getattr(config, "logits_scaling", None):
         return lambda logits: logits / divisor
-    return lambda logits: logits
+    return None

@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+BLOCK = 256
+"""Actions whose probabilities are summed first when one is drawn from many."""
+CACHED_ELEMENTS = 2**17
+"""Logits that are worked on at a time on the CPU: half a MiB."""
+BELOW_ONE = 1 - 2**-24
+"""The greatest float32 below 1."""
+
 
 def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> Tensor:
     """Temper the logits, then take forbidden actions out of the distribution.
@@ -55,6 +62,9 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
 def sample(logits: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Draw one action a row by inverting the distribution function at one uniform number a row.
 
+    Of a large vocabulary it is inverted in two levels, first over the sums of blocks of actions, then inside the block
+    that was hit, so that little more is computed than the exponentials.
+
     Args:
         logits: float32 ``[m, n]``.
         generator: source of the uniform numbers, on the logits' device.
@@ -62,13 +72,46 @@ def sample(logits: Tensor, *, generator: torch.Generator | None = None) -> tuple
     Returns:
         action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
-    log_probs = logits.log_softmax(-1)
-    cumulative = log_probs.exp().cumsum(-1)
+    last = logits.shape[-1] - 1
+    greatest = logits.amax(-1, keepdim=True)
     uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device)
-    action = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    # A uniform number that rounds up to the total falls off the end; the most probable action stands in.
-    action = torch.where(action < logits.shape[-1], action, log_probs.argmax(-1, keepdim=True))
-    return action.squeeze(-1), log_probs.gather(-1, action).squeeze(-1)
+    if last < 4 * BLOCK:
+        cumulative = (logits - greatest).exp_().cumsum(-1)
+        total = cumulative[:, -1:]
+        action = _invert(cumulative, uniform * total)
+    else:
+        cumulative = _block_sums(logits, greatest).cumsum(-1)
+        total = cumulative[:, -1:]
+        level = uniform * total
+        block = _invert(cumulative, level)
+        inside = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+        weights = (logits.gather(-1, inside.clamp(max=last)) - greatest).exp_().masked_fill_(inside > last, 0.0)
+        within = weights.cumsum(-1)
+        action = block * BLOCK + _invert(within, level - cumulative.gather(-1, block) + within[:, -1:])
+    log_prob = logits.gather(-1, action) - greatest - total.log()
+    return action.squeeze(-1), log_prob.squeeze(-1)
+
+
+def _invert(cumulative: Tensor, level: Tensor) -> Tensor:
+    """First place where cumulative weights ``[m, k]`` exceed a level ``[m, 1]``; its weight is not 0.
+
+    A level that rounding has put outside the weights is taken for the nearest one inside.
+    """
+    level = torch.minimum(level.clamp(min=0.0), cumulative[:, -1:] * BELOW_ONE)
+    return torch.searchsorted(cumulative, level, right=True)
+
+
+def _block_sums(logits: Tensor, greatest: Tensor) -> Tensor:
+    """exp(logits - greatest) summed over blocks of actions, ``[m, blocks]``; on the CPU a few rows at a time."""
+    rows, columns = logits.shape
+    blocks, at_once = -(-columns // BLOCK), rows if logits.is_cuda else max(1, CACHED_ELEMENTS // columns)
+    weights, sums = logits.new_zeros(min(at_once, rows), blocks * BLOCK), logits.new_empty(rows, blocks)
+    for start in range(0, rows, at_once):
+        part = slice(start, start + at_once)
+        here = weights[: len(logits[part])]
+        torch.sub(logits[part], greatest[part], out=here[:, :columns]).exp_()
+        torch.sum(here.unflatten(-1, (blocks, BLOCK)), -1, out=sums[part])
+    return sums
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,139 @@
+"""A function of tensors recorded once, and replayed without the Python around its operations.
+
+A small model spends half of a decoding step in modules, configurations and caches. What they do to tensors is the same
+at every step, so `torch.fx` writes it down at one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+logger = logging.getLogger(__name__)
+Function = Callable[..., Tensor]
+RECORDED_AFTER = 64
+"""Calls before one is recorded, which takes as long as several hundred of them."""
+
+
+class Replayed:
+    """A function that is recorded after a while, and called as it is wherever the recording would not do.
+
+    A recording is compared with the function when it is made, at the next width, which it may have taken for a
+    constant, and whenever the width has doubled: a model may do something else with longer texts.
+
+    Args:
+        function: see `record`; the last size of its last argument, the width, is what changes from call to call.
+        held: the weights that it reads, for a recording to be dropped when others take their place.
+        name: of the model, for the log.
+    """
+
+    def __init__(self, function: Function, *, held: Callable[[], Sequence[Tensor]], name: str) -> None:
+        self.function, self.held, self.name = function, held, name
+        self.recording: Function | None = None
+        self._recordable, self._calls, self._compare_from = True, 0, 0
+        self._read: Sequence[Tensor] = ()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """What the function gives."""
+        self._calls += 1
+        width = inputs[-1].shape[-1]
+        if self.recording is not None and width < self._compare_from:
+            return self.recording(*inputs)
+        plain = self.function(*inputs)
+        if self.recording is not None:
+            self._compare(self.recording, plain, inputs, following=2 * width)
+        elif self._recordable and self._calls > RECORDED_AFTER:
+            self._read = self.held()
+            self._compare(None, plain, inputs, following=width + 1)
+        return plain
+
+    def forget_replaced(self) -> None:
+        """Drop a recording that reads weights which are not the model's any more."""
+        now = self.held() if self.recording is not None else self._read
+        if len(now) != len(self._read) or any(p is not q for p, q in zip(now, self._read, strict=True)):
+            self.recording, self._calls = None, 0
+
+    def _compare(self, made: Function | None, plain: Tensor, inputs: tuple[Tensor, ...], *, following: int) -> None:
+        """Keep a recording, by default one of this call, if it agrees with what the function gave."""
+        self.recording, self._compare_from, reason = made, following, ""
+        try:
+            self.recording = record(self.function, *inputs) if made is None else made
+            gap = (self.recording(*inputs) - plain).abs().max().item()
+            if gap > 1e-4 * max(1.0, plain.abs().max().item()):
+                reason = f"it gives other logits, by up to {gap:.3g}"
+        except Exception as error:  # torch.fx raises whatever it stumbles over, and so may a recording
+            reason = str(error)
+        if reason:
+            logger.info("%s decodes without a recording: %s", self.name, reason)
+            self.recording, self._recordable = None, False
+
+
+def record(function: Function, *examples: Tensor) -> Function:
+    """The function's operations on tensors, without its Python.
+
+    Args:
+        function: of tensors, to a tensor. What it reads beside its arguments (weights) is held as it is, so later
+            changes inside those tensors count; what it writes into them is written again.
+        examples: arguments, of whatever sizes. Another size may take the place of any that is above 1, unless the
+            function has made a number of it (``len``, ``int``): see whether the result is right.
+
+    Returns:
+        A function of the same arguments, without a gradient.
+
+    Raises:
+        Exception: whatever `torch.fx` makes of a function that looks at values of tensors to decide what to do.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def plain(*arguments: Tensor) -> Tensor:  # of a method torch.fx would count self as an argument
+        return function(*arguments)
+
+    with torch.no_grad():
+        module = make_fx(plain, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    # Before the targets change: of an overload torch.fx knows that it writes into its arguments.
+    module.graph.eliminate_dead_code()
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            node.target = _python_binding(node.target)
+    held = _lift(module.graph, module)
+    module.recompile()
+    forward = module.forward
+    return lambda *arguments: forward(*held, *arguments)
+
+
+def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The same operation by torch's Python binding, which is called in half the time; itself where there is none."""
+    name = operation._schema.name.removeprefix("aten::")
+    for home, kind in (
+        (torch, BuiltinFunctionType),
+        (torch._C._nn, BuiltinFunctionType),
+        (torch.Tensor, MethodDescriptorType),
+    ):
+        binding = getattr(home, name, None)
+        if isinstance(binding, kind):
+            return binding
+    return operation
+
+
+def _lift(graph: Graph, module: GraphModule) -> list[Tensor]:
+    """Make arguments of what is read from the module at every call: an attribute of a module is slow to find."""
+    first = next(iter(graph.nodes))
+    arguments: dict[str, Node] = {}
+    held: list[Tensor] = []
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in arguments:
+            with graph.inserting_before(first):
+                arguments[node.target] = graph.placeholder(f"held_{len(held)}")
+            held.append(getattr(module, node.target))
+        node.replace_all_uses_with(arguments[node.target])
+        graph.erase_node(node)
+    return held
