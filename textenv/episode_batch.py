@@ -8,9 +8,12 @@ import numpy as np
 
 from textenv.transcript import Transcript
 
+REFILLED = 1 / 8
+"""Share of the slots that are free before they are filled again: one prompt takes as long to read as several."""
+
 
 class EpisodeBatch:
-    """Episodes that are played in slots, the next one wherever a slot is free.
+    """Episodes that are played in slots, the next ones wherever slots are free.
 
     Args:
         transcript: a row for each episode.
@@ -40,13 +43,19 @@ class EpisodeBatch:
         episode = self.episode[self.running]
         return episode, self.transcript.length[episode] - 1
 
-    def assign(self, slots: np.ndarray) -> np.ndarray:
-        """Give these slots the next episodes, as long as there are any; returns the rows to begin."""
-        rows = np.arange(self._next, min(self._next + len(slots), len(self.numbers)))
-        self._next += len(rows)
+    def release(self, slots: np.ndarray) -> None:
+        """Leave these slots (int64 indices) idle: their episodes are over."""
         self.episode[slots] = -1
-        self.episode[slots[: len(rows)]] = rows
-        return rows
+
+    def refill(self) -> tuple[np.ndarray, np.ndarray]:
+        """Give idle slots the next episodes, once enough of them are idle; returns the slots, and the rows to begin."""
+        idle = np.flatnonzero(~self.running)
+        few = len(idle) < REFILLED * len(self.episode) and len(idle) < len(self.episode)
+        rows = np.arange(self._next, self._next if few else min(self._next + len(idle), len(self.numbers)))
+        self._next += len(rows)
+        slots = idle[: len(rows)]
+        self.episode[slots] = rows
+        return slots, rows
 
     def observe(self) -> dict[str, np.ndarray]:
         """Prefix of each slot; an idle one has length 0."""

@@ -254,7 +254,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
         self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
-        self._fill(np.arange(self.num_envs))
+        self._fill()
         return self._batch.observe()
 
     @property
@@ -268,7 +268,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return self._current_batch().cursor
 
     def advance(self, actions: np.ndarray) -> tuple[Observation, np.ndarray]:
-        """Append one token to every running slot; a slot that ends is given the next prompt, while there are any.
+        """Append one token to every running slot; slots that end are given the next prompts, several at a time.
 
         Args:
             actions: int64 ``[num_envs]``; what stands in idle slots is ignored.
@@ -284,7 +284,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         changed = np.zeros(self.num_envs, dtype=bool)
         if over:
             changed[running] = np.isin(rows, list(over))
-            self._fill(np.flatnonzero(changed))
+            batch.release(np.flatnonzero(changed))
+            changed[self._fill()] = True
         return batch.observe(), changed
 
     def take_episodes(self) -> TensorDict:
@@ -325,12 +326,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             self._deal(self._slots, slots, self._order.next(len(slots)))
             self._ended[slots] = False
 
-    def _fill(self, slots: np.ndarray) -> None:
-        """Give these slots the next of the promised episodes, as long as there are any."""
+    def _fill(self) -> np.ndarray:
+        """Begin the next of the promised episodes in idle slots, as long as there are any; returns the slots."""
         batch = self._current_batch()
-        rows = batch.assign(slots)
+        slots, rows = batch.refill()
         if len(rows):
             self._deal(batch.transcript, rows, [batch.numbers[row] for row in rows])
+        return slots
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
         """Let the task answer the turns that are over in these rows; returns, by row, those that ended an episode."""
