@@ -17,6 +17,7 @@ from pitfall_tools import (
     text_env,
 )
 from test_lm_runtime import MODELS
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from algos import LMPolicy, collect
@@ -127,18 +128,17 @@ def test_row_04_pad_equal_to_eos_does_not_hide_eos():
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
 def test_row_04_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
-    """d log p(EOS) / d logit(EOS) = 1 - p(EOS), at the entry where EOS was chosen."""
+    """Of the weights that make EOS's logit: Σ (1 - p(EOS)) h where EOS was chosen, less Σ p(EOS) h elsewhere."""
     tokenizer = make_tokenizer(WORDS, pad="<eos>")
     policy = lm_policy(make, tokenizer=tokenizer)
-    rollout, kept = play(text_env(tokenizer=tokenizer), ANSWERS), []
-    output = policy.lm.model.get_output_embeddings()
-    output.register_forward_hook(lambda module, inputs, logits: (logits.retain_grad(), kept.append(logits))[0])
+    rollout, output = play(text_env(tokenizer=tokenizer), ANSWERS), policy.lm.model.get_output_embeddings()
+    output.weight = nn.Parameter(output.weight.detach().clone())  # not the embeddings', which have a gradient too
     policy.evaluate(rollout).log_prob.sum().backward()
-    (logits,) = kept
+    hidden = policy.lm.hidden(rollout["observation"])[rollout["mask"]].detach()
     ends = rollout["action"][rollout["mask"]] == EOS
-    expected = 1 - logits.detach()[ends].softmax(-1)[:, EOS]
-    assert ends.sum() == 3 and expected.min() > 0.01
-    torch.testing.assert_close(logits.grad[ends][:, EOS], expected, atol=1e-6, rtol=0)
+    slope = ends.float() - policy.lm.logits(hidden).detach().softmax(-1)[:, EOS]
+    assert ends.sum() == 3 and slope[ends].min() > 0.01
+    torch.testing.assert_close(output.weight.grad[EOS], slope @ hidden, atol=1e-5, rtol=1e-5)
 
 
 def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
