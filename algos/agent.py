@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,9 @@ from algos.collection import Cursor, collect
 from algos.config import Config
 from algos.descent import Descent
 from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
+from algos.normalizers import RewardNormalizer
 from algos.policy import Policy
+from algos.state import attributes, load_weights, own_attributes, set_attributes, trained_weights
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -38,6 +41,8 @@ class Agent(Generic[ConfigT]):
 
     config_type: type[ConfigT] = Config  # type: ignore[assignment]  # of an algorithm that asks for no more
     """The algorithm's own config."""
+    reward_normalizer: RewardNormalizer | None = None
+    """Of algorithms that scale rewards."""
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: Penalty | None = None
@@ -77,6 +82,36 @@ class Agent(Generic[ConfigT]):
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; returns metrics."""
         raise NotImplementedError(f"{type(self).__name__}.update: an algorithm says how a rollout improves its policy")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes while training, but the environment; see `algos.state`. An algorithm adds its own."""
+        normalizer = self.reward_normalizer
+        return {
+            "policy": trained_weights(self.policy),
+            "policy_memory": own_attributes(self.policy),
+            "generator": self.generator,
+            "cursor": attributes(self.cursor),
+            "descent": self.descent.state_dict() if "descent" in vars(self) else None,
+            "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
+            "penalty": None if self.penalty is None else self.penalty.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, of an agent made in the same way; the environment is set by itself.
+
+        Raises:
+            ValueError: if the policy is another one.
+        """
+        load_weights(self.policy, state["policy"])
+        set_attributes(self.policy, state["policy_memory"])
+        self.generator.set_state(state["generator"].get_state())
+        set_attributes(self.cursor, state["cursor"])
+        if state["descent"] is not None:
+            self.descent.load_state_dict(state["descent"])
+        if state["reward_normalizer"] is not None and self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        if state["penalty"] is not None and self.penalty is not None:
+            self.penalty.load_state_dict(state["penalty"])
 
     def learn(self, total_steps: int, **options: Any) -> list[Metrics]:
         """Train for that many steps; returns what was logged. The options are those of `algos.learning.learn`."""

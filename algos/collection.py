@@ -165,6 +165,11 @@ _LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
 """Whose rollout each environment was stepped for last: another one's episodes are not gone on with."""
 
 
+def go_on(env: VectorEnv, cursor: Cursor) -> None:
+    """Have the next rollout begin where this cursor stands, in an environment that was put there."""
+    _LAST_CURSOR[env] = cursor
+
+
 def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | None = None) -> None:
     """Reset the environment, unless it stands where the cursor does; or in any case by a seed for each slot."""
     if seed is None and cursor.observation is not None and _LAST_CURSOR.get(env) is cursor:

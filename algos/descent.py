@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -61,6 +61,14 @@ class Descent:
             rate = scheduled(config.learning_rate, config.final_learning_rate, rest)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimiser has learnt."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.optimizer.load_state_dict(state)
 
     def step(self, *losses: Callable[[], tuple[Tensor, Totals]]) -> Totals:
         """Take one step on the sum of some losses.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -127,6 +127,23 @@ class DQN(Agent[DQNConfig]):
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # whoever evaluates or saves it means the greedy policy
         return means.result() | metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Agent.state_dict`; what is remembered and the target network too."""
+        remembered = dict(self.buffer[:].items()) if len(self.buffer) else None
+        own = {"remembered": remembered, "writer": self.buffer.writer.state_dict()}
+        own |= {"target": dict(self.target.named_parameters()), "gradient_steps": self.gradient_steps}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Agent.load_state_dict`."""
+        super().load_state_dict(state)
+        if state["remembered"] is not None:
+            columns = state["remembered"]
+            self.buffer.extend(TensorDict(columns, batch_size=[len(columns["reward"])]))
+        self.buffer.writer.load_state_dict(state["writer"])
+        self.target.load_state_dict(state["target"])
+        self.gradient_steps = state["gradient_steps"]
 
     def _loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
         """The loss of Q(s, a) against `q_target` on a batch ``[b]``."""

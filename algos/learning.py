@@ -17,9 +17,11 @@ from torch import Tensor
 
 from algos.collection import autoreset_mode
 from algos.config import PolicyGradientConfig
-from algos.frontier import VARIETY, HackingWatch, plot_frontier
+from algos.frontier import VARIETY, plot_frontier
+from algos.interruption import Interrupted, noted_signals
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
+from algos.run import Run
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ class Penalty(Protocol):
         """What changes while training, for JSON."""
         ...
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        ...
+
 
 def learn(
     agent: Agent,
@@ -61,6 +67,8 @@ def learn(
     progress: bool = False,
     on_iteration: Callable[[Metrics], Any] | None = None,
     diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
 ) -> list[Metrics]:
     """Train until that many steps (True entries) were taken; the iteration under way is finished.
 
@@ -72,38 +80,57 @@ def learn(
         progress: show a progress bar.
         on_iteration: called with the metrics of each iteration; training ends where it returns True.
         diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
+        checkpoint_every: steps after which a checkpoint is written to ``checkpoints/`` in the run's folder, and one at
+            the end. Ctrl-C and SIGTERM then finish the iteration and write one before they end the training.
+        resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
+            the last bit on a CPU, as if it had never stopped (but for environments that `algos.env_state` cannot
+            save). Agent and environment are made as they were for that run.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
         the environment paid, over the episodes that ended; it is absent where none did.
+
+    Raises:
+        Interrupted: a KeyboardInterrupt, after a signal.
+        FileNotFoundError: if there is no checkpoint to go on from.
+        ValueError: if that is damaged, or of another agent.
     """
     if total_steps < 1:
         raise ValueError(f"total_steps is {total_steps}, expected at least 1")
-    history: list[Metrics] = []
-    meters = EpisodeMeter(), EpisodeMeter()
-    watch = HackingWatch()
-    with Logs(run_dir, total_steps=total_steps, progress=progress) as logs, _rescue(agent, run_dir):
-        steps, start = 0, time.perf_counter()
-        while steps < total_steps:
-            agent.progress = steps / total_steps
-            metrics = iterate(agent, meters, diagnose)
-            steps += int(metrics["rollout/steps"])
-            seconds = time.perf_counter() - start
+    if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
+        raise ValueError(
+            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
+        )
+    run = Run(agent) if resume is None else Run.from_checkpoint(agent, resume)
+    logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
+    with logs, _rescue(agent, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+        saved, start = run.steps, time.perf_counter() - run.seconds
+        while run.steps < total_steps:
+            agent.progress = run.steps / total_steps
+            metrics = iterate(agent, run.meters, diagnose)
+            run.steps += int(metrics["rollout/steps"])
+            run.seconds = time.perf_counter() - start
             metrics = (
-                {"steps": steps, "iteration": len(history) + 1}
+                {"steps": run.steps, "iteration": len(run.history) + 1}
                 | metrics
-                | {"time/seconds": seconds, "time/steps_per_second": steps / seconds}
+                | {"time/seconds": run.seconds, "time/steps_per_second": run.steps / run.seconds}
             )
             logs.write(metrics)
-            history.append(metrics)
-            watch.look(metrics)
-            if on_iteration is not None and on_iteration(metrics) is True:
+            run.history.append(metrics)
+            run.watch.look(metrics)
+            over = run.steps >= total_steps or (on_iteration is not None and on_iteration(metrics) is True)
+            if checkpoint_every is not None and run_dir is not None:
+                if over or request.name is not None or run.steps - saved >= checkpoint_every:
+                    folder, saved = run.write(run_dir), run.steps
+                if request.name is not None and not over:
+                    raise Interrupted(request.name, f"stopped by {request.name} after {run.steps} steps, see {folder}")
+            if over:
                 break
     if run_dir is not None:
         agent.save(run_dir)
-        if VARIETY in history[-1]:
-            plot_frontier(history, Path(run_dir) / "frontier.png")
-    return history
+        if VARIETY in run.history[-1]:
+            plot_frontier(run.history, Path(run_dir) / "frontier.png")
+    return run.history
 
 
 @contextmanager

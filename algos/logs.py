@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,16 +19,26 @@ class Logs:
         run_dir: folder for ``metrics.jsonl`` and ``tensorboard/``; None writes no files.
         total_steps: length of the progress bar.
         progress: show it.
+        before: metrics of the iterations that a run which goes on has behind it; what stood after them goes.
     """
 
-    def __init__(self, run_dir: str | Path | None, *, total_steps: int, progress: bool) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path | None,
+        *,
+        total_steps: int,
+        progress: bool,
+        before: Sequence[Mapping[str, float]] = (),
+    ) -> None:
         self._file = self._board = self._bar = None
         self._last: dict[str, float] = {}
         if run_dir is not None:
             folder = Path(run_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
-            self._board = _tensorboard(folder / "tensorboard")
+            draft = folder / ".metrics.jsonl"  # renamed, so that what stood there is lost at no moment
+            draft.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
+            self._file = draft.replace(folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self._board = _tensorboard(folder / "tensorboard", after=int(before[-1]["steps"]) if before else None)
         if progress:
             self._bar, self._task = _progress_bar(total_steps)
 
@@ -57,10 +68,10 @@ class Logs:
             self._bar.stop()
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, *, after: int | None) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
 
 def _progress_bar(total_steps: int) -> tuple[Any, Any]:

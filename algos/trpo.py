@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from gymnasium.vector import VectorEnv
@@ -103,6 +104,23 @@ class TRPO(Agent[TRPOConfig]):
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
             metrics = self._improve(units)
         return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Agent.state_dict`; the critic has an optimiser of its own."""
+        state: dict[str, Any] = {"critic": None, "critic_weights": None}
+        if self._critic is not None:
+            own = {id(p) for p in self._critic.parameters}
+            places = [i for i, p in enumerate(self.policy.parameters()) if id(p) in own]
+            state = {"critic": self._critic.state_dict(), "critic_weights": places}
+        return super().state_dict() | state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Agent.load_state_dict`."""
+        super().load_state_dict(state)
+        if state["critic"] is not None:
+            weights = list(self.policy.parameters())
+            self._critic = Descent([weights[i] for i in state["critic_weights"]], self.config)
+            self._critic.load_state_dict(state["critic"])
 
     def _improve(self, rollout: TensorDict) -> Metrics:
         """One step of the actor."""

@@ -157,6 +157,14 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def prompt_order(self, saved: dict[str, int] | None) -> None:
         self._order.state = saved
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the dealing of prompts stands, between rollouts of whole episodes; those of `step` begin anew."""
+        return {"prompt_order": self.prompt_order, "np_random": self.np_random}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
+
     def own_order(self) -> AbstractContextManager[None]:
         """Within it prompts are dealt in an order of its own (for evaluations); see `PromptOrder.apart`."""
         return self._order.apart()

@@ -1,0 +1,86 @@
+"""A training under way: what the learning loop carries from one iteration to the next, saved and found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from algos.checkpoints import read_checkpoint, write_checkpoint
+from algos.collection import go_on
+from algos.env_state import env_state, set_env_state
+from algos.frontier import HackingWatch
+from algos.metrics import EpisodeMeter
+from algos.state import attributes, set_attributes
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
+
+
+class Run:
+    """An agent's training from its first step, or from where a checkpoint was written.
+
+    Args:
+        agent: who trains.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.steps = 0
+        """True entries so far."""
+        self.seconds = 0.0
+        """Of training so far."""
+        self.history: list[dict[str, float]] = []
+        """Metrics of each iteration."""
+        self.meters = EpisodeMeter(), EpisodeMeter()
+        """Of the returns before and after the penalty."""
+        self.watch = HackingWatch()
+
+    @classmethod
+    def from_checkpoint(cls, agent: Agent, folder: str | Path) -> Run:
+        """Put an agent, and its environment, where they were.
+
+        Raises:
+            FileNotFoundError: if there is no checkpoint.
+            ValueError: if it is damaged, or of another agent or environment.
+        """
+        run, state = cls(agent), read_checkpoint(folder)
+        if state["algorithm"] != type(agent).__name__:
+            raise ValueError(f"{folder} is a training by {state['algorithm']}, this agent is {type(agent).__name__}")
+        # First the environment: agents that share a random generator with it would find it moved.
+        if state["environment"] is not None:
+            set_env_state(agent.env, state["environment"])
+        agent.load_state_dict(state["agent"])
+        if state["environment"] is not None:
+            go_on(agent.env, agent.cursor)
+        else:
+            agent.cursor.observation = None
+        run.steps, run.seconds = state["steps"], state["seconds"]
+        run.history = _lines(Path(folder), state["iterations"])
+        for owner, saved in zip((*run.meters, run.watch), state["watches"], strict=True):
+            set_attributes(owner, saved)
+        return run
+
+    def write(self, run_dir: str | Path) -> Path:
+        """Write a checkpoint; see `write_checkpoint`."""
+        state: dict[str, Any] = {
+            "algorithm": type(self.agent).__name__,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "iterations": len(self.history),
+            "agent": self.agent.state_dict(),
+            "environment": env_state(self.agent.env),
+            "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
+        }
+        return write_checkpoint(run_dir, state, steps=self.steps)
+
+
+def _lines(folder: Path, iterations: int) -> list[dict[str, float]]:
+    """The metrics of so many iterations, from the run that a checkpoint belongs to."""
+    path = (folder.parent.parent if folder.parent.name == "checkpoints" else folder) / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()[:iterations] if path.is_file() else []
+    if len(lines) < iterations:
+        raise ValueError(
+            f"{path} has {len(lines)} iterations, the checkpoint was written after {iterations}: put it back"
+        )
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,167 @@
+"""What a run needs to go on as if it had not stopped: numbers, text, arrays and random generators.
+
+They become JSON and tensors, and come back from them. Nothing is pickled, and nothing that is read is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+"""numpy's, which are made again by name."""
+
+SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
+"""By what they are called in JSON; a size is a tuple too, and comes first."""
+
+
+class Fields(dict[str, Any]):
+    """The fields of a dataclass that was saved; `set_attributes` puts them into the one that stands there."""
+
+
+def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; its arrays and tensors go into ``tensors``, each once, under numbers.
+
+    Args:
+        value: None, a number, text, an array, a tensor, a random generator, or dataclasses, sequences and dictionaries
+            of these.
+        tensors: is added to.
+
+    Raises:
+        TypeError: on anything else.
+    """
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, Tensor):
+        return {"tensor": _put(value.detach(), tensors)}
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers can")
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {kind: _put(torch.from_numpy(array.copy()), tensors)}
+    if isinstance(value, np.random.Generator):
+        return {"numpy_generator": to_json(value.bit_generator.state, tensors)}
+    if isinstance(value, torch.Generator):
+        return {"torch_generator": _put(value.get_state(), tensors), "device": str(value.device)}
+    for name, sequence in SEQUENCES.items():
+        if isinstance(value, sequence):
+            return {name: [to_json(item, tensors) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[to_json(key, tensors), to_json(item, tensors)] for key, item in value.items()]}
+    if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"fields": {name: to_json(item, tensors) for name, item in fields.items()}}
+    raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
+
+
+def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `to_json` was given."""
+    if not isinstance(saved, dict):
+        return saved
+    ((kind, content), *_) = saved.items()
+    if kind == "tensor":
+        return tensors[content].clone()
+    if kind in ("array", "number"):
+        array = tensors[content].numpy().copy()
+        return array if kind == "array" else array[()]
+    if kind == "numpy_generator":
+        state = from_json(content, tensors)
+        if state["bit_generator"] not in BIT_GENERATORS:
+            raise ValueError(f"a generator named {state['bit_generator']!r} was saved, known are {BIT_GENERATORS}")
+        bits = getattr(np.random, state["bit_generator"])()
+        bits.state = state
+        return np.random.Generator(bits)
+    if kind == "torch_generator":
+        generator = torch.Generator(device=saved["device"])
+        generator.set_state(tensors[content].to(torch.uint8))
+        return generator
+    if kind == "dict":
+        return {from_json(key, tensors): from_json(item, tensors) for key, item in content}
+    if kind == "fields":
+        return Fields({name: from_json(item, tensors) for name, item in content.items()})
+    return SEQUENCES[kind](from_json(item, tensors) for item in content)
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    """The attributes of an object that can be saved; the others (models, functions, spaces) are left out."""
+    found = {}
+    for name, value in vars(owner).items():
+        try:
+            to_json(value, {})
+        except TypeError:
+            continue
+        found[name] = value
+    return found
+
+
+def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
+    """Give an object the attributes that were saved; a random generator that others hold too is set where it stands."""
+    for name, value in saved.items():
+        present = getattr(owner, name, None)
+        if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
+            present.set_state(value.get_state())
+        elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
+            if type(present.bit_generator) is type(value.bit_generator):
+                present.bit_generator.state = value.bit_generator.state
+            else:
+                setattr(owner, name, value)
+        elif isinstance(value, Fields):
+            if dataclasses.is_dataclass(present) and not isinstance(present, type):
+                setattr(owner, name, dataclasses.replace(present, **value))
+        else:
+            setattr(owner, name, value)
+
+
+def trained_weights(module: Any) -> dict[str, Tensor]:
+    """The weights that train, and all buffers; what is frozen is what it was when it was loaded.
+
+    Raises:
+        TypeError: if it is no `torch.nn.Module`.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"a {type(module).__name__} cannot be saved: policies with checkpoints are torch.nn.Module")
+    return {name: x for name, x in module.named_parameters() if x.requires_grad} | dict(module.named_buffers())
+
+
+@torch.no_grad()
+def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
+    """Put back what `trained_weights` gave.
+
+    Raises:
+        ValueError: if the module is another one; names what differs.
+    """
+    present = trained_weights(module)
+    other = sorted(present.keys() ^ saved.keys())
+    other += [name for name in present.keys() & saved.keys() if present[name].shape != saved[name].shape]
+    if other:
+        raise ValueError(
+            f"the policy is not the one that was saved: {', '.join(other[:5])} differ; make it in the same way"
+        )
+    for name, tensor in present.items():
+        tensor.copy_(saved[name])
+
+
+def own_attributes(module: Any) -> dict[str, Any]:
+    """The attributes of a module that are its class's own, neither weights nor torch's."""
+    return {name: value for name, value in attributes(module).items() if name not in vars(nn.Module())}
+
+
+def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """The tensor's number; one that is the same memory has the same."""
+    for name, other in tensors.items():
+        if tensor.data_ptr() == other.data_ptr() and tensor.numel() and _layout(tensor) == _layout(other):
+            return name
+    name = str(len(tensors))
+    tensors[name] = tensor
+    return name
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
