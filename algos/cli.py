@@ -17,8 +17,11 @@ from algos.algorithms import AlgorithmName
 from algos.compare import DEFAULT_CASES
 from algos.config import Config
 from algos.environments import PolicyName
+from algos.interruption import Interrupted
 
 ConfigT = TypeVar("ConfigT", bound=Config)
+ARGUMENTS = "arguments.json"
+"""What a run was started by, in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,10 @@ class Train(Generic[ConfigT]):
     """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
     episodes: int = 20
     """Episodes of the evaluation after training (prompts of the test split in text)."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before they end it."""
+    resume: Path | None = None
+    """Run folder, or one of its checkpoints, to go on from; its other arguments are remembered."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
     config: ConfigT
@@ -67,18 +74,33 @@ class Train(Generic[ConfigT]):
                 f"--num-envs is {self.num_envs} and --episodes {self.episodes}, expected at least 1 of each"
             )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
-        run_dir = self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{config.seed}"
+        run_dir = self.folder
         arguments = self._environment_arguments()
         env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **arguments)
         options = _json_object(self.policy_kwargs, "--policy-kwargs")
         policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **options)
         agent = make_agent(self.algo, env, policy, config)
-        history = agent.learn(self.total_steps, run_dir=run_dir, progress=not self.json)
+        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
+        history = agent.learn(
+            self.total_steps, run_dir=run_dir, progress=not self.json, checkpoint_every=every, resume=self.resume
+        )
         split = {"split": "test"} if is_text(self.env) else {}
         test_env = make_vector_environment(self.env, min(self.episodes, 64), **(arguments | split))
         result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        seed = self.config.seed if self.seed is None else self.seed
+        return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
+
+    def remember(self, arguments: Sequence[str]) -> None:
+        """Write down what the run was started by, for ``--resume``."""
+        if self.resume is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / ARGUMENTS).write_text(json.dumps(list(arguments)) + "\n", encoding="utf-8")
 
     def _environment_arguments(self) -> dict[str, Any]:
         from algos.environments import is_text
@@ -219,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        arguments = _with_remembered(arguments)
         commands = (
             _train_command(arguments)
             | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
@@ -229,7 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description = "Train and compare policies for control and text by one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         _one_thread()
+        if isinstance(command, Train):
+            command.remember(arguments)
         result = command.run()
+    except Interrupted as stop:
+        print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
+        raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         print(f"algos: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -239,6 +267,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_table(result)
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
+
+
+def _with_remembered(arguments: list[str]) -> list[str]:
+    """The arguments of a run that goes on: those it was started by, and what is given now on top."""
+    resume = _named(arguments, "--resume", "")
+    if arguments[:1] != ["train"] or not resume:
+        return arguments
+    run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
+    path = run / ARGUMENTS
+    if not path.is_file():
+        raise FileNotFoundError(f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir")
+    return [*json.loads(path.read_text(encoding="utf-8")), *arguments[1:], "--run-dir", str(run)]
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
