@@ -19,10 +19,11 @@ import json
 from pathlib import Path
 
 from classic import classic
+from growth import draw, growth
 from learning import learning
 from text import text
 
-SUITES = {"classic": classic, "learning": learning, "text": text}
+SUITES = {"classic": classic, "learning": learning, "text": text, "growth": growth}
 BESIDE_PEERS = {"text"}
 """Suites that run the peers' scripts."""
 PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers"
@@ -49,6 +50,8 @@ def main():
     _print(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        if options.suite == "growth":
+            options.json.with_suffix(".png").write_bytes(draw(rows))
 
 
 def _print(rows):

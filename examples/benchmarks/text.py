@@ -79,8 +79,8 @@ def _iteration(size, scripts, name, pairs):
     floor = _floor(size, scripts)
     figures = {
         "seconds": ("s", "s_per_iter", floor, ""),
-        "memory above": ("MB", "above_mb", None, "peak above what stands once everything is made"),
-        "memory in all": ("MB", "total_mb", None, "resident, at its peak"),
+        "memory above": ("MB", "above_mb", None, "above imports and models"),
+        "memory in all": ("MB", "total_mb", None, ""),
     }
     rows = []
     for what, (unit, key, bare, note) in figures.items():

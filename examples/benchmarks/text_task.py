@@ -105,9 +105,14 @@ def make_env(tokenizer, *, num_envs=BATCH, longest=LONGEST, new_tokens=NEW_TOKEN
     )
 
 
-def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, epochs=EPOCHS, seed=0):
-    """PPO on the task, with a value head on the policy's trunk and a copy of the model for reference."""
+def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, epochs=EPOCHS, endless=False, seed=0):
+    """PPO on the task, with a value head on the policy's trunk and a copy of the model for reference.
+
+    Where it is endless, EOS has no probability and every response is of full length.
+    """
     model, tokenizer = make_model(shape, positions=max(128, LONGEST + new_tokens), seed=seed)
+    if endless:
+        end_with(model, 0.0)
     policy = LMPolicy(model, tokenizer, seed=seed)
     config = PPOConfig(
         steps=None,
