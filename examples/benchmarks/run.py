@@ -19,11 +19,12 @@ import json
 from pathlib import Path
 
 from classic import classic
+from gpu import gpu
 from growth import draw, growth
 from learning import learning
 from text import text
 
-SUITES = {"classic": classic, "learning": learning, "text": text, "growth": growth}
+SUITES = {"classic": classic, "learning": learning, "text": text, "growth": growth, "gpu": gpu}
 BESIDE_PEERS = {"text"}
 """Suites that run the peers' scripts."""
 PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers"
