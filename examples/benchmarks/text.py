@@ -1,7 +1,7 @@
 """Text: generation, varying lengths, the step interface, the sampler, PPO iterations and log-probs, beside the peers.
 
 Everything runs in fresh processes on one CPU and one thread, and seconds are that processor's. A ratio above 1 means
-that ours is better.
+that ours is better. Whole it takes an hour on a quiet machine: `--cases` chooses.
 """
 
 import statistics
@@ -95,7 +95,11 @@ def _iteration(size, scripts, name, pairs):
 
 
 def _floor(size, scripts):
-    """Seconds of the bare work of an iteration: decoding, two scoring passes (values, reference), 16 gradient steps."""
+    """Seconds of the bare work of an iteration: decoding, two scoring passes (values, reference), 16 gradient steps.
+
+    Scoring and gradient steps are those of the peers' ``update_floor.py``, through the modules of `transformers` and
+    with GPT-2's own activation: leaner ones than these could be below it.
+    """
     try:
         lines = measure(interpreter("llm"), WATCHED, scripts / "update_floor.py", "--size", size)
         (decoding,) = measure(sys.executable, HERE / "text_decoding.py", "floor", "--size", size)
@@ -118,8 +122,8 @@ def _log_probs(scripts, name, pairs):
     ours, theirs = [], []
     try:
         for _ in range(pairs):
-            ours += measure(sys.executable, HERE / "text_ours.py", "log-probs")
             theirs += measure(interpreter("llm"), WATCHED, scripts / "logprob_mem.py", "--variant", "full_log_softmax")
+            ours += measure(sys.executable, HERE / "text_ours.py", "log-probs")
         floor = _products()
     except NoFigureError as error:
         return [

@@ -28,6 +28,8 @@ def watch(recorder, memory):
 
 if __name__ == "__main__":
     script = Path(sys.argv[1])
+    if not script.is_file():
+        sys.exit(f"{script} does not exist: say by --peers where the peers' scripts are")
     sys.path.insert(0, str(script.parent))
     sys.argv = sys.argv[1:]
     time.perf_counter = time.process_time
