@@ -111,6 +111,7 @@ def draw(rows):
         axis.loglog(curve["x"], curve["line"], color="#57606a", linewidth=1, label="a line")
         axis.loglog(curve["x"], curve["y"], "o", color="#1f6feb", label="measured")
         axis.set_xticks(curve["x"], [f"{x:,}" for x in curve["x"]], fontsize=8)
+        axis.set_yticks(curve["y"], [f"{y:.3g}" for y in curve["y"]], fontsize=8)
         axis.minorticks_off()
     for axis in panels.flat[len(curves) :]:
         axis.set_axis_off()
