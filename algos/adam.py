@@ -33,6 +33,9 @@ class Adam(torch.optim.Adam):
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, learning_rate: float) -> None:
         super().__init__(parameters, lr=learning_rate, betas=BETAS, eps=EPS, fused=True)
+        self._kinds = defaultdict(list)
+        for p in self.param_groups[0]["params"]:
+            self._kinds[p.device, p.dtype].append(p)
 
     def grad_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar; 0 if there is none."""
@@ -40,23 +43,24 @@ class Adam(torch.optim.Adam):
         if not gradients:
             return torch.zeros(())
         norms = torch._foreach_norm(gradients)
-        return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+        if len(self._kinds) > 1:
+            norms = [norm.to(norms[0]) for norm in norms]
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
     def cut_and_step(self, grad_norm: Tensor, *, longest: float) -> None:
         """One step along the gradient, which is divided so that it is no longer than ``longest``."""
-        kinds = defaultdict(list)
-        for p in self.param_groups[0]["params"]:
-            if p.grad is not None:
-                kinds[p.device, p.dtype].append(p)
         scale = ((grad_norm + 1e-6) / longest).clamp_(min=1.0)
-        for (device, _), parameters in kinds.items():
-            states = [self.state[p] or self._begin(p) for p in parameters]
+        for (device, _), parameters in self._kinds.items():
+            moved = [p for p in parameters if p.grad is not None]
+            if not moved:
+                continue
+            states = [self.state[p] or self._begin(p) for p in moved]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             torch._fused_adam_(
-                parameters,
-                [p.grad for p in parameters],
+                moved,
+                [p.grad for p in moved],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],

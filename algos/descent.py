@@ -110,9 +110,10 @@ def add_up(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Tota
     Returns:
         The loss, and each term's mean over the True entries.
     """
-    entries = torch.stack([term.entries.reshape(-1) for term in terms.values() if term.coefficient])
-    coefficients = entries.new_tensor([term.coefficient for term in terms.values() if term.coefficient])
-    loss = coefficients @ (entries @ weight.reshape(-1))
-    with torch.no_grad():
-        every = torch.stack([term.entries.reshape(-1) for term in terms.values()]) @ share.reshape(-1)
-    return loss, dict(zip(terms, every.unbind(), strict=True))
+    # What a loss leaves out has no gradient either.
+    columns = [term.entries if term.coefficient else term.entries.detach() for term in terms.values()]
+    entries = torch.stack([column.flatten() for column in columns])
+    sums = entries @ weight.flatten()
+    means = sums.detach() if weight is share else entries.detach() @ share.flatten()
+    loss = sums @ sums.new_tensor([term.coefficient for term in terms.values()])
+    return loss, dict(zip(terms, means.unbind(), strict=True))

@@ -146,4 +146,6 @@ def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 def _tanh(x: Tensor) -> Tensor:
     """tanh x, in place."""
+    if x.numel() < 2048:  # where the three operations cost more than they save
+        return x.tanh_()
     return torch.add(_MINUS_ONE, x.add_(x).sigmoid_(), alpha=2, out=x)
