@@ -2,6 +2,7 @@
 
 python examples/benchmarks/run.py --suite classic --seeds 5
 python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.json
+python examples/benchmarks/run.py --suite control --json control.json
 """
 
 import argparse
@@ -9,9 +10,12 @@ import json
 from pathlib import Path
 
 from classic import classic
+from control import control
 from learning import learning
 
-SUITES = {"classic": classic, "learning": learning}
+SUITES = {"classic": classic, "control": control, "learning": learning}
+BESIDE_PEERS = ("control",)
+"""Suites that run other libraries' scripts too."""
 
 
 def main():
@@ -19,12 +23,17 @@ def main():
     parser.add_argument("--suite", choices=sorted(SUITES), required=True)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
     parser.add_argument("--cases", nargs="*", default=[], help="only cases whose name has one of these in it")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' scripts; by default ../shared/peers")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}, expected at least 1")
+    if options.peers is not None and options.suite not in BESIDE_PEERS:
+        parser.error(f"--peers is of the suites {', '.join(BESIDE_PEERS)}, {options.suite} runs no peers: leave it out")
     rows = SUITES[options.suite](
-        seeds=options.seeds, chosen=lambda name: not options.cases or any(part in name for part in options.cases)
+        seeds=options.seeds,
+        chosen=lambda name: not options.cases or any(part in name for part in options.cases),
+        **({} if options.peers is None else {"peers": options.peers}),
     )
     if not rows:
         parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
