@@ -1,7 +1,7 @@
 """Our PPO on CartPole-v1 beside other libraries', run alternately on one CPU thread, and beside the bare work.
 
-The peers' scripts, their configurations and how to install them: ``../shared/peers/README.md``. Each run is a process of
-its own. Its clock counts the seconds of its one thread, so that other work on the machine slows nobody in the table.
+The peers' scripts, their configurations and how to install them: ``../shared/peers/README.md``. Each run is a process
+of its own. Its clock counts the seconds of its one thread, so that other work on the machine slows nobody in the table.
 """
 
 import json
