@@ -33,7 +33,7 @@ class Adam(torch.optim.Adam):
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, learning_rate: float) -> None:
         super().__init__(parameters, lr=learning_rate, betas=BETAS, eps=EPS, fused=True)
-        self._kinds = defaultdict(list)
+        self._kinds: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = defaultdict(list)
         for p in self.param_groups[0]["params"]:
             self._kinds[p.device, p.dtype].append(p)
 
@@ -42,7 +42,7 @@ class Adam(torch.optim.Adam):
         gradients = [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
         if not gradients:
             return torch.zeros(())
-        norms = torch._foreach_norm(gradients)
+        norms = list(torch._foreach_norm(gradients))
         if len(self._kinds) > 1:
             norms = [norm.to(norms[0]) for norm in norms]
         return torch.linalg.vector_norm(torch.stack(norms))
