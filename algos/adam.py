@@ -52,7 +52,8 @@ class Adam(torch.optim.Adam):
         """One step along the gradient, which is divided so that it is no longer than ``longest``."""
         scale = ((grad_norm + 1e-6) / longest).clamp_(min=1.0)
         for (device, _), parameters in self._kinds.items():
-            moved = [p for p in parameters if p.grad is not None]
+            moved: list[Tensor] = [p for p in parameters if p.grad is not None]
+            gradients = [p.grad for p in moved if p.grad is not None]
             if not moved:
                 continue
             states = [self.state[p] or self._begin(p) for p in moved]
@@ -60,7 +61,7 @@ class Adam(torch.optim.Adam):
             torch._foreach_add_(steps, 1)
             torch._fused_adam_(
                 moved,
-                [p.grad for p in moved],
+                gradients,
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -75,7 +76,7 @@ class Adam(torch.optim.Adam):
                 grad_scale=scale.to(device, torch.float32),
             )
 
-    def _begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """The state before the first step, under the names that `torch.optim.Adam` gives it."""
         self.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

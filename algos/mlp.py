@@ -102,8 +102,8 @@ class MLPPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        observation = self._read(torch.as_tensor(observation))
-        output = tower_output(observation, self.actor) if self._held is None else self._output(observation)
+        seen = self._read(torch.as_tensor(observation))
+        output = tower_output(seen, self.actor) if self._held is None else self._output(seen)
         options: dict[str, Any] = {"action_mask": action_mask, "deterministic": deterministic}
         if self._held is not None and not deterministic:
             assert isinstance(self.distribution, StateDependentGaussian)
