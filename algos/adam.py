@@ -44,7 +44,7 @@ class Adam(torch.optim.Adam):
             return torch.zeros(())
         norms = list(torch._foreach_norm(gradients))
         if len(self._kinds) > 1:
-            norms = [norm.to(norms[0]) for norm in norms]
+            norms = [norm.to(norms[0].device, torch.float32) for norm in norms]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
