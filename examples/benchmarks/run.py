@@ -2,10 +2,12 @@
 
 python examples/benchmarks/run.py --suite classic --seeds 5
 python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.json
+python examples/benchmarks/run.py --suite control --json control.json
 python examples/benchmarks/run.py --suite text --peers ../shared/peers --json text.json
 
 classic   returns after training, beside published figures
 learning  seconds until a small language model has learnt the task that the peers are measured on
+control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn with the peers'
 text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
 growth    how seconds and memory grow with batch, response, vocabulary, environments, iterations; a PNG beside the JSON
 gpu       generation and update of a decoder of half a billion parameters; without CUDA the same code in miniature
@@ -19,13 +21,16 @@ import json
 from pathlib import Path
 
 from classic import classic
+from control import control
 from gpu import gpu
 from growth import draw, growth
 from learning import learning
 from text import text
 
-SUITES = {"classic": classic, "learning": learning, "text": text, "growth": growth, "gpu": gpu}
-BESIDE_PEERS = {"text"}
+SUITES = {
+    "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "gpu": gpu,
+}  # fmt: skip
+BESIDE_PEERS = {"control", "text"}
 """Suites that run the peers' scripts."""
 PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers"
 
