@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,37 +41,41 @@ def gae(
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
     check_mask(mask, reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
+    # In numpy, for a loop of small tensors takes several times as long; time comes first.
+    columns = (x.detach().cpu().numpy().T for x in (reward, value, next_value, terminated, truncated, mask))
+    with np.errstate(all="ignore"):  # whatever stands on False entries
+        advantage, target = _gae(*columns, gamma=gamma, gae_lambda=gae_lambda)
+    return torch.from_numpy(advantage.T).to(value), torch.from_numpy(target.T).to(value)
+
+
+def _gae(
+    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+    mask: np.ndarray, *, gamma: float, gae_lambda: float,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """`gae` of arrays ``[T, B]``."""
     reward, terminated, truncated = _fold(reward, terminated, truncated, mask)
-    zero = torch.zeros((), dtype=value.dtype, device=value.device)
-    delta = torch.where(mask, reward - value, zero) + torch.where(mask & ~terminated, gamma * next_value, zero)
+    delta = np.where(mask, reward - value, 0) + np.where(mask & ~terminated, gamma * next_value, 0)
     # True entries decay the trace, ended ones cut it, False ones hand it on as it is.
-    decay = torch.where(mask, gamma * gae_lambda * (~(terminated | truncated)).to(value.dtype), zero + 1)
-    trace = torch.zeros_like(value[:, 0])
-    columns = []
-    for delta_t, decay_t in zip(reversed(delta.unbind(1)), reversed(decay.unbind(1)), strict=True):
-        trace = torch.addcmul(delta_t, decay_t, trace)
-        columns.append(trace)
-    advantage = torch.where(mask, torch.stack(columns[::-1], dim=1), zero)
-    return advantage, torch.where(mask, advantage + value, zero)
+    decay = np.where(mask, gamma * gae_lambda * ~(terminated | truncated), 1).astype(delta.dtype)
+    for t in reversed(range(len(delta) - 1)):
+        delta[t] += decay[t] * delta[t + 1]
+    return np.where(mask, delta, 0), np.where(mask, delta + value, 0)
 
 
-def _fold(reward: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _fold(
+    reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Move rewards and ends on False entries inside an episode to the True entry before them."""
-    if mask.all():
+    done = terminated | truncated
+    if not (mask[:-1] & ~done[:-1] & ~mask[1:]).any():  # no episode has such entries
         return reward, terminated, truncated
-    columns = [x.unbind(1) for x in (reward, terminated, truncated, mask)]
-    later_reward = torch.zeros_like(reward[:, 0])
-    later_end = torch.zeros_like(terminated[:, 0]), torch.zeros_like(truncated[:, 0])
-    folded: list[tuple[Tensor, Tensor, Tensor]] = []
-    for r, stop, cut, here in zip(*(reversed(x) for x in columns), strict=True):
-        done = stop | cut
+    reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
+    for t in reversed(range(len(mask) - 1)):
         # What comes later belongs to this entry, unless the episode ends here.
-        r = torch.where(done, r, r + later_reward)
-        stop, cut = stop | (later_end[0] & ~done), cut | (later_end[1] & ~done)
-        folded.append((r, stop, cut))
-        later_reward = torch.where(here, 0, r)
-        later_end = stop & ~here, cut & ~here
-    reward, terminated, truncated = (torch.stack(x[::-1], dim=1) for x in zip(*folded, strict=True))
+        later = ~mask[t + 1] & ~done[t]
+        reward[t] += np.where(later, reward[t + 1], 0)
+        terminated[t] |= later & terminated[t + 1]
+        truncated[t] |= later & truncated[t + 1]
     return reward, terminated, truncated
 
 
@@ -155,10 +160,13 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         ``[B, T]``. Fewer than two True entries have no spread and are only shifted.
     """
     check_mask(mask, x=x)
-    chosen = x[mask]
+    whole = bool(mask.all())
+    chosen = x if whole else x[mask]
     if not chosen.numel():
         return torch.zeros_like(x)
     variance, mean = torch.var_mean(chosen, correction=0)
     scale = variance.sqrt() + 1e-8 if chosen.numel() > 1 else torch.ones_like(mean)
     white = (chosen - mean) / scale
-    return torch.zeros_like(x).masked_scatter(mask, white if shift_mean else white + mean)
+    if not shift_mean:
+        white = white + mean
+    return white if whole else torch.zeros_like(x).masked_scatter(mask, white)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
+from algos.adam import Adam
 from algos.config import Config
 from algos.invariants import check_finite_gradient
 
@@ -45,7 +45,7 @@ class Descent:
     def __init__(self, parameters: Iterable[nn.Parameter], config: Config) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.config = config
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+        self.optimizer = Adam(self.parameters, learning_rate=config.learning_rate)
 
     def schedule(self, progress: float) -> None:
         """Set the learning rate for a share of the training that is done, 0 to 1.
@@ -83,16 +83,17 @@ class Descent:
         Raises:
             FloatingPointError: if the gradient is not finite; the weights are left as they are.
         """
-        self.optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         totals: Totals = {}
         for loss_of in losses:
             loss, terms = loss_of()
             loss.backward(inputs=self.parameters)  # and no further, where others share the graph
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        totals["update/grad_norm"] = clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        check_finite_gradient(totals["update/grad_norm"])
-        self.optimizer.step()
+        totals["update/grad_norm"] = grad_norm = self.optimizer.grad_norm()
+        check_finite_gradient(grad_norm)
+        self.optimizer.cut_and_step(grad_norm, longest=self.config.max_grad_norm)
         return totals
 
 
@@ -117,8 +118,10 @@ def add_up(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Tota
     Returns:
         The loss, and each term's mean over the True entries.
     """
-    loss = torch.zeros((), device=weight.device)
-    for term in terms.values():
-        if term.coefficient:
-            loss = loss + term.coefficient * (term.entries * weight).sum()
-    return loss, {name: (term.entries.detach() * share).sum() for name, term in terms.items()}
+    # What a loss leaves out has no gradient either.
+    columns = [term.entries if term.coefficient else term.entries.detach() for term in terms.values()]
+    entries = torch.stack([column.flatten() for column in columns])
+    sums = entries @ weight.flatten()
+    means = sums.detach() if weight is share else entries.detach() @ share.flatten()
+    loss = sums @ sums.new_tensor([term.coefficient for term in terms.values()])
+    return loss, dict(zip(terms, means.unbind(), strict=True))

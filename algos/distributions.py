@@ -287,7 +287,7 @@ def _draw(log_probs: Tensor, generator: torch.Generator, deterministic: bool) ->
     chosen = log_probs
     if not deterministic:
         # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
-        noise = torch.empty(log_probs.shape).exponential_(generator=generator).log()
+        noise = torch.empty(log_probs.shape).exponential_(generator=generator).log_()
         chosen = log_probs - noise.to(log_probs.device)
     action = chosen.argmax(-1)
     return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -66,7 +66,7 @@ def check_ratio_is_one(log_ratio: Tensor, *, dtype: torch.dtype) -> None:
 
 def check_finite_gradient(grad_norm: Tensor) -> None:
     """Raise a FloatingPointError before a non-finite gradient reaches the weights."""
-    if not torch.isfinite(grad_norm):
+    if not math.isfinite(grad_norm.item()):
         raise FloatingPointError(
             f"the gradient's norm is {grad_norm.item()}: the weights were left as they are. Look for rewards of great "
             "size, a learning rate that is too high, or log-probabilities of forbidden actions."

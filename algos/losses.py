@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 from torch import Tensor
 
 from textenv.rollout import check_mask
@@ -62,9 +63,12 @@ def clipped_policy_loss(
     """
     check_mask(mask, log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
-    gain = torch.where(mask, advantage, 0.0)
+    loss = -torch.where(mask, advantage, 0.0)
     most = 1 + (clip_range if clip_higher is None else clip_higher)
-    return -torch.minimum(gain * ratio, gain * ratio.clamp(1 - clip_range, most))
+    # The lesser of both products is that of the ratio which is clipped on one side only, by the advantage's sign.
+    lower = torch.where(loss > 0, 1 - clip_range, -torch.inf)
+    upper = torch.where(loss > 0, torch.inf, most)
+    return loss * ratio.clamp(lower, upper)
 
 
 def dual_clipped_policy_loss(
@@ -135,7 +139,7 @@ def value_loss(
     """
     check_mask(mask, value=value, value_target=value_target)
     value, target = torch.where(mask, value, 0.0), torch.where(mask, value_target, 0.0)
-    error = (value - target).square()
+    error = F.mse_loss(value, target, reduction="none")
     if clip_range is not None:
         if old_value is None:
             raise ValueError("clip_range was given without old_value: pass the rollout's 'value' column")

@@ -27,21 +27,26 @@ class EpisodeMeter:
         if len(self._total) != len(mask):
             self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
-        returns: list[float] = []
-        lengths: list[int] = []
-        for t in range(mask.shape[1]):
-            self._open |= begins[:, t]
-            self._total = np.where(begins[:, t], 0.0, self._total)
-            self._steps = np.where(begins[:, t], 0, self._steps)
-            # Rewards on False entries inside an episode count; what follows its end does not.
-            self._total = np.where(self._open, self._total + reward[:, t], self._total)
-            self._steps += self._open & mask[:, t]
-            ended = self._open & done[:, t]
-            if ended.any():
-                returns += self._total[ended].tolist()
-                lengths += self._steps[ended].tolist()
-                self._open &= ~ended
-        return returns, lengths
+        # An entry is inside an episode if what happened last before it was a beginning and not an end. Times are
+        # counted in halves, and what was carried over came first.
+        times = np.arange(1, 2 * mask.shape[1], 2)
+        begun = np.maximum.accumulate(np.where(begins, times, np.where(self._open, 0, -1)[:, None]), axis=1)
+        ended = np.maximum.accumulate(np.where(done, times + 1, -1), axis=1)
+        inside = begun > np.concatenate([np.full((len(mask), 1), -1), ended[:, :-1]], axis=1)
+        # Rewards on False entries inside an episode count; what follows its end does not.
+        starts = begins.copy()
+        starts[:, 0] = True
+        part = starts.cumsum().reshape(starts.shape) - 1
+        first = np.flatnonzero(starts)
+        totals = np.add.reduceat(np.where(inside, reward.astype(np.float64), 0.0).ravel(), first)
+        steps = np.add.reduceat((inside & mask).astype(np.int64).ravel(), first)
+        carried = ~begins[:, 0]
+        totals[part[carried, 0]] += self._total[carried]
+        steps[part[carried, 0]] += self._steps[carried]
+        finished = part.T[(inside & done).T]  # in the order of time
+        self._total, self._steps = totals[part[:, -1]], steps[part[:, -1]]
+        self._open = inside[:, -1] & ~done[:, -1]
+        return totals[finished].tolist(), steps[finished].tolist()
 
 
 class Means:

@@ -12,18 +12,19 @@ ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "nex
 
 
 def minibatches(
-    rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator
+    rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator, epochs: int = 1
 ) -> Iterator[TensorDict]:
-    """One epoch: every True entry once, in a new random order.
+    """In each epoch every True entry once, in a new random order.
 
     Args:
         rollout: ``[B, T]``.
         size: rows in a minibatch if ``sequential``, else steps; None takes all.
         sequential: whole rows (True), or True entries one by one (False: what the mask leaves out is gone).
         generator: of the order.
+        epochs: how many.
 
     Yields:
-        ``[size, T]`` or ``[size]``; the last may be smaller. Rows without a True entry are left out.
+        ``[size, T]`` or ``[size]``; an epoch's last may be smaller. Rows without a True entry are left out.
     """
     rollout = rollout.exclude(*ADVANTAGES_ONLY)
     if sequential:
@@ -34,6 +35,7 @@ def minibatches(
             units = units[units["mask"]]
     if not len(units):
         return
-    order = torch.randperm(len(units), generator=generator)
-    # One gather an epoch and views after it, rather than a gather a minibatch.
-    yield from units[order].split(len(units) if size is None else size)
+    for _ in range(epochs):
+        order = torch.randperm(len(units), generator=generator)
+        # One gather an epoch and views after it, rather than a gather a minibatch.
+        yield from units[order].split(len(units) if size is None else size)

@@ -20,6 +20,7 @@ from algos.exploration import HeldMatrices
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, frozen_copy
+from algos.twin_towers import tower_output, twin_towers
 from textenv.rollout import Evaluation
 
 
@@ -101,7 +102,8 @@ class MLPPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        output = self._output(self._read(torch.as_tensor(observation)))
+        seen = self._read(torch.as_tensor(observation))
+        output = tower_output(seen, self.actor) if self._held is None else self._output(seen)
         options: dict[str, Any] = {"action_mask": action_mask, "deterministic": deterministic}
         if self._held is not None and not deterministic:
             assert isinstance(self.distribution, StateDependentGaussian)
@@ -118,10 +120,13 @@ class MLPPolicy(nn.Module):
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         observation = self._read(rollout["observation"])
-        value = self.critic(observation).squeeze(-1)
+        if self._held is None:
+            output, value = twin_towers(observation, self.actor, self.critic)
+        else:
+            output, value = self._output(observation), self.critic(observation)
         action_mask = rollout.get("action_mask", None)
-        log_prob, entropy = self.distribution.score(self._output(observation), rollout["action"], action_mask)
-        return Evaluation(log_prob, entropy, value)
+        log_prob, entropy = self.distribution.score(output, rollout["action"], action_mask)
+        return Evaluation(log_prob, entropy, value.squeeze(-1))
 
     def divergence(self, rollout: TensorDict, other: MLPPolicy) -> Tensor:
         """See `Policy.divergence`; any batch shape."""
@@ -169,7 +174,7 @@ class MLPPolicy(nn.Module):
         return torch.cat([self.actor[-1](features), features], dim=-1)
 
     def _value(self, observation: Tensor) -> Tensor:
-        return self.critic(self._read(observation)).squeeze(-1)
+        return tower_output(self._read(observation), self.critic).squeeze(-1)
 
     def _read(self, observation: Tensor) -> Tensor:
         """What the networks are given: flat, float32, normalised."""

@@ -84,17 +84,16 @@ def weighted_minibatches(
     by_row = aggregation is not token_mean and not policy.sequential
     if by_row:  # single steps know nothing of their row: weighed before they leave it, 1 on average
         rollout["weight"] = aggregation(mask=rollout["mask"]) * rollout["mask"].sum()
-    for _ in range(epochs):
-        for batch in minibatches(rollout, size=size, sequential=policy.sequential, generator=generator):
-            mask = batch["mask"]
-            if whiten_advantages:
-                batch["advantage"] = whiten(batch["advantage"], mask=mask)
-            batch["share"] = token_mean(mask=mask)
-            if by_row:
-                batch["weight"] = batch["weight"] / len(batch)
-            else:
-                batch["weight"] = batch["share"] if aggregation is token_mean else aggregation(mask=mask)
-            yield batch
+    for batch in minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, epochs=epochs):
+        mask = batch["mask"]
+        if whiten_advantages:
+            batch["advantage"] = whiten(batch["advantage"], mask=mask)
+        batch["share"] = share = token_mean(mask=mask)
+        if by_row:
+            batch["weight"] = batch["weight"] / len(batch)
+        else:
+            batch["weight"] = share if aggregation is token_mean else aggregation(mask=mask)
+        yield batch
 
 
 def log_ratios(part: TensorDict, *, log_prob: Tensor, policy: Policy, first: bool) -> Tensor:

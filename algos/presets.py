@@ -188,7 +188,13 @@ CARTPOLE_RLOO = RLOOConfig(
 """CartPole-v1 with 16 environments; found here. By sequences, since episodes that are good are long."""
 
 CARTPOLE_GRPO = GRPOConfig(
-    episodes=16, group_size=8, learning_rate=2e-3, final_learning_rate=1e-4, minibatch_size=512, epochs=2
+    episodes=16,
+    group_size=8,
+    learning_rate=2e-3,
+    final_learning_rate=0.0,
+    minibatch_size=512,
+    epochs=2,
+    max_grad_norm=0.5,
 )
 """CartPole-v1 with 16 environments; found here."""
 
@@ -274,7 +280,7 @@ RECIPES = {
     ("CartPole-v1", "a2c"): Recipe(config=CARTPOLE_A2C, num_envs=16, total_steps=500_000),
     ("CartPole-v1", "reinforce"): Recipe(config=CARTPOLE_REINFORCE, num_envs=16, total_steps=300_000),
     ("CartPole-v1", "rloo"): Recipe(config=CARTPOLE_RLOO, num_envs=16, total_steps=300_000),
-    ("CartPole-v1", "grpo"): Recipe(config=CARTPOLE_GRPO, num_envs=16, total_steps=300_000),
+    ("CartPole-v1", "grpo"): Recipe(config=CARTPOLE_GRPO, num_envs=16, total_steps=500_000),
     ("CartPole-v1", "trpo"): Recipe(config=CARTPOLE_TRPO, num_envs=2, total_steps=60_000),
     ("CartPole-v1", "dqn"): Recipe(config=CARTPOLE_DQN, num_envs=16, total_steps=50_000, policy="q"),
     ("Acrobot-v1", "ppo"): Recipe(

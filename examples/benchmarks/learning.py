@@ -10,13 +10,11 @@ import statistics
 import time
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from text_task import BATCH, NEW_TOKENS, SHAPES, make_env, make_model
 
 from algos import PPO, LMPolicy, PPOConfig
-from textenv import KLPenalty, TextVectorEnv
+from textenv import KLPenalty
 
-VOCABULARY, PROMPTS, NEW_TOKENS, BATCH = 260, 512, 48, 32
 TARGET, LIMIT = 0.9, 90.0
 COMMON = dict(steps=None, episodes=BATCH, gamma=1.0, gae_lambda=1.0, bootstrap_truncated=False, minibatch_size=8,
               max_grad_norm=1.0, value_coefficient=1e-3)  # fmt: skip
@@ -31,52 +29,11 @@ policy's gradient in the shared trunk.
 """
 
 
-def make_model(seed):
-    """Random weights, and a tokenizer of numbered words."""
-    names = {VOCABULARY - 1: "<pad>", VOCABULARY - 2: "<eos>", VOCABULARY - 3: "<bos>", VOCABULARY - 4: "<unk>"}
-    core = Tokenizer(models.WordLevel({names.get(i, f"t{i}"): i for i in range(VOCABULARY)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
-    )
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_layer=2,
-        n_embd=128,
-        n_head=4,
-        n_positions=128,
-        activation_function="gelu_pytorch_tanh",
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        bos_token_id=VOCABULARY - 3,
-        eos_token_id=VOCABULARY - 2,
-        pad_token_id=VOCABULARY - 1,
-    )
-    return GPT2LMHeadModel(config), tokenizer
-
-
-def make_prompts(seed):
-    """Lists of token ids; the first one is of the greatest length."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    lengths = [16, *torch.randint(8, 17, (PROMPTS - 1,), generator=generator).tolist()]
-    return [torch.randint(0, VOCABULARY - 4, (length,), generator=generator).tolist() for length in lengths]
-
-
-def good_tokens(prompts, completions, completion_ids, **columns):
-    """How many tokens are in the rewarded set."""
-    return [float(sum(token < VOCABULARY // 4 for token in ids)) for ids in completion_ids]
-
-
 def seconds_to_target(settings, seed):
     """Iterations and seconds of training until a batch's mean reaches the target; None where it never did."""
     torch.set_num_threads(1)
-    model, tokenizer = make_model(seed)
-    env = TextVectorEnv(
-        prompts=make_prompts(seed), reward=good_tokens, tokenizer=tokenizer, num_envs=BATCH, max_prompt_tokens=16,
-        max_new_tokens=NEW_TOKENS,
-    )  # fmt: skip
+    model, tokenizer = make_model(SHAPES["tiny"], seed=seed)
+    env = make_env(tokenizer, seed=seed)
     policy = LMPolicy(model, tokenizer, seed=seed)
     penalty = KLPenalty(policy.reference(), 0.05)
     config = CONFIGS[settings]

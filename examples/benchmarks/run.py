@@ -2,6 +2,18 @@
 
 python examples/benchmarks/run.py --suite classic --seeds 5
 python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.json
+python examples/benchmarks/run.py --suite control --json control.json
+python examples/benchmarks/run.py --suite text --peers ../shared/peers --json text.json
+
+classic   returns after training, beside published figures
+learning  seconds until a small language model has learnt the task that the peers are measured on
+control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn with the peers'
+text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
+growth    how seconds and memory grow with batch, response, vocabulary, environments, iterations; a PNG beside the JSON
+gpu       generation and update of a decoder of half a billion parameters; without CUDA the same code in miniature
+
+A ratio above 1 means that ours is better. BENCH_CPU says which processor everything is pinned to, PEERS_HOME where the
+peers' interpreters are.
 """
 
 import argparse
@@ -9,28 +21,43 @@ import json
 from pathlib import Path
 
 from classic import classic
+from control import control
+from gpu import gpu
+from growth import draw, growth
 from learning import learning
+from text import text
 
-SUITES = {"classic": classic, "learning": learning}
+SUITES = {
+    "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "gpu": gpu,
+}  # fmt: skip
+BESIDE_PEERS = {"control", "text"}
+"""Suites that run the peers' scripts."""
+PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=sorted(SUITES), required=True)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each case, or pairs of runs")
     parser.add_argument("--cases", nargs="*", default=[], help="only cases whose name has one of these in it")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder with the peers' scripts (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}, expected at least 1")
+    more = {"peers": options.peers.resolve()} if options.suite in BESIDE_PEERS else {}
     rows = SUITES[options.suite](
-        seeds=options.seeds, chosen=lambda name: not options.cases or any(part in name for part in options.cases)
+        seeds=options.seeds,
+        chosen=lambda name: not options.cases or any(part in name for part in options.cases),
+        **more,
     )
     if not rows:
         parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
     _print(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        if options.suite == "growth":
+            options.json.with_suffix(".png").write_bytes(draw(rows))
 
 
 def _print(rows):

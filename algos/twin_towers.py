@@ -1,0 +1,151 @@
+"""Towers of tanh layers, evaluated faster than layer by layer: two of one shape as one batched product.
+
+A small network's time goes into many small operations and into tanh itself. So two towers that read the same
+observation share every product and every tanh, their gradient is written out, and tanh x is taken as 2 σ(2x) - 1, for
+`torch.sigmoid` takes a third of `torch.tanh`'s time on a CPU. `plain_towers` is the same, plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+from torch import Tensor, nn
+
+_MINUS_ONE = torch.tensor(-1.0)  # a Python number is made a tensor at every use, which costs more than the sum
+
+
+def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
+    """What a tower gives, without a gradient.
+
+    Args:
+        observation: ``[*, size]``.
+        tower: linear layers with tanh between them; any other module is simply called.
+
+    Returns:
+        ``[*, outputs]``, equal to ``tower(observation)`` but for rounding.
+    """
+    weights = _weights(tower)
+    if not weights:
+        return tower(observation)
+    (weight, bias), x = weights[0], observation
+    for following, following_bias in weights[1:]:
+        x = _tanh(F.linear(x, weight, bias))
+        weight, bias = following, following_bias
+    return F.linear(x, weight, bias)
+
+
+def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+    """Outputs of two towers; differentiable, any number of times.
+
+    Args:
+        observation: ``[*, size]``.
+        first: linear layers with tanh between them.
+        second: the same, but for the number of outputs; other modules, or other widths, are simply called.
+
+    Returns:
+        ``[*, outputs]`` of each, equal to ``first(observation), second(observation)`` but for rounding.
+
+    Example:
+        >>> towers = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs)) for outputs in (2, 1)]
+        >>> [tuple(output.shape) for output in twin_towers(torch.zeros(5, 4), *towers)]
+        [(5, 2), (5, 1)]
+    """
+    one, two = _weights(first), _weights(second)
+    if not one or [w.shape for w, _ in one[:-1]] != [w.shape for w, _ in two[:-1]]:
+        return first(observation), second(observation)
+    x = observation.reshape(-1, observation.shape[-1])
+    weights = [p for (w1, b1), (w2, b2) in zip(one, two, strict=True) for p in (w1, w2, b1, b2)]
+    outputs = _TwinTowers.apply(x, *weights)
+    output, other = (output.view(*observation.shape[:-1], output.shape[-1]) for output in outputs)
+    return output, other
+
+
+def plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What `twin_towers` computes, layer by layer and left to autograd.
+
+    Args:
+        observation: ``[n, size]``.
+        weights: of each layer, that of the first tower, that of the second, and the two biases.
+    """
+    one = two = observation
+    for start in range(0, len(weights), 4):
+        weight_1, weight_2, bias_1, bias_2 = weights[start : start + 4]
+        if start:
+            one, two = one.tanh(), two.tanh()
+        one, two = F.linear(one, weight_1, bias_1), F.linear(two, weight_2, bias_2)
+    return one, two
+
+
+class _TwinTowers(torch.autograd.Function):
+    """`plain_towers` with its gradient written out."""
+
+    @staticmethod
+    def forward(ctx: Any, observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        x = observation.expand(2, *observation.shape)
+        layers = []  # what enters each hidden layer [2, n, before], and its weights [2, after, before]
+        for start in range(0, len(weights) - 4, 4):
+            weight, bias = torch.stack(weights[start : start + 2]), torch.stack(weights[start + 2 : start + 4])
+            layers.append((x, weight))
+            x = _tanh(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
+        weight_1, weight_2, bias_1, bias_2 = weights[-4:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(observation, *weights)
+        ctx.layers, ctx.features = layers, x
+        return torch.addmm(bias_1, x[0], weight_1.t()), torch.addmm(bias_2, x[1], weight_2.t())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs, one, two = ctx.saved_tensors, *gradients
+        # Plainly where this gradient is to be differentiated again, or where one tower is not asked for.
+        if torch.is_grad_enabled() or one is None or two is None:
+            return _plain_gradient(inputs, gradients, ctx.needs_input_grad)
+        x = ctx.features
+        found = [one.t() @ x[0], two.t() @ x[1], one.sum(0), two.sum(0)]
+        slope = torch.stack((one @ inputs[-4], two @ inputs[-3]))
+        for before, weight in reversed(ctx.layers):
+            torch.ops.aten.tanh_backward.grad_input(slope, x, grad_input=slope)
+            found = [*torch.bmm(slope.transpose(1, 2), before).unbind(), *slope.sum(1).unbind(), *found]
+            x = before
+            if before is not ctx.layers[0][0] or ctx.needs_input_grad[0]:
+                slope = torch.bmm(slope, weight)
+        return slope.sum(0) if ctx.needs_input_grad[0] else None, *found
+
+
+def _plain_gradient(
+    inputs: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradient by autograd, of a forward pass of its own; None of what has no part in it."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        outputs = plain_towers(*inputs)
+    asked = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
+    chosen = [x for x, need in zip(inputs, needed, strict=True) if need]
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in asked], chosen, [gradient for _, gradient in asked],
+            create_graph=again, allow_unused=True,
+        )
+    )  # fmt: skip
+    return tuple(next(found) if need else None for need in needed)
+
+
+def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each linear layer of a tower; none of a module of another kind."""
+    if type(tower) is not nn.Sequential:
+        return []
+    layers = list(tower)
+    if len(layers) % 2 == 0 or any(type(layer) is not nn.Tanh for layer in layers[1::2]):
+        return []
+    if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers[::2]):
+        return []
+    return [(layer.weight, layer.bias) for layer in layers[::2]]  # type: ignore[misc]
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """tanh x, in place."""
+    if x.numel() < 2048:  # where the three operations cost more than they save
+        return x.tanh_()
+    return torch.add(_MINUS_ONE, x.add_(x).sigmoid_(), alpha=2, out=x)

@@ -1,0 +1,213 @@
+"""What decoding costs, in one process, call by call in turn with what it is compared with. Run by ``text.py``.
+
+python examples/benchmarks/text_decoding.py generation --size tiny --pairs 5
+
+Prints one line ``RESULT {"ours": [...], "peers": {name: [...]}, "floor": ...}``: a figure for each pair.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+import torch
+from bare_decoding import BareDecoding
+from gymnasium.vector import AutoresetMode
+from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts
+
+from algos import LMPolicy, collect
+from textenv.lm.sampling import sample
+
+END = 1 / 20
+"""Probability of EOS where lengths vary: geometric, mean 20, cut at 48."""
+EPISODES = 256
+CALLS = {260: 200, 8192: 20, 50257: 4}
+"""Calls of a sampler that are timed together."""
+
+
+def generation(options):
+    """Tokens a second: `collect` against ``transformers.generate`` with the dynamic cache.
+
+    The peer generates with the activation that GPT-2 has by default, and with the fused one that ours has.
+    """
+    model, tokenizer = make_model(SHAPES[options.size])
+    policy = LMPolicy(model, tokenizer)
+    env = make_env(tokenizer, forbidden=[tokenizer.eos_token_id])
+    prompts = make_prompts(len(tokenizer))[:BATCH]
+    tokenizer.padding_side = "left"
+    padded = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
+    bare = BareDecoding(model, rows=BATCH, max_length=LONGEST + NEW_TOKENS)
+
+    def ours():
+        rollout = collect(env, policy, episodes=BATCH)
+        assert rollout["mask"].sum() == BATCH * NEW_TOKENS
+
+    @torch.inference_mode()
+    def generate(model):
+        model.generate(
+            **padded, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, top_p=1.0,
+            pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+
+    default, _ = make_model(SHAPES[options.size], activation="gelu_new")
+    calls = [
+        ours,
+        lambda: generate(default),
+        lambda: generate(model),
+        lambda: bare.run(padded["input_ids"], NEW_TOKENS),
+    ]
+    own, peer, fused, floor = ([BATCH * NEW_TOKENS / x for x in column] for column in in_turn(options.pairs, *calls))
+    peers = {"transformers.generate": peer, "transformers.generate, fused activation": fused}
+    return {"ours": own, "peers": peers, "floor": statistics.median(floor)}
+
+
+def floor(options):
+    """Seconds of the bare loop, for the floor of an iteration."""
+    model, _ = make_model(SHAPES[options.size])
+    bare = BareDecoding(model, rows=BATCH, max_length=LONGEST + NEW_TOKENS)
+    prompts = torch.zeros(BATCH, LONGEST, dtype=torch.long)
+    (seconds,) = in_turn(options.pairs, lambda: bare.run(prompts, NEW_TOKENS))
+    return {"s": statistics.median(seconds)}
+
+
+class Padded:
+    """A policy as in a library without slot refill: a row that has ended is decoded on until the whole batch has.
+
+    Args:
+        policy: who decodes.
+        env: whose observations it reads.
+    """
+
+    def __init__(self, policy, env):
+        self.policy, self.shape = policy, (env.num_envs, env.max_length)
+        self.reset()
+
+    def act(self, observation, **options):
+        """As `Policy.act`; idle slots go on with a text that nobody reads."""
+        idle = observation["length"] == 0
+        self.tokens[~idle], self.length[~idle] = observation["tokens"][~idle], observation["length"][~idle]
+        self.length[idle] += 1
+        return self.policy.act({"tokens": self.tokens, "length": self.length}, **options)
+
+    def reset(self, rows=None):
+        """Forget everything before a batch, nothing inside one."""
+        if rows is None:
+            self.tokens, self.length = np.zeros(self.shape, dtype=np.int64), np.zeros(self.shape[0], dtype=np.int64)
+            self.policy.reset()
+
+
+def lengths(options):
+    """Tokens a second where lengths vary: 256 episodes with slot refill, and in 8 padded batches of 32."""
+    model, tokenizer = make_model(SHAPES[options.size])
+    end_with(model, END)
+    policy, env = LMPolicy(model, tokenizer), make_env(tokenizer)
+    padded = Padded(LMPolicy(model, tokenizer), env)
+
+    def tokens_per_second(policy, episodes):
+        start = time.process_time()
+        tokens = sum(int(collect(env, policy, episodes=n)["mask"].sum()) for n in episodes)
+        return tokens / (time.process_time() - start)
+
+    pairs = []
+    for pair in range(options.pairs + 1):  # the first one warms up
+        runs = [(policy, [EPISODES]), (padded, [BATCH] * (EPISODES // BATCH))]
+        figures = [tokens_per_second(*run) for run in (runs if pair % 2 else runs[::-1])]
+        pairs.append(figures if pair % 2 else figures[::-1])
+    ours, peer = zip(*pairs[1:], strict=True)
+    return {"ours": ours, "peers": {"ours, padded batches": peer}, "floor": None}
+
+
+def interface(options):
+    """Microseconds a step at a prefix: `env.step` and `policy.act`, against the decoder and the sampler alone.
+
+    Step by step in turn on the same tokens, each with a cache of its own; a pair is the median of 16 steps.
+    """
+    steps, prefix = 16, options.prefix
+    model, tokenizer = make_model(SHAPES[options.size], positions=prefix + 128)
+    end_with(model, 0.0)
+    policy = LMPolicy(model, tokenizer)
+    env = make_env(
+        tokenizer, longest=prefix, new_tokens=steps * (options.pairs + 1) + 1, autoreset_mode=AutoresetMode.DISABLED
+    )
+    env.task.prompts = [(prompt * 2)[:prefix] for prompt in env.task.prompts]  # all of this length
+    decoder = policy.lm.decoder(num_slots=env.num_envs, max_length=env.max_length)
+    generator = torch.Generator().manual_seed(0)
+    observation, _ = env.reset(seed=0)
+    action = policy.act(observation).action.numpy()
+    decoder.logits(observation["tokens"], observation["length"])
+    ours, peer = np.zeros((2, steps * (options.pairs + 1)))
+
+    def act():
+        return policy.act(observation).action.numpy()
+
+    def bare():
+        sample(decoder.logits(observation["tokens"], observation["length"]), generator=generator)
+
+    for step in range(ours.size):
+        (observation, *_), stepping = timed(lambda action=action: env.step(action))
+        bare_first = step % 2  # whoever comes second finds the weights in the processor's cache
+        if bare_first:
+            peer[step] = timed(bare)[1]
+        action, acting = timed(act)
+        if not bare_first:
+            peer[step] = timed(bare)[1]
+        ours[step] = stepping + acting
+    figures = [np.median(x.reshape(-1, steps)[1:], axis=1) * 1e6 for x in (ours, peer)]
+    over = float(np.median(ours[steps:] - peer[steps:]) * 1e6)
+    peers = {"bare decoder and sampler": figures[1].tolist()}
+    return {
+        "ours": figures[0].tolist(),
+        "peers": peers,
+        "floor": None,
+        "note": f"{over:.0f} µs a step over the bare loop",
+    }
+
+
+def sampler(options):
+    """Microseconds a call: `sample`, which yields log-probabilities too, and ``torch.multinomial`` of the softmax."""
+    n = options.vocabulary
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(BATCH, n, generator=generator)
+    buffer = torch.empty_like(logits)
+    calls = [
+        lambda: sample(logits, generator=generator),
+        lambda: torch.multinomial(torch.softmax(logits, -1), 1, generator=generator),
+        lambda: torch.exp(logits, out=buffer),  # every logit has to be looked at
+    ]
+    repeated = [lambda f=f: [f() for _ in range(CALLS[n])] for f in calls]
+    ours, peer, floor = ([x / CALLS[n] * 1e6 for x in column] for column in in_turn(options.pairs, *repeated))
+    return {"ours": ours, "peers": {"torch.multinomial(softmax)": peer}, "floor": statistics.median(floor)}
+
+
+def timed(function):
+    """What a function returns, and the processor's seconds: what other processes take is not counted."""
+    start = time.process_time()
+    result = function()
+    return result, time.process_time() - start
+
+
+@torch.no_grad()
+def in_turn(pairs, *functions):
+    """Seconds of each function, called in turn that many times after a call to warm up."""
+    seconds = [[] for _ in functions]
+    for pair in range(pairs + 1):
+        for function, column in zip(functions, seconds, strict=True):
+            seconds_taken = timed(function)[1]
+            if pair:
+                column.append(seconds_taken)
+    return seconds
+
+
+CASES = {"generation": generation, "lengths": lengths, "interface": interface, "sampler": sampler, "floor": floor}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=sorted(CASES))
+    parser.add_argument("--size", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--prefix", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, choices=list(CALLS), default=260)
+    torch.set_num_threads(1)
+    options = parser.parse_args()
+    print("RESULT " + json.dumps(CASES[options.case](options)), flush=True)

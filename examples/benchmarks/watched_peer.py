@@ -1,0 +1,42 @@
+"""Runs a peer's script by the processor's clock, and says how much memory its training took beyond what stood before.
+
+PEER_PYTHON examples/benchmarks/watched_peer.py ../shared/peers/llm/peer_trl_old.py --size tiny --iters 4
+
+What stood before are imports and models: the scripts that train write down the moment at which they begin, once
+everything is made, in ``Recorder.start``. The processor's seconds of one thread are those of the wall, less what other
+processes took.
+"""
+
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+
+from peak_memory import PeakMemory
+
+
+def watch(recorder, memory):
+    """Measure from the last moment that a recorder is told to be the start."""
+
+    def begin(self, moment):
+        memory.start()
+        self.__dict__["start"] = moment
+
+    recorder.start = property(lambda self: self.__dict__["start"], begin)
+
+
+if __name__ == "__main__":
+    script = Path(sys.argv[1])
+    if not script.is_file():
+        sys.exit(f"{script} does not exist: say by --peers where the peers' scripts are")
+    sys.path.insert(0, str(script.parent))
+    sys.argv = sys.argv[1:]
+    time.perf_counter = time.process_time
+    import common
+
+    memory = PeakMemory()
+    watch(common.Recorder, memory)
+    runpy.run_path(str(script), run_name="__main__")
+    if memory.standing:
+        print("RESULT " + json.dumps(memory.figures()), flush=True)
