@@ -62,8 +62,8 @@ class Train(Generic[ConfigT]):
     config: ConfigT
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
-    def run(self) -> dict[str, Any]:
-        """Train, save, evaluate."""
+    def run(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
         from algos.algorithms import GROUPED, make_agent
         from algos.environments import is_text, make_policy, make_vector_environment
         from algos.evaluation import summarise
@@ -75,17 +75,20 @@ class Train(Generic[ConfigT]):
             )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
-        arguments = self._environment_arguments()
-        env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **arguments)
-        options = _json_object(self.policy_kwargs, "--policy-kwargs")
-        policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **options)
+        options = self._environment_arguments()
+        env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **options)
+        more = _json_object(self.policy_kwargs, "--policy-kwargs")
+        policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **more)
         agent = make_agent(self.algo, env, policy, config)
+        if self.resume is None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / ARGUMENTS).write_text(json.dumps(list(arguments)) + "\n", encoding="utf-8")
         every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
         history = agent.learn(
             self.total_steps, run_dir=run_dir, progress=not self.json, checkpoint_every=every, resume=self.resume
         )
         split = {"split": "test"} if is_text(self.env) else {}
-        test_env = make_vector_environment(self.env, min(self.episodes, 64), **(arguments | split))
+        test_env = make_vector_environment(self.env, min(self.episodes, 64), **(options | split))
         result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
@@ -95,12 +98,6 @@ class Train(Generic[ConfigT]):
         """The run's folder."""
         seed = self.config.seed if self.seed is None else self.seed
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
-
-    def remember(self, arguments: Sequence[str]) -> None:
-        """Write down what the run was started by, for ``--resume``."""
-        if self.resume is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / ARGUMENTS).write_text(json.dumps(list(arguments)) + "\n", encoding="utf-8")
 
     def _environment_arguments(self) -> dict[str, Any]:
         from algos.environments import is_text
@@ -252,9 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description = "Train and compare policies for control and text by one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         _one_thread()
-        if isinstance(command, Train):
-            command.remember(arguments)
-        result = command.run()
+        result = command.run(arguments) if isinstance(command, Train) else command.run()
     except Interrupted as stop:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop

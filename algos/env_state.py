@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from algos.state import attributes, set_attributes
 
@@ -12,6 +13,9 @@ logger = logging.getLogger(__name__)
 KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
          "textenv", "algos")  # fmt: skip
 """Packages whose environments are what their attributes say. Of others (a simulator's memory) nobody knows."""
+
+_TOLD: WeakSet[Any] = WeakSet()
+"""Environments that cannot be saved and of which this was said."""
 
 
 def env_state(env: Any) -> list[dict[str, Any]] | None:
@@ -32,7 +36,11 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
         elif _name(part).startswith(KNOWN) and not hasattr(part, "processes"):
             state.append({"class": _name(part), "state": attributes(part)})
         else:
-            logger.warning("%s cannot be saved in mid-episode: a run that goes on resets it, and differs", _name(part))
+            if env not in _TOLD:
+                _TOLD.add(env)
+                logger.warning(
+                    "%s cannot be saved in mid-episode: a run that goes on resets it, and differs", _name(part)
+                )
             return None
     return state
 

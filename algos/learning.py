@@ -18,7 +18,7 @@ from torch import Tensor
 from algos.collection import autoreset_mode
 from algos.config import PolicyGradientConfig
 from algos.frontier import VARIETY, plot_frontier
-from algos.interruption import Interrupted, noted_signals
+from algos.interruption import noted_signals
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.run import Run
@@ -104,26 +104,20 @@ def learn(
     run = Run(agent) if resume is None else Run.from_checkpoint(agent, resume)
     logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
     with logs, _rescue(agent, run_dir), noted_signals(on=checkpoint_every is not None) as request:
-        saved, start = run.steps, time.perf_counter() - run.seconds
+        start = time.perf_counter() - run.seconds
         while run.steps < total_steps:
             agent.progress = run.steps / total_steps
             metrics = iterate(agent, run.meters, diagnose)
             run.steps += int(metrics["rollout/steps"])
             run.seconds = time.perf_counter() - start
-            metrics = (
-                {"steps": run.steps, "iteration": len(run.history) + 1}
-                | metrics
-                | {"time/seconds": run.seconds, "time/steps_per_second": run.steps / run.seconds}
-            )
+            metrics = {"steps": run.steps, "iteration": len(run.history) + 1} | metrics
+            metrics |= {"time/seconds": run.seconds, "time/steps_per_second": run.steps / run.seconds}
             logs.write(metrics)
             run.history.append(metrics)
             run.watch.look(metrics)
             over = run.steps >= total_steps or (on_iteration is not None and on_iteration(metrics) is True)
             if checkpoint_every is not None and run_dir is not None:
-                if over or request.name is not None or run.steps - saved >= checkpoint_every:
-                    folder, saved = run.write(run_dir), run.steps
-                if request.name is not None and not over:
-                    raise Interrupted(request.name, f"stopped by {request.name} after {run.steps} steps, see {folder}")
+                run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
             if over:
                 break
     if run_dir is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
@@ -88,6 +89,18 @@ class PPO(Agent[PPOConfig]):
             raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")
         self.auxiliary = auxiliary
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Agent.state_dict`; where an auxiliary loss stands in its text, if it says so."""
+        stands = getattr(self.auxiliary, "state_dict", None)
+        return super().state_dict() | {"auxiliary": None if stands is None else stands()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Agent.load_state_dict`."""
+        super().load_state_dict(state)
+        if state["auxiliary"] is not None:
+            auxiliary: Any = self.auxiliary
+            auxiliary.load_state_dict(state["auxiliary"])
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""

@@ -10,6 +10,7 @@ from algos.checkpoints import read_checkpoint, write_checkpoint
 from algos.collection import go_on
 from algos.env_state import env_state, set_env_state
 from algos.frontier import HackingWatch
+from algos.interruption import Interrupted, Request
 from algos.metrics import EpisodeMeter
 from algos.state import attributes, set_attributes
 
@@ -28,6 +29,8 @@ class Run:
         self.agent = agent
         self.steps = 0
         """True entries so far."""
+        self.saved = 0
+        """Steps at the last checkpoint."""
         self.seconds = 0.0
         """Of training so far."""
         self.history: list[dict[str, float]] = []
@@ -55,14 +58,27 @@ class Run:
             go_on(agent.env, agent.cursor)
         else:
             agent.cursor.observation = None
-        run.steps, run.seconds = state["steps"], state["seconds"]
+        run.steps = run.saved = state["steps"]
+        run.seconds = state["seconds"]
         run.history = _lines(Path(folder), state["iterations"])
         for owner, saved in zip((*run.meters, run.watch), state["watches"], strict=True):
             set_attributes(owner, saved)
         return run
 
+    def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
+        """Write a checkpoint where one is due: after so many steps, at the end, and where a signal has asked to stop.
+
+        Raises:
+            Interrupted: in the last case.
+        """
+        if over or request.name is not None or self.steps - self.saved >= every:
+            folder = self.write(run_dir)
+            if request.name is not None and not over:
+                raise Interrupted(request.name, f"stopped by {request.name} after {self.steps} steps, see {folder}")
+
     def write(self, run_dir: str | Path) -> Path:
         """Write a checkpoint; see `write_checkpoint`."""
+        self.saved = self.steps
         state: dict[str, Any] = {
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
