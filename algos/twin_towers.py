@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 from torch import Tensor, nn
 
+_SEEN: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module | None, ...], tuple[nn.Linear, ...]]] = WeakKeyDictionary()
+"""Layers of each tower, and those that are linear."""
 _MINUS_ONE = torch.tensor(-1.0)  # a Python number is made a tensor at every use, which costs more than the sum
 
 
@@ -134,14 +137,18 @@ def _plain_gradient(
 
 def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of each linear layer of a tower; none of a module of another kind."""
-    if type(tower) is not nn.Sequential:
-        return []
-    layers = list(tower)
-    if len(layers) % 2 == 0 or any(type(layer) is not nn.Tanh for layer in layers[1::2]):
-        return []
-    if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers[::2]):
-        return []
-    return [(layer.weight, layer.bias) for layer in layers[::2]]  # type: ignore[misc]
+    layers = tuple(tower._modules.values())
+    known = _SEEN.get(tower)
+    if known is None or known[0] != layers:  # looked at once, for that takes as long as a layer
+        known = _SEEN[tower] = layers, _linear_layers(tower, layers)
+    return [(layer._parameters["weight"], layer._parameters["bias"]) for layer in known[1]]  # type: ignore[misc]
+
+
+def _linear_layers(tower: nn.Module, layers: tuple[nn.Module | None, ...]) -> tuple[nn.Linear, ...]:
+    linear = tuple(layer for layer in layers[::2] if type(layer) is nn.Linear and layer.bias is not None)
+    alternate = len(layers) % 2 == 1 and all(type(layer) is nn.Tanh for layer in layers[1::2])
+    known = type(tower) is nn.Sequential and alternate and 2 * len(linear) == len(layers) + 1
+    return linear if known else ()
 
 
 def _tanh(x: Tensor) -> Tensor:

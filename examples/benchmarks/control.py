@@ -86,7 +86,8 @@ def answer(scripts, python, script, *options):
     found = re.search(r"^JSON (.*)$", process.stdout, re.MULTILINE)
     if found is None:
         return {"error": (process.stderr.strip() or "no answer").splitlines()[-1]}
-    return json.loads(found[1])
+    result = json.loads(found[1])
+    return {"error": f"too slow: not out of its warm-up in the time, {result}"} if result.get("sps") == 0 else result
 
 
 def measure_floor(scripts):

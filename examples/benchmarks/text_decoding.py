@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts
 
 from algos import LMPolicy, collect
+from textenv.lm import recording
 from textenv.lm.sampling import sample
 
 END = 1 / 20
@@ -29,8 +30,10 @@ CALLS = {260: 200, 8192: 20, 50257: 4}
 def generation(options):
     """Tokens a second: `collect` against ``transformers.generate`` with the dynamic cache.
 
-    The peer generates with the activation that GPT-2 has by default, and with the fused one that ours has.
+    The peer generates with the activation that GPT-2 has by default, and with the fused one that ours has. Ours is
+    measured as it is in a training that lasts: with its step recorded, which here is done while it warms up.
     """
+    recording.RECORDED_AFTER = NEW_TOKENS // 2
     model, tokenizer = make_model(SHAPES[options.size])
     policy = LMPolicy(model, tokenizer)
     env = make_env(tokenizer, forbidden=[tokenizer.eos_token_id])
@@ -99,6 +102,7 @@ class Padded:
 
 def lengths(options):
     """Tokens a second where lengths vary: 256 episodes with slot refill, and in 8 padded batches of 32."""
+    recording.RECORDED_AFTER = NEW_TOKENS // 2  # of both
     model, tokenizer = make_model(SHAPES[options.size])
     end_with(model, END)
     policy, env = LMPolicy(model, tokenizer), make_env(tokenizer)

@@ -23,14 +23,14 @@ from textenv.lm.loading import (
 )
 from textenv.lm.memory import check_memory_options, precision, trunk_output
 from textenv.lm.sampling import restrict
-from textenv.lm.scoring import TokenScores, expected
+from textenv.lm.scoring import TokenScores, normalized
 from textenv.rollout import Allowed, Evaluation, allowed_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-CHUNK_ELEMENTS = 2**22
-"""Most logits that are scored at a time (16 MiB in fp32); larger batches go in chunks."""
+CHUNK_ELEMENTS = 2**23
+"""Most logits that are scored at a time (32 MiB in fp32); larger batches go in chunks."""
 
 
 class LanguageModel(nn.Module):
@@ -203,10 +203,10 @@ class LanguageModel(nn.Module):
             other_hidden = other.hidden(tokens)[mask]
 
         def chunk(own: Tensor, others: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
-            log_probs = self._log_probs(own, allowed)
+            log_probs, probability = self._normalized(own, allowed)
             with torch.no_grad():
-                other_log_probs = other._log_probs(others, allowed)
-            return ((log_probs.exp() * (log_probs - other_log_probs)).sum(-1),)
+                other_log_probs, _ = other._normalized(others, allowed)
+            return ((probability * (log_probs - other_log_probs)).sum(-1),)
 
         (kl,) = self._in_chunks(chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
         return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, kl)
@@ -233,13 +233,12 @@ class LanguageModel(nn.Module):
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
-        log_probs = self._log_probs(hidden, allowed)
-        entropy = -expected(log_probs)
+        log_probs, probability = self._normalized(hidden, allowed)
+        entropy = -torch.linalg.vecdot(probability, log_probs)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
-    def _log_probs(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
-        logits = restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed)
-        return logits - logits.logsumexp(-1, keepdim=True)  # as `TokenScores`, so that all heads agree to the last bit
+    def _normalized(self, hidden: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        return normalized(restrict(self.logits(hidden), temperature=self.temperature, allowed=allowed))
 
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:

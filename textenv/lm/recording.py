@@ -17,8 +17,8 @@ from torch.fx import Graph, GraphModule, Node
 
 logger = logging.getLogger(__name__)
 Function = Callable[..., Tensor]
-RECORDED_AFTER = 64
-"""Calls before one is recorded, which takes as long as several hundred of them."""
+RECORDED_AFTER = 512
+"""Calls before one is recorded: recording has its price, about that of so many."""
 
 
 class Replayed:

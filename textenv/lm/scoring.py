@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from textenv.lm.sampling import CACHED_ELEMENTS
 
 Logits = Callable[[Tensor, int], Tensor]
 """Of hidden states ``[k, hidden size]`` that begin at that row: tempered and restricted logits, float32 ``[k, n]``."""
@@ -16,8 +18,9 @@ Logits = Callable[[Tensor, int], Tensor]
 class TokenScores(torch.autograd.Function):
     """log π(a) and the entropy of π under a linear output layer, whose logits are made again in the backward pass.
 
-    With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). Where all
-    fit into one chunk they are kept instead.
+    With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). What
+    follows the output layer happens in the memory of a chunk's logits, a few rows at a time. Where all fit into one
+    chunk they are kept.
 
     Args (of `apply`):
         hidden: ``[m, hidden size]``.
@@ -36,14 +39,15 @@ class TokenScores(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         """See the class."""
-        parts = []
-        for start in range(0, max(len(action), 1), size):
-            kept = _log_probs(logits, hidden, start, size)
-            chosen = kept.gather(-1, action[start : start + size, None]).squeeze(-1)
-            parts.append((chosen, -expected(kept)))
-        log_prob, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+        log_prob, entropy = hidden.new_empty(2, len(action), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        chunk = None
+        for start in range(0, len(action), size):
+            chunk = None  # before the next one is made
+            with torch.no_grad():
+                chunk = logits(hidden[start : start + size], start)
+            _score(chunk, start, action, log_prob, entropy)
         ctx.logits, ctx.temperature, ctx.size = logits, temperature, size
-        ctx.kept = kept if len(parts) == 1 and any(ctx.needs_input_grad) else None
+        ctx.kept = chunk if len(action) <= size and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(hidden, weight, action, entropy)
         ctx.set_materialize_grads(False)
         return log_prob, entropy
@@ -56,40 +60,63 @@ class TokenScores(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(action), ctx.size):
-            rows = slice(start, start + ctx.size)
-            log_probs = _log_probs(ctx.logits, hidden, start, ctx.size) if ctx.kept is None else ctx.kept
-            slopes = (None if x is None else x[rows, None] for x in (to_log_prob, to_entropy))
-            gradient = (
-                _to_logits(log_probs, action[rows], entropy[rows], *slopes).div_(ctx.temperature).to(weight.dtype)
-            )
-            torch.mm(gradient, weight[: gradient.shape[-1]], out=to_hidden[rows])
+            chunk = slice(start, start + ctx.size)
+            with torch.no_grad():
+                slope = ctx.logits(hidden[chunk], start) if ctx.kept is None else ctx.kept.clone()
+            _to_slope(slope, start, action, entropy, to_log_prob, to_entropy)
+            slope = slope.div_(ctx.temperature).to(weight.dtype)
+            torch.mm(slope, weight[: slope.shape[-1]], out=to_hidden[chunk])
             if to_weight is not None:
-                to_weight[: gradient.shape[-1]].addmm_(gradient.T, hidden[rows])
+                to_weight[: slope.shape[-1]].addmm_(slope.T, hidden[chunk])
+            del slope  # before the next one is made
         return to_hidden, to_weight, None, None, None, None
 
 
-def _log_probs(logits: Logits, hidden: Tensor, start: int, size: int) -> Tensor:
-    """Log-probabilities of a chunk, in the memory of its logits."""
-    with torch.no_grad():
-        z = logits(hidden[start : start + size], start)
-        return z.sub_(z.logsumexp(-1, keepdim=True))
+def normalized(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and probabilities ``[m, n]``, differentiable: to the last bit what `TokenScores` works with."""
+    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    weights = shifted.exp()
+    total = weights.sum(-1, keepdim=True)
+    return shifted - total.log(), weights / total
 
 
-def expected(log_probs: Tensor) -> Tensor:
-    """E[log p] of each row."""
-    return torch.linalg.vecdot(log_probs.exp(), log_probs)
+def _pieces(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """`normalized` a few rows at a time, so that they stay in the cache; the log-probabilities replace the logits.
+
+    Args:
+        logits: of a chunk, ``[k, n]``.
+        start: its first row.
+
+    Yields:
+        Which rows of all these are, their log-probabilities, and their probabilities.
+    """
+    at_once = len(logits) if logits.is_cuda else max(1, CACHED_ELEMENTS // logits.shape[-1])
+    for at, part in zip(range(start, start + len(logits), at_once), logits.split(at_once), strict=True):
+        part.sub_(part.amax(-1, keepdim=True))
+        weights = part.exp()
+        total = weights.sum(-1, keepdim=True)
+        part.sub_(total.log())
+        yield slice(at, at + len(part)), part, weights.div_(total)
 
 
-def _to_logits(
-    log_probs: Tensor, action: Tensor, entropy: Tensor, to_log_prob: Tensor | None, to_entropy: Tensor | None
-) -> Tensor:
-    """The gradient at the logits of a chunk."""
-    probability = log_probs.exp()
-    if to_entropy is None:
-        gradient = probability.neg_() if to_log_prob is None else probability.mul_(-to_log_prob)
-    else:
-        slope = (log_probs + entropy[:, None]).mul_(-to_entropy)
-        gradient = probability.mul_(slope if to_log_prob is None else slope.sub_(to_log_prob))
-    if to_log_prob is not None:
-        gradient.scatter_add_(-1, action[:, None], to_log_prob)
-    return gradient
+def _score(logits: Tensor, start: int, action: Tensor, log_prob: Tensor, entropy: Tensor) -> None:
+    """Write what a chunk of logits says about its actions; they become log-probabilities."""
+    for rows, log_probs, probability in _pieces(logits, start):
+        log_prob[rows] = log_probs.gather(-1, action[rows, None]).squeeze(-1)
+        entropy[rows] = -torch.linalg.vecdot(probability, log_probs)
+
+
+def _to_slope(
+    logits: Tensor, start: int, action: Tensor, entropy: Tensor, to_log_prob: Tensor | None, to_entropy: Tensor | None
+) -> None:
+    """Turn a chunk of logits into the gradient that arrives there."""
+    for rows, log_probs, probability in _pieces(logits, start):
+        if to_entropy is None:
+            log_probs.zero_()
+        else:
+            log_probs.add_(entropy[rows, None]).mul_(-to_entropy[rows, None])
+        if to_log_prob is not None:
+            log_probs.sub_(to_log_prob[rows, None])
+        log_probs.mul_(probability)
+        if to_log_prob is not None:
+            log_probs.scatter_add_(-1, action[rows, None], to_log_prob[rows, None])
