@@ -95,12 +95,7 @@ def learn(
         FileNotFoundError: if there is no checkpoint to go on from.
         ValueError: if that is damaged, or of another agent.
     """
-    if total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
-    if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
-        raise ValueError(
-            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
-        )
+    _check_lengths(total_steps, checkpoint_every, run_dir)
     run = Run(agent) if resume is None else Run.from_checkpoint(agent, resume)
     logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
     with logs, _rescue(agent, run_dir), noted_signals(on=checkpoint_every is not None) as request:
@@ -108,13 +103,8 @@ def learn(
         while run.steps < total_steps:
             agent.progress = run.steps / total_steps
             metrics = iterate(agent, run.meters, diagnose)
-            run.steps += int(metrics["rollout/steps"])
-            run.seconds = time.perf_counter() - start
-            metrics = {"steps": run.steps, "iteration": len(run.history) + 1} | metrics
-            metrics |= {"time/seconds": run.seconds, "time/steps_per_second": run.steps / run.seconds}
+            metrics = run.add(metrics, seconds=time.perf_counter() - start)
             logs.write(metrics)
-            run.history.append(metrics)
-            run.watch.look(metrics)
             over = run.steps >= total_steps or (on_iteration is not None and on_iteration(metrics) is True)
             if checkpoint_every is not None and run_dir is not None:
                 run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
@@ -125,6 +115,15 @@ def learn(
         if VARIETY in run.history[-1]:
             plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return run.history
+
+
+def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
+    if total_steps < 1:
+        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
+    if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
+        raise ValueError(
+            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
+        )
 
 
 @contextmanager

@@ -65,6 +65,16 @@ class Run:
             set_attributes(owner, saved)
         return run
 
+    def add(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
+        """Take an iteration in; returns its metrics with where it stands in the training."""
+        self.steps += int(metrics["rollout/steps"])
+        self.seconds = seconds
+        metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
+        metrics |= {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
+        self.history.append(metrics)
+        self.watch.look(metrics)
+        return metrics
+
     def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
         """Write a checkpoint where one is due: after so many steps, at the end, and where a signal has asked to stop.
 
