@@ -42,8 +42,6 @@ def run(settings, options, meter):
             seed=options.seed,
         ),
     )
-    if options.mode == "rollout":
-        agent.update = lambda rollout: {}
     episodes = EpisodeMeter()
 
     def count(agent, rollout):
@@ -51,6 +49,8 @@ def run(settings, options, meter):
         return {}
 
     meter.start()
+    while options.mode == "rollout":  # values are the update's, which makes them all at once
+        count(agent, agent.collect())
     while True:  # on from the schedule's end with another one, as Stable-Baselines3's script does
         agent.learn(settings["total"], diagnose=count)
 
