@@ -213,7 +213,7 @@ def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32
     for x, y in zip(one, two, strict=True):
         torch.testing.assert_close(x, y, atol=0.3, rtol=0.1)
         assert not torch.equal(x, y), "bf16 rounds: it was not used"
-    log_probs = policy.lm._log_probs(policy.lm.hidden(rollout["observation"])[rollout["mask"]], None)
+    log_probs, _ = policy.lm._normalized(policy.lm.hidden(rollout["observation"])[rollout["mask"]], None)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(log_probs)), atol=1e-5, rtol=0)
 
 
