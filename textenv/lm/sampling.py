@@ -7,8 +7,8 @@ from torch import Tensor
 
 BLOCK = 256
 """Actions whose probabilities are summed first when one is drawn from many."""
-CACHED_ELEMENTS = 2**17
-"""Logits that are worked on at a time on the CPU: half a MiB."""
+CACHED_ELEMENTS = 2**18
+"""Logits that are worked on at a time on the CPU: a MiB."""
 BELOW_ONE = 1 - 2**-24
 """The greatest float32 below 1."""
 
