@@ -1,4 +1,4 @@
-"""`Adam`: torch's, with a step that small networks do not wait for."""
+"""`Adam` (Kingma and Ba 2015): torch's, with a step that small networks do not wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 BETAS = 0.9, 0.999
+"""Decay a step of the means of the gradient and of its square."""
 EPS = 1e-5
+"""Added to the square root, as in Huang et al. 2022."""
 
 
 class Adam(torch.optim.Adam):

@@ -20,10 +20,10 @@ STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
 
 
 def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: int) -> Path:
-    """Write a checkpoint beside those that are there, verify it, and only then remove the oldest.
+    """Write a checkpoint beside those that are there, verify it, and only then remove what it replaces.
 
     It is written under another name, forced to the disk and renamed: a process that is killed leaves the others as
-    they were.
+    they were. Those of more steps go too: they are of a training that was given up, for another one in its folder.
 
     Args:
         run_dir: of the run; it goes into ``checkpoints/``.
@@ -35,12 +35,13 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
 
     Raises:
         OSError: if it cannot be written; says which checkpoint is the last good one.
+        ValueError: if what is read back is not what was written.
     """
     from safetensors.torch import save_file
 
     home = Path(run_dir) / "checkpoints"
     before = checkpoints(run_dir)
-    folder, draft = home / f"step-{steps:012d}", home / f".writing-{os.getpid()}"
+    folder, draft = home / f"step-{steps:012d}", home / ".writing"
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -60,8 +61,10 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         kept = f"the last good one is {before[-1]}" if before else "there is none before it"
         error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
         raise
-    for old in checkpoints(run_dir)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    found = checkpoints(run_dir)
+    here = found.index(folder) + 1
+    for other in found[: max(here - KEPT, 0)] + found[here:]:
+        shutil.rmtree(other, ignore_errors=True)
     return folder
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 from weakref import WeakSet
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from algos.state import attributes, set_attributes
 
@@ -23,26 +28,36 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
 
     Args:
         env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. One with ``state_dict`` and ``load_state_dict`` says
-            itself what it is; of the others the attributes that are numbers, text, arrays and random generators.
+            itself what it is; of the others the attributes that are numbers, text, arrays and random generators, and
+            those of the objects that they keep such things in (running statistics).
 
     Returns:
-        What `set_env_state` takes; None if a part is of a package where attributes are not known to be all, or
-        runs in another process. Such an environment is reset when a run goes on.
+        What `set_env_state` takes; None if a part is of a package where attributes are not known to be all, keeps
+        something that cannot be saved, or runs in another process. Such an environment is reset when a run goes on.
     """
-    state = []
-    for part in _parts(env):
-        if hasattr(part, "state_dict"):
-            state.append({"class": _name(part), "state": part.state_dict()})
-        elif _name(part).startswith(KNOWN) and not hasattr(part, "processes"):
-            state.append({"class": _name(part), "state": attributes(part)})
-        else:
-            if env not in _TOLD:
-                _TOLD.add(env)
-                logger.warning(
-                    "%s cannot be saved in mid-episode: a run that goes on resets it, and differs", _name(part)
-                )
-            return None
-    return state
+    try:
+        return [_state_of(part) for part in _parts(env)]
+    except TypeError as error:
+        if env not in _TOLD:
+            _TOLD.add(env)
+            logger.warning("%s: a run that goes on resets the environment, and differs", error)
+        return None
+
+
+def _state_of(part: Any) -> dict[str, Any]:
+    """State of one wrapper or environment; TypeError if not all of it can be told."""
+    if hasattr(part, "state_dict"):
+        return {"class": _name(part), "state": part.state_dict()}
+    if not _known(part) or hasattr(part, "processes"):
+        raise TypeError(f"{_name(part)} cannot be saved in mid-episode, only what runs here and is Gymnasium's or ours")
+    state, objects = attributes(part), {}
+    for name, value in vars(part).items():
+        if name in state or _inert(value):
+            continue
+        objects[name] = attributes(value) if _known(value) else {}
+        if not objects[name] or objects[name].keys() != vars(value).keys():
+            raise TypeError(f"{_name(part)} cannot be saved in mid-episode: its {name} is a {type(value).__name__}")
+    return {"class": _name(part), "state": state, "objects": objects}
 
 
 def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
@@ -67,6 +82,22 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
             part.load_state_dict(saved["state"])
         else:
             set_attributes(part, saved["state"])
+            for name, values in saved["objects"].items():
+                set_attributes(getattr(part, name), values)
+
+
+def _known(part: Any) -> bool:
+    return _name(part).startswith(KNOWN)
+
+
+def _inert(value: Any) -> bool:
+    """Whether a value remembers nothing of an episode, or is looked at by itself: spaces, functions, environments."""
+    if isinstance(value, (list, tuple)):
+        return all(_inert(item) for item in value)
+    if isinstance(value, dict):
+        return all(_inert(item) for item in value.values())
+    kinds = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
+    return isinstance(value, kinds) or callable(value)
 
 
 def _parts(env: Any) -> Iterator[Any]:

@@ -42,8 +42,10 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": _put(value.detach(), tensors)}
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
+        if array.dtype.kind in "SU":
+            return {"words": array.astype(str).tolist(), "dtype": array.dtype.str}
         if array.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers can")
+            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers and words can")
         kind = "array" if isinstance(value, np.ndarray) else "number"
         return {kind: _put(torch.from_numpy(array.copy()), tensors)}
     if isinstance(value, np.random.Generator):
@@ -71,6 +73,8 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind in ("array", "number"):
         array = tensors[content].numpy().copy()
         return array if kind == "array" else array[()]
+    if kind == "words":
+        return np.array(content, dtype=saved["dtype"])
     if kind == "numpy_generator":
         state = from_json(content, tensors)
         if state["bit_generator"] not in BIT_GENERATORS:

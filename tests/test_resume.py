@@ -33,7 +33,10 @@ from algos import (
 )
 from algos.checkpoints import checkpoints, read_checkpoint, write_checkpoint
 from algos.cli import main
+from algos.env_state import env_state, set_env_state
+from algos.environments import make_vector_environment
 from algos.interruption import Interrupted
+from algos.state import from_json, to_json
 from algos.text_stream import TextLoss
 from textenv import KLPenalty, TextVectorEnv
 from textenv.kl_coefficients import AdaptiveCoefficient
@@ -57,6 +60,12 @@ def ppo_cartpole():
 
 def ppo_sync():
     env = control("CartPole-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
+    return PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32))
+
+
+def ppo_wrapped():
+    """Gymnasium's own normalisers keep their statistics in objects."""
+    env = gym.wrappers.vector.NormalizeReward(gym.wrappers.vector.NormalizeObservation(control("CartPole-v1")))
     return PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32))
 
 
@@ -114,10 +123,10 @@ def grpo_text():
     return text(GRPO, GRPOConfig(episodes=8, group_size=4))
 
 
-AGENTS = {
-    make.__name__: make
-    for make in (ppo_cartpole, ppo_sync, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text)
-}
+MAKERS = (
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text,
+)  # fmt: skip
+AGENTS = {make.__name__: make for make in MAKERS}
 
 
 def train(name, folder, *, iterations, total, resume=None):
@@ -166,6 +175,23 @@ def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
     assert len(expected) == 2 * ITERATIONS and found == expected
     one, other = (torch.load(folder / "weights.pt") for folder in (interrupted / name, tmp_path))
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCar-v0", "Pendulum-v1"])
+def test_an_environment_goes_on_from_its_state(env_id):
+    """Two environments, one put into the state of the other in mid-episode, give the same ever after."""
+    one, other = (make_vector_environment(env_id, 2, seed_each=True) for _ in range(2))
+    one.reset(seed=3)
+    one.action_space.seed(0)
+    actions = [one.action_space.sample() for _ in range(60)]
+    for action in actions[:7]:
+        one.step(action)
+    tensors = {}
+    saved = json.loads(json.dumps(to_json(env_state(one), tensors)))
+    set_env_state(other, from_json(saved, tensors))
+    for action in actions[7:]:
+        for x, y in zip(one.step(action)[:4], other.step(action)[:4], strict=True):
+            assert np.array_equal(x, y)
 
 
 # --- what is damaged, missing or full --------------------------------------------------------------------------------
@@ -233,6 +259,28 @@ def test_two_checkpoints_are_kept(tmp_path):
     assert [folder.name for folder in checkpoints(tmp_path)] == ["step-000000000320", "step-000000000384"]
     with pytest.raises(FileNotFoundError, match="has no checkpoint"):
         read_checkpoint(tmp_path / "policy")
+
+
+def test_another_training_in_the_same_folder_is_the_one_that_goes_on(tmp_path):
+    """Checkpoints of more steps, of a training that was given up, do not stand in its way."""
+    short_run(tmp_path)
+    older, newest = checkpoints(tmp_path)
+    flip(newest / "state.json")
+    (tmp_path / "checkpoints" / ".writing").mkdir()  # a kill has left it
+    ppo_sync().learn(64 * 2, run_dir=tmp_path, checkpoint_every=64)
+    assert read_checkpoint(tmp_path)["steps"] == 128 and not older.exists() and not newest.exists()
+    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000000000064", "step-000000000128"]
+
+
+def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
+    def make():
+        agent = ppo_wrapped()
+        agent.env.secret = object()
+        return agent
+
+    make().learn(64, run_dir=tmp_path, checkpoint_every=64)
+    assert "NormalizeReward cannot be saved in mid-episode: its secret is a object" in caplog.text
 
 
 def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, caplog):
