@@ -286,9 +286,14 @@ def test_rows_hold_medians_of_the_pairs_and_say_what_failed():
     speed, memory = compare(
         "fast", "train", ours=runs(40, 60, 50), theirs=runs(20, 10, None), peer="sb3", floor={"train": 100.0}
     )
-    assert (speed["suite"], speed["case"], speed["peer_name"]) == ("control", "fast train steps/s", "sb3")
+    assert (speed["suite"], speed["case"], speed["unit"], speed["peer_name"]) == (
+        "control",
+        "fast train",
+        "steps/s",
+        "sb3",
+    )
     assert (speed["ours"], speed["peer"], speed["ratio"], speed["pairs"]) == (50, 15, 4, 2)
     assert speed["floor_share"] == 0.5 and speed["note"].startswith("not installed")
-    assert memory["case"] == "fast train memory MB" and memory["ratio"] == 1 and memory["floor_share"] is None
+    assert memory["case"] == "fast train memory" and memory["ratio"] == 1 and memory["floor_share"] is None
     absent = compare("zoo", "solve", ours=[{"solve_s": None}], theirs=runs(None), peer="skrl", floor=None)[0]
     assert absent["ratio"] is absent["ours"] is None and absent["note"]

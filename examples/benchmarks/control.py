@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from alternation import CPU, interpreter
+
 ROOT = Path(__file__).parents[2]
-PEERS_HOME = Path(os.environ.get("PEERS_HOME", "~/.cache/peers")).expanduser()
 FAST = {
     "sb3": "fast", "skrl": "fast-native", "cleanrl_style": "fast-native", "tianshou": "fast", "torchrl": "fast-gymvec",
 }  # fmt: skip
@@ -28,11 +29,11 @@ MEASURES = {
 }
 """Of each measure: our configuration, the mode, seconds at most, and each peer with the configuration that it runs."""
 FIGURES = {
-    "train": [("train steps/s", "sps", True), ("train memory MB", "rss_mb", False)],
-    "rollout": [("rollout steps/s", "sps", True)],
-    "solve": [("seconds to 475", "solve_s", False)],
+    "train": [("train", "steps/s", "sps", True), ("train memory", "MB", "rss_mb", False)],
+    "rollout": [("rollout", "steps/s", "sps", True)],
+    "solve": [("time to 475", "s", "solve_s", False)],
 }
-"""What is read off a run of each mode: its name, its key in the script's answer, and whether more is better."""
+"""What is read off a run of each mode: its name and unit, its key in the script's answer, whether more is better."""
 CLOCK = (
     "import runpy, sys, time; time.perf_counter = time.process_time; sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -63,7 +64,7 @@ def play(scripts, config, mode, seconds, rivals, *, pairs):
             if name == "ours":
                 python, script = sys.executable, ROOT / "examples/benchmarks/control_ours.py"
             else:
-                python, script = PEERS_HOME / "control/bin/python", scripts / f"peer_{name}.py"
+                python, script = interpreter("control"), scripts / f"peer_{name}.py"
             options = ["--config", rivals.get(name, config), "--mode", mode, "--seed", str(seed)]
             options += ["--max-steps", str(10**9), "--timeout", str(seconds)]
             runs[name].append(answer(scripts, python, script, *options))
@@ -79,7 +80,7 @@ def answer(scripts, python, script, *options):
     # By a shell that waits, for a process inherits the peak memory of the one that started it.
     process = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", python, "-W", "ignore", "-c", CLOCK, script, *options],
-        env=os.environ | {"PYTHONPATH": path, "BENCH_CPU": os.environ.get("BENCH_CPU", "0")},
+        env=os.environ | {"PYTHONPATH": path, "BENCH_CPU": str(CPU)},
         capture_output=True,
         text=True,
     )
@@ -92,7 +93,7 @@ def answer(scripts, python, script, *options):
 
 def measure_floor(scripts):
     """Steps a second of the bare work, by configuration and mode."""
-    found = answer(scripts, PEERS_HOME / "control/bin/python", scripts / "floor.py")
+    found = answer(scripts, interpreter("control"), scripts / "floor.py")
     print(f"floor: {found}", flush=True)
     names = {name.split()[0]: figures for name, figures in found.items() if isinstance(figures, dict)}
     return {
@@ -107,7 +108,7 @@ def compare(config, mode, *, ours, theirs, peer, floor):
     A run that did not reach the goal counts as infinitely long; a pair with a failed run is left out, and noted.
     """
     rows = []
-    for figure, key, more_is_better in FIGURES[mode]:
+    for figure, unit, key, more_is_better in FIGURES[mode]:
         pairs = [
             [float("inf") if run[key] is None else run[key] for run in pair]
             for pair in zip(ours, theirs, strict=True)
@@ -118,6 +119,7 @@ def compare(config, mode, *, ours, theirs, peer, floor):
         row = {
             "suite": "control",
             "case": f"{config} {figure}",
+            "unit": unit,
             "ours": statistics.median(mine) if pairs else None,
             "peer": statistics.median(its) if pairs else None,
             "peer_name": peer,
