@@ -91,6 +91,9 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
                 "(algos train --run-dir, or agent.learn(run_dir=..., checkpoint_every=...))"
             )
         folder = found[-1]
+    elif not folder.is_dir():
+        there = ", ".join(path.name for path in checkpoints(folder.parent.parent)) or "none"
+        raise FileNotFoundError(f"there is no checkpoint {folder}, in this run are: {there}")
     try:
         _verify(folder)
     except ValueError as error:

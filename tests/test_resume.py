@@ -259,6 +259,8 @@ def test_two_checkpoints_are_kept(tmp_path):
     assert [folder.name for folder in checkpoints(tmp_path)] == ["step-000000000320", "step-000000000384"]
     with pytest.raises(FileNotFoundError, match="has no checkpoint"):
         read_checkpoint(tmp_path / "policy")
+    with pytest.raises(FileNotFoundError, match="in this run are: step-000000000320, step-000000000384"):
+        read_checkpoint(tmp_path / "checkpoints" / "step-000000000001")
 
 
 def test_another_training_in_the_same_folder_is_the_one_that_goes_on(tmp_path):
