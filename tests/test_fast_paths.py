@@ -8,7 +8,7 @@ import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
 
 from textenv.action_masks import ActionMasks
-from textenv.lm import recording, sampling
+from textenv.lm import memory, recording, sampling
 from textenv.lm.model import LanguageModel
 from textenv.lm.recording import record
 from textenv.lm.sampling import BLOCK, restrict, sample
@@ -229,6 +229,25 @@ def test_a_frozen_output_layer_gets_no_gradient():
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
+def test_rows_read_a_few_at_a_time_are_read_as_all_at_once(make, monkeypatch):
+    """Without a gradient; padded on the left, so that positions and mask must be cut alike."""
+    lm, tokens = LanguageModel(make(), make_tokenizer(WORDS)), torch.from_numpy(texts())
+    mask = torch.ones_like(tokens)
+    mask[1, :7] = 0
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    read = []
+    lm.model.base_model.register_forward_pre_hook(
+        lambda module, given, options: read.append(len(options["input_ids"])), with_kwargs=True
+    )
+    monkeypatch.setattr(memory, "POSITIONS_AT_ONCE", 2 * LENGTH)
+    whole = lm.hidden(tokens, **inputs)
+    with torch.no_grad():
+        parts = lm.hidden(tokens, **inputs)
+    assert read == [SLOTS, 2, SLOTS - 2]
+    torch.testing.assert_close(parts[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-5)
 
 
 def test_masks_of_many_rows_are_those_of_each_row():

@@ -1,4 +1,4 @@
-"""Forward passes that take less memory: activations computed again in the backward pass, and autocast."""
+"""Forward passes that take less memory: in parts, activations computed again in the backward pass, and autocast."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+POSITIONS_AT_ONCE = 512
+"""Positions that a CPU reads at a time where nothing is kept for a gradient: more are no faster, and take memory."""
+
 
 def trunk_output(
     trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None, **inputs: Any
@@ -28,7 +31,19 @@ def trunk_output(
     """
     checkpointed = gradient_checkpointing and torch.is_grad_enabled()
     with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
-        return trunk(**inputs).last_hidden_state
+        parts = [trunk(**part).last_hidden_state for part in _parts(inputs)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _parts(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """A few rows at a time of what is read without a cache or a gradient; else all of them."""
+    tokens = inputs["input_ids"]
+    rows = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
+    if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows:
+        return [inputs]
+    columns = {name: x.split(rows) for name, x in inputs.items() if isinstance(x, Tensor) and len(x) == len(tokens)}
+    shared = {name: x for name, x in inputs.items() if name not in columns}
+    return [shared | dict(zip(columns, part, strict=True)) for part in zip(*columns.values(), strict=True)]
 
 
 def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
