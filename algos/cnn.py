@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
 from algos.distributions import action_distribution
+from algos.exploration import refuse_seeds
 from algos.layers import SQRT_2, convolution, linear
 from algos.policy import Observation, Step, frozen_copy
 from textenv.rollout import Evaluation
@@ -80,8 +81,9 @@ class CNNPolicy(nn.Module):
             )
         )
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Nothing is remembered."""
+        refuse_seeds(seeds, self)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

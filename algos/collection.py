@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
+from algos.exploration import episode_seeds
 from algos.policy import Policy, numpy_action
 from textenv.rollout import EpisodeEnv, is_episode_env
 
@@ -98,7 +99,8 @@ def _collect_text(
 ) -> TensorDict:
     observation = env.start_episodes(episodes, seed=cursor.seed, group_size=group_size)
     cursor.seed = None
-    policy.reset()
+    seeds = None if deterministic else episode_seeds(episodes, policy.generator)
+    policy.reset(seeds=_in_slots(seeds, env))
     log_prob = torch.zeros(episodes, observation["tokens"].shape[1])
     while (running := env.running).any():
         step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
@@ -106,10 +108,20 @@ def _collect_text(
         log_prob[row, column] = step.log_prob.cpu()[running]
         observation, changed = env.advance(numpy_action(step.action))
         if changed.any():
-            policy.reset(changed)
+            policy.reset(changed, seeds=_in_slots(seeds, env))
+    policy.reset()
     rollout = env.take_episodes()
     rollout["log_prob"] = log_prob[:, : rollout.shape[1]]
     return rollout
+
+
+def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
+    """The seed of the episode in each slot, int64 ``[num_envs]``; 0 in idle ones, which nobody reads."""
+    if seeds is None:
+        return None
+    found = np.zeros(len(env.running), dtype=np.int64)
+    found[env.running] = seeds[env.cursor[0]]
+    return found
 
 
 def _collect_steps(env: VectorEnv, policy: Policy, steps: int, cursor: Cursor, deterministic: bool) -> TensorDict:

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.critic import HEAD, Critic, fresh_head
+from algos.exploration import UniformStreams
 from algos.policy import Observation, Step
 from textenv.lm.adapters import save_model
 from textenv.lm.decoding import Decoder
@@ -98,6 +99,7 @@ class LMPolicy(nn.Module):
             critic.compute_like(self.lm)
         self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
         self._decoder: Decoder | None = None
+        self._streams: UniformStreams | None = None
 
     @classmethod
     def load(
@@ -166,12 +168,19 @@ class LMPolicy(nn.Module):
         allowed = None if action_mask is None else action_mask.to(self.lm.device)
         logits = restrict(self._decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
         logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
-        return Step(*(greedy(logits) if deterministic else sample(logits, generator=self.generator)))
+        if deterministic:
+            return Step(*greedy(logits))
+        uniform = None if self._streams is None else self._streams.next().to(logits.device)
+        return Step(*sample(logits, generator=self.generator, uniform=uniform))
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
-        """Forget what was read in these slots."""
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Forget what was read in these slots, and begin the streams of their seeds; see `Policy.reset`."""
         if self._decoder is not None:
             self._decoder.reset(rows)
+        if seeds is None or rows is None or self._streams is None:
+            self._streams = None if seeds is None else UniformStreams(seeds)
+        else:
+            self._streams.begin(rows, seeds)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits exist only at the True entries."""

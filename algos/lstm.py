@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from algos.control import count_actions, restore_policy, save_policy
 from algos.distributions import action_distribution
+from algos.exploration import refuse_seeds
 from algos.layers import SQRT_2, linear, lstm
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
@@ -95,8 +96,9 @@ class LSTMPolicy(nn.Module):
         )
         return Step(action, log_prob, before)
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Forget these slots (bool ``[N]``), or all."""
+        refuse_seeds(seeds, self)
         if rows is None or self._state is None:
             self._state = None
         else:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
 from algos.distributions import ActionDistribution, Gaussian, StateDependentGaussian, action_distribution
-from algos.exploration import HeldMatrices
+from algos.exploration import HeldMatrices, refuse_seeds
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, frozen_copy
@@ -112,8 +112,9 @@ class MLPPolicy(nn.Module):
             options["matrices"] = self._held.matrices
         return Step(*self.distribution.sample(output, generator=self.generator, **options))
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
+        refuse_seeds(seeds, self)
         if self._held is not None:
             self._held = self._held.forget(rows)
 

@@ -41,8 +41,15 @@ class Policy(Protocol):
         """Choose an action for each slot; keeps whatever state the next call needs."""
         ...
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
-        """Forget what is remembered of these slots (bool ``[N]``), or of all."""
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Forget what is remembered of these slots (bool ``[N]``), or of all.
+
+        Args:
+            rows: which.
+            seeds: int64 ``[N]``, given for texts: from now on these slots draw their actions from a stream of uniform
+                numbers that belongs to the episode, so that it does not depend on what is played beside it. None
+                goes back to ``generator``. A policy that cannot do so raises a ValueError.
+        """
         ...
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:

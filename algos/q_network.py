@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from algos.control import restore_policy, save_policy, step_divergence, step_values
 from algos.distributions import Categorical
+from algos.exploration import refuse_seeds
 from algos.layers import tower
 from algos.policy import Observation, Step, box_shape, frozen_copy
 from textenv.rollout import Evaluation
@@ -86,8 +87,9 @@ class QPolicy(nn.Module):
             )
         )
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Nothing is remembered."""
+        refuse_seeds(seeds, self)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

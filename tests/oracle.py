@@ -12,6 +12,7 @@ from torch import nn
 
 from algos import PPOConfig
 from algos.algorithms import find_algorithm
+from algos.exploration import UniformStreams
 from algos.learning import iterate
 from algos.metrics import EpisodeMeter
 from algos.policy import Step, frozen_copy
@@ -65,16 +66,23 @@ class TabularPolicy(nn.Module):
         self.logits = nn.Parameter(logits.clone())
         self.state_value = nn.Parameter(torch.zeros(len(logits)))
         self.generator = torch.Generator()
+        self.streams = None
 
     def act(self, observation, *, action_mask=None, deterministic=False):
         tokens, length = torch.from_numpy(observation["tokens"]), torch.from_numpy(observation["length"])
         last = (length - 1).clamp(min=0)
         state = state_index(tokens).gather(1, last[:, None])[:, 0]
         logits = self.logits.detach()[state]
-        return Step(*(greedy(logits) if deterministic else sample(logits, generator=self.generator)))
+        if deterministic:
+            return Step(*greedy(logits))
+        uniform = None if self.streams is None else self.streams.next()
+        return Step(*sample(logits, generator=self.generator, uniform=uniform))
 
-    def reset(self, rows=None):
-        pass
+    def reset(self, rows=None, *, seeds=None):
+        if rows is None or self.streams is None:
+            self.streams = None if seeds is None else UniformStreams(seeds)
+        else:
+            self.streams.begin(rows, seeds)
 
     def evaluate(self, rollout):
         state = state_index(rollout["observation"])

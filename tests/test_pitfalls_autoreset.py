@@ -135,7 +135,7 @@ class Lean:
         action = torch.from_numpy(observation[:, 2] + 0.3 * observation[:, 0] > 0).long()
         return Step(action, torch.from_numpy(observation[:, 3]).float())
 
-    def reset(self, rows=None):
+    def reset(self, rows=None, *, seeds=None):
         pass
 
 

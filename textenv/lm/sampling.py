@@ -59,7 +59,9 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
     return logits
 
 
-def sample(logits: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, *, generator: torch.Generator | None = None, uniform: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw one action a row by inverting the distribution function at one uniform number a row.
 
     Of a large vocabulary it is inverted in two levels, first over the sums of blocks of actions, then inside the block
@@ -68,13 +70,16 @@ def sample(logits: Tensor, *, generator: torch.Generator | None = None) -> tuple
     Args:
         logits: float32 ``[m, n]``.
         generator: source of the uniform numbers, on the logits' device.
+        uniform: these numbers instead, float32 ``[m]``, at least 0 and below 1.
 
     Returns:
         action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
     last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)
-    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device)
+    if uniform is None:
+        uniform = torch.rand(len(logits), generator=generator, device=logits.device)
+    uniform = uniform.unsqueeze(-1)
     if last < 4 * BLOCK:
         cumulative = (logits - greatest).exp_().cumsum(-1)
         total = cumulative[:, -1:]
