@@ -17,8 +17,11 @@ from alternation import CPU, interpreter
 ROOT = Path(__file__).parents[2]
 FAST = {
     "sb3": "fast", "skrl": "fast-native", "cleanrl_style": "fast-native", "tianshou": "fast", "torchrl": "fast-gymvec",
+    "pufferlib": "fast",
 }  # fmt: skip
 CLEANRL = dict.fromkeys(FAST, "cleanrl")
+ENVIRONMENTS = {"pufferlib": "puffer"}
+"""Of those peers that do not run in the environment ``control``."""
 FOLLOWERS = {"sb3": "fast", "skrl": "fast-native"}
 MEASURES = {
     "fast train": ("fast", "train", 3.0, FAST),
@@ -64,7 +67,7 @@ def play(scripts, config, mode, seconds, rivals, *, pairs):
             if name == "ours":
                 python, script = sys.executable, ROOT / "examples/benchmarks/control_ours.py"
             else:
-                python, script = interpreter("control"), scripts / f"peer_{name}.py"
+                python, script = interpreter(ENVIRONMENTS.get(name, "control")), scripts / f"peer_{name}.py"
             options = ["--config", rivals.get(name, config), "--mode", mode, "--seed", str(seed)]
             options += ["--max-steps", str(10**9), "--timeout", str(seconds)]
             runs[name].append(answer(scripts, python, script, *options))
