@@ -21,9 +21,10 @@ class InvariantError(RuntimeError):
         bad: bool, of the batch's shape: the offending entries; None where it has none.
 
     Example:
+        >>> import torch
         >>> batch = TensorDict({"reward": torch.tensor([[0.0, torch.inf]])}, batch_size=[1, 2])
-        >>> InvariantError("inf.", tensor="reward", batch=batch, bad=batch["reward"].isinf())
-        InvariantError('reward: inf. It is at [row, column] [0, 1] of the rollout, 1 entry in all.')
+        >>> print(InvariantError("infinite.", tensor="reward", batch=batch, bad=batch["reward"].isinf()))
+        reward: infinite. It is at [row, column] [0, 1] of the rollout, 1 entry in all.
     """
 
     def __init__(
