@@ -95,7 +95,7 @@ class KLPenalty:
             policy: the policy that acted; the reference is tempered like it.
         """
         reference, mask = self.reference, rollout["mask"]
-        first, self._hashes = self._hashes is None, _unchanged(reference, self._hashes, rollout)
+        first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
         temperature = getattr(policy, "temperature", None)
         scorer = getattr(reference, "lm", reference)  # a policy's language model, or the reference itself
         if temperature is not None and hasattr(scorer, "temperature"):
@@ -160,10 +160,13 @@ class KLPenalty:
         return policy.divergence(rollout, self.reference)
 
 
-def _unchanged(reference: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
+def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
     """A hash of each of a reference's tensors, which must be what it was before; of a module, else of nothing."""
-    module = _language_model(reference)
-    tensors = {} if module is None else {name: x for name, x in module.state_dict().items() if x.numel()}
+    module, own = _language_model(reference), _language_model(policy)
+    # Of a frozen adapter's model other names of what trains are listed too; a reference made of them was refused.
+    trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
+    named = {} if module is None else module.state_dict()
+    tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
     hashes = [torch.hash_tensor(x) for x in tensors.values()]
     found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
     changed = [name for name in found if before is not None and found[name] != before.get(name)]
