@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
@@ -67,7 +66,7 @@ class A2C(Agent[A2CConfig]):
         for batch in weighted_minibatches(
             rollout, policy=self.policy, generator=self.generator, whiten_advantages=config.whiten_advantages
         ):
-            means.add(self.descent.step(*(partial(self._loss, part) for part in cut(batch, config.micro_batch_size))))
+            means.add(self.descent.step(self._loss, cut(batch, config.micro_batch_size)))
         return means.result() | rollout_metrics(rollout)
 
     def _loss(self, part: TensorDict) -> tuple[Tensor, Totals]:
@@ -75,7 +74,7 @@ class A2C(Agent[A2CConfig]):
         config, mask = self.config, part["mask"]
         evaluation = self.policy.evaluate(part)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        ratios = log_ratios(part, log_prob=evaluation.log_prob, policy=self.policy, first=True)
+        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, first=True)
         improvement = policy_gradient_loss(log_ratio=ratios, advantage=part["advantage"], mask=mask)
         error = value_loss(value=evaluation.value, value_target=part["value_target"], mask=mask)
         terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.value_coefficient, error)}

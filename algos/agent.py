@@ -66,7 +66,7 @@ class Agent(Generic[ConfigT]):
     @cached_property
     def descent(self) -> Descent:
         """Optimiser of all that the policy trains, made at its first use."""
-        return Descent(self.policy.parameters(), self.config)
+        return Descent(self.policy.parameters(), self.config, policy=self.policy)
 
     def collect(self) -> TensorDict:
         """Let the policy act: the next rollout."""

@@ -23,6 +23,8 @@ class Config:
     """Share of the training in which the step size rises linearly from 0 to where it starts."""
     max_grad_norm: float = 0.5
     """Longest gradient; a longer one is scaled down to it."""
+    skip_nonfinite: bool = False
+    """Leave out a step whose loss or gradient is not finite, and count it in the log; False ends the training there."""
     seed: int = 1
     """Of the environment, the sampled actions and the order of minibatches."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from algos.adam import Adam
 from algos.config import Config
-from algos.invariants import check_finite_gradient
+from algos.violations import LossOf, explain_step
 
 
 class Term(NamedTuple):
@@ -32,19 +34,20 @@ class Descent:
 
     Args:
         parameters: what is trained; those that need no gradient are left out.
-        config: learning rates, warm-up, longest gradient.
+        config: learning rates, warm-up, longest gradient, what becomes of a step that is not finite.
+        policy: whose parameters they are: asked what it says about a batch whose gradient is not finite.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(1))
+        >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
         >>> descent = Descent([weight], Config(learning_rate=0.1))
-        >>> totals = descent.step(lambda: (weight.square().sum(), {}))
+        >>> totals = descent.step(lambda part: (weight.square().sum(), {}), [batch])
         >>> round(weight.item(), 3)
         0.9
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: Config) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], config: Config, *, policy: Any = None) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.config = config
+        self.config, self.policy = config, policy
         self.optimizer = Adam(self.parameters, learning_rate=config.learning_rate)
 
     def schedule(self, progress: float) -> None:
@@ -70,31 +73,49 @@ class Descent:
         """Go on from what `state_dict` gave."""
         self.optimizer.load_state_dict(state)
 
-    def step(self, *losses: Callable[[], tuple[Tensor, Totals]]) -> Totals:
+    def step(
+        self, loss_of: LossOf, parts: Sequence[TensorDict], *others: Callable[[], tuple[Tensor, Totals]]
+    ) -> Totals:
         """Take one step on the sum of some losses.
 
         Args:
-            losses: each returns a loss, whose gradient is taken before the next one is called, and quantities for
-                the log.
+            loss_of: gives the loss of a part, and quantities for the log.
+            parts: of the minibatch; the gradient of one is taken before the loss of the next.
+            others: further losses, which need no batch.
 
         Returns:
-            The sum of each quantity, without gradient, and ``update/grad_norm``, before it is cut.
+            The sum of each quantity, without gradient, and ``update/grad_norm``, before it is cut. Nothing if the step
+            was skipped (`Config.skip_nonfinite`).
 
         Raises:
-            FloatingPointError: if the gradient is not finite; the weights are left as they are.
+            NonFiniteError: if a loss or the gradient is not finite; the weights are left as they are.
         """
         for parameter in self.parameters:
             parameter.grad = None
         totals: Totals = {}
-        for loss_of in losses:
-            loss, terms = loss_of()
+        found: list[Tensor] = []
+        losses: list[Callable[[], tuple[Tensor, Totals]]] = [partial(loss_of, part) for part in parts]
+        for compute in (*losses, *others):
+            loss, terms = compute()
             loss.backward(inputs=self.parameters)  # and no further, where others share the graph
+            found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         totals["update/grad_norm"] = grad_norm = self.optimizer.grad_norm()
-        check_finite_gradient(grad_norm)
+        # The norm first: a device is waited for once.
+        if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
+            if self.config.skip_nonfinite:
+                return {}
+            step = f"step {self._taken() + 1} of the optimiser"
+            raise explain_step(
+                loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
+            )
         self.optimizer.cut_and_step(grad_norm, longest=self.config.max_grad_norm)
         return totals
+
+    def _taken(self) -> int:
+        """Steps of the optimiser so far."""
+        return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:
@@ -102,7 +123,7 @@ def scheduled(start: float, end: float | None, progress: float) -> float:
     return start if end is None else start + progress * (end - start)
 
 
-def cut(batch: TensorDict, size: int | None) -> Iterable[TensorDict]:
+def cut(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
     """A minibatch in parts of so many units; None leaves it whole."""
     return [batch] if size is None else batch.split(size)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ class DQN(Agent[DQNConfig]):
             for _ in range(config.gradient_steps):
                 if self.gradient_steps % config.target_every == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                means.add(self.descent.step(partial(self._loss, self.buffer.sample())))
+                means.add(self.descent.step(self._loss, [self.buffer.sample()]))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # whoever evaluates or saves it means the greedy policy
         return means.result() | metrics

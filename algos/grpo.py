@@ -90,7 +90,7 @@ class GRPO(Agent[GRPOConfig]):
             aggregation=config.aggregation,
         ):
             loss_of = partial(self._loss, first=means.count == 0)
-            means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
+            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
         metrics = rollout_metrics(rollout) | group_metrics(rollout)
         return means.result() | metrics | {"update/minibatches": means.count}
 
@@ -98,7 +98,7 @@ class GRPO(Agent[GRPOConfig]):
         """GRPO's objective (eq. 3) on a part of a minibatch, and its terms."""
         config, policy = self.config, self.policy
         evaluation = policy.evaluate(part)
-        ratios = log_ratios(part, log_prob=evaluation.log_prob, policy=policy, first=first)
+        ratios = log_ratios(part, evaluation=evaluation, policy=policy, first=first)
         improvement = config.policy_loss(
             log_ratio=ratios, advantage=part["advantage"], mask=part["mask"], clip_range=config.clip_range
         )

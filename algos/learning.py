@@ -19,9 +19,11 @@ from algos.collection import autoreset_mode
 from algos.config import PolicyGradientConfig
 from algos.frontier import VARIETY, plot_frontier
 from algos.interruption import noted_signals
+from algos.invariants import InvariantError, check_finite, check_inert
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.run import Run
+from algos.violations import write_violation
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -94,11 +96,13 @@ def learn(
         Interrupted: a KeyboardInterrupt, after a signal.
         FileNotFoundError: if there is no checkpoint to go on from.
         ValueError: if that is damaged, or of another agent.
+        InvariantError: if what always holds does not (`algos.invariants`); the offending batch is then in the run's
+            folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
     run = Run(agent) if resume is None else Run.from_checkpoint(agent, resume)
     logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
-    with logs, _rescue(agent, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+    with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
         start = time.perf_counter() - run.seconds
         while run.steps < total_steps:
             agent.progress = run.steps / total_steps
@@ -127,19 +131,25 @@ def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str 
 
 
 @contextmanager
-def _rescue(agent: Agent, run_dir: str | Path | None) -> Iterator[None]:
-    """Where training ends by an error, keep what it has produced: the agent, and answers that were not scored."""
+def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
+    """Where training ends by an error, keep what it has produced: the agent, answers not scored, a batch at fault."""
     try:
         yield
     except BaseException as error:  # Ctrl-C too
+        when = {"iteration": len(run.history) + 1, "steps": run.steps}
+        if isinstance(error, InvariantError):
+            error.add_note(f"in iteration {when['iteration']}, after {when['steps']} steps")
         if run_dir is None:
             raise
-        agent.save(run_dir)
+        run.agent.save(run_dir)
         error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
         if answers := getattr(error, "answers", None):
             path = Path(run_dir) / "unscored.jsonl"
             path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
             error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+        if isinstance(error, InvariantError) and error.batch is not None:
+            path = write_violation(error, run_dir, **when)
+            error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
         raise
 
 
@@ -160,9 +170,12 @@ def iterate(
             "the reward leave out every answer, by None or by failing on it?"
         )
     rollout = rollout.to(next(agent.policy.parameters()).device)
+    check_finite(rollout, "observation", "reward", "log_prob")
     clock.append(time.perf_counter())
     if agent.penalty is not None:
         agent.penalty(rollout, agent.policy)
+        check_finite(rollout, "reward", "reference_log_prob", "kl")
+        check_inert(rollout, "reference_log_prob", "kl")
         metrics |= reference_metrics(rollout, coefficient=agent.penalty.coefficient)
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
     clock.append(time.perf_counter())

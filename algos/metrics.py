@@ -56,16 +56,20 @@ class Means:
         self._values: dict[str, list[Tensor]] = defaultdict(list)
         self.count = 0
         """Minibatches so far."""
+        self.skipped = 0
+        """Those of them whose step was not taken."""
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """Take one value of each quantity, a scalar without gradient."""
+        """Take one value of each quantity, a scalar without gradient; none at all if the step was skipped."""
         self.count += 1
+        self.skipped += not values
         for name, value in values.items():
             self._values[name].append(value)
 
     def result(self) -> dict[str, float]:
-        """Mean of each quantity."""
-        return {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
+        """Mean of each quantity, and ``update/skipped``, the number of steps that were not taken."""
+        means = {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
+        return means | {"update/skipped": self.skipped}
 
 
 def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float, first: bool) -> dict[str, Tensor]:

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
+
+from textenv.invariants import PLACE
 
 ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group")
 """Columns that advantages are made from and that nothing reads afterwards."""
+
+
+def places(rollout: TensorDict) -> Tensor:
+    """Where each entry stands, int64 ``[B, T]``, for errors to name it once it was cut out (`PLACE`)."""
+    rows, columns = (torch.arange(size, device=rollout.device) for size in rollout.batch_size)
+    return (rows[:, None] << 32) | columns
 
 
 def minibatches(
@@ -24,9 +33,11 @@ def minibatches(
         epochs: how many.
 
     Yields:
-        ``[size, T]`` or ``[size]``; an epoch's last may be smaller. Rows without a True entry are left out.
+        ``[size, T]`` or ``[size]``; an epoch's last may be smaller. Rows without a True entry are left out. The column
+        ``place`` says where in the rollout an entry stood (`textenv.invariants.PLACE`).
     """
     rollout = rollout.exclude(*ADVANTAGES_ONLY)
+    rollout[PLACE] = places(rollout)
     if sequential:
         units = rollout[rollout["mask"].any(dim=1)]
     else:

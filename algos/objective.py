@@ -11,7 +11,7 @@ from torch import Tensor
 from algos.advantages import discounted_returns, gae, whiten
 from algos.config import ActorCriticConfig, PolicyGradientConfig
 from algos.descent import Term, Terms, Totals, add_up
-from algos.invariants import check_ratio_is_one, scoring_dtype
+from algos.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
 from algos.learning import Penalty
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.metrics import sampler_gap
@@ -80,31 +80,42 @@ def weighted_minibatches(
 
     Yields:
         As `minibatches`, with ``weight`` of the entries in the loss and ``share`` in the log.
+
+    Raises:
+        InvariantError: if the advantages are not finite, or anything counts that stands outside the mask; or if those
+            of the first minibatch have not mean 0 and deviation 1 after whitening.
     """
+    check_advantages(rollout)
     by_row = aggregation is not token_mean and not policy.sequential
     if by_row:  # single steps know nothing of their row: weighed before they leave it, 1 on average
         rollout["weight"] = aggregation(mask=rollout["mask"]) * rollout["mask"].sum()
-    for batch in minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, epochs=epochs):
+    cuts = minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, epochs=epochs)
+    for number, batch in enumerate(cuts):
         mask = batch["mask"]
         if whiten_advantages:
-            batch["advantage"] = whiten(batch["advantage"], mask=mask)
+            raw = batch["advantage"]
+            batch["advantage"] = whiten(raw, mask=mask)
+            if number == 0:
+                check_whitened(batch, raw=raw)
         batch["share"] = share = token_mean(mask=mask)
         if by_row:
             batch["weight"] = batch["weight"] / len(batch)
         else:
             batch["weight"] = share if aggregation is token_mean else aggregation(mask=mask)
+            if aggregation is not token_mean:
+                check_inert(batch, "weight")
         yield batch
 
 
-def log_ratios(part: TensorDict, *, log_prob: Tensor, policy: Policy, first: bool) -> Tensor:
+def log_ratios(part: TensorDict, *, evaluation: Evaluation, policy: Policy, first: bool) -> Tensor:
     """`log_ratio` to the policy that acted; before the first step of an update every ratio must be 1.
 
     Raises:
-        RuntimeError: if it is not; see `check_ratio_is_one`.
+        InvariantError: if it is not; see `check_first`.
     """
-    found = log_ratio(log_prob=log_prob, old_log_prob=part["log_prob"], mask=part["mask"])
+    found = log_ratio(log_prob=evaluation.log_prob, old_log_prob=part["log_prob"], mask=part["mask"])
     if first:
-        check_ratio_is_one(found, dtype=scoring_dtype(policy))
+        check_first(found, batch=part, evaluation=evaluation, dtype=scoring_dtype(policy))
     return found
 
 
@@ -125,7 +136,7 @@ def policy_gradient(
 ) -> tuple[Tensor, Totals]:
     """Loss of a part of a rollout, by the policy that acted and without a value; and quantities for the log."""
     evaluation = policy.evaluate(part)
-    ratios = log_ratios(part, log_prob=evaluation.log_prob, policy=policy, first=True)
+    ratios = log_ratios(part, evaluation=evaluation, policy=policy, first=True)
     improvement = policy_gradient_loss(log_ratio=ratios, advantage=part["advantage"], mask=part["mask"])
     terms = {"policy/loss": Term(1.0, improvement)}
     terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=penalty, config=config)

@@ -116,11 +116,10 @@ class PPO(Agent[PPOConfig]):
             whiten_advantages=config.whiten_advantages,
             aggregation=config.aggregation,
         ):
-            first = means.count == 0
-            losses = [partial(self._loss, part, first=first) for part in cut(batch, config.micro_batch_size)]
-            totals = self.descent.step(*losses, *self._auxiliary_losses())
+            loss_of = partial(self._loss, first=means.count == 0)
+            totals = self.descent.step(loss_of, cut(batch, config.micro_batch_size), *self._auxiliary_losses())
             means.add(totals)
-            if config.target_kl is not None and totals["policy/approx_kl"].item() > config.target_kl:
+            if config.target_kl is not None and totals and totals["policy/approx_kl"].item() > config.target_kl:
                 break
         return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
 
@@ -130,7 +129,7 @@ class PPO(Agent[PPOConfig]):
         clip_range = scheduled(config.clip_range, config.final_clip_range, self.progress)
         evaluation = self.policy.evaluate(part)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        ratios = log_ratios(part, log_prob=evaluation.log_prob, policy=self.policy, first=first)
+        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, first=first)
         improvement = config.policy_loss(
             log_ratio=ratios, advantage=part["advantage"], mask=mask, clip_range=clip_range
         )

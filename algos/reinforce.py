@@ -63,5 +63,5 @@ class REINFORCE(Agent[REINFORCEConfig]):
         for batch in weighted_minibatches(
             rollout, policy=self.policy, generator=self.generator, whiten_advantages=config.whiten_advantages
         ):
-            means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
+            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
         return means.result() | rollout_metrics(rollout)

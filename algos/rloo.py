@@ -61,5 +61,5 @@ class RLOO(Agent[RLOOConfig]):
         for batch in weighted_minibatches(
             rollout, policy=self.policy, generator=self.generator, aggregation=config.aggregation
         ):
-            means.add(self.descent.step(*(partial(loss_of, part) for part in cut(batch, config.micro_batch_size))))
+            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
         return means.result() | rollout_metrics(rollout) | group_metrics(rollout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +17,16 @@ from algos.agent import Agent
 from algos.config import ActorCriticConfig
 from algos.conjugate_gradient import conjugate_gradient
 from algos.descent import Descent, Term, Totals, add_up
-from algos.invariants import check_finite_gradient, check_range
+from algos.invariants import check_advantages, check_range, check_whitened
 from algos.learning import Metrics, Penalty
 from algos.losses import token_mean, value_loss
 from algos.metrics import Means, rollout_metrics
+from algos.minibatches import places
 from algos.normalizers import RewardNormalizer
 from algos.objective import add_advantages, log_ratios, weighted_minibatches
 from algos.policy import Policy
+from algos.violations import explain_step
+from textenv.invariants import PLACE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +96,21 @@ class TRPO(Agent[TRPOConfig]):
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
         config = self.config
         add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
-        if config.whiten_advantages:
-            rollout["advantage"] = whiten(rollout["advantage"], mask=rollout["mask"])
+        check_advantages(rollout)
         mask = rollout["mask"]
         if not mask.any():
             return rollout_metrics(rollout)
+        if config.whiten_advantages:
+            raw = rollout["advantage"]
+            rollout["advantage"] = whiten(raw, mask=mask)
+            check_whitened(rollout, raw=raw)
         # Single steps leave behind what the mask leaves out, like minibatches.
-        units = rollout[mask.any(dim=1) if self.policy.sequential else mask]
+        units = rollout.copy().set(PLACE, places(rollout))[mask.any(dim=1) if self.policy.sequential else mask]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
             metrics = self._improve(units)
-        return metrics | self._fit_value(rollout) | rollout_metrics(rollout)
+        fitted = self._fit_value(rollout)
+        skipped = metrics.get("update/skipped", 0) + fitted["update/skipped"]
+        return metrics | fitted | rollout_metrics(rollout) | {"update/skipped": skipped}
 
     def state_dict(self) -> dict[str, Any]:
         """See `Agent.state_dict`; the critic has an optimiser of its own."""
@@ -119,7 +126,7 @@ class TRPO(Agent[TRPOConfig]):
         super().load_state_dict(state)
         if state["critic"] is not None:
             weights = list(self.policy.parameters())
-            self._critic = Descent([weights[i] for i in state["critic_weights"]], self.config)
+            self._critic = Descent([weights[i] for i in state["critic_weights"]], self.config, policy=self.policy)
             self._critic.load_state_dict(state["critic"])
 
     def _improve(self, rollout: TensorDict) -> Metrics:
@@ -130,9 +137,16 @@ class TRPO(Agent[TRPOConfig]):
         slopes = torch.autograd.grad(gain, parameters, allow_unused=True)
         self._actor = [p for p, slope in zip(parameters, slopes, strict=True) if slope is not None]
         gradient = _flat([slope for slope in slopes if slope is not None])
-        check_finite_gradient(gradient.norm())
-        if not gradient.any():  # nothing was better or worse than expected
-            return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
+        norm = gradient.norm()
+        if not norm.isfinite() and not config.skip_nonfinite:
+            quantities = {"policy/gain": gain.detach(), "update/grad_norm": norm}
+            raise explain_step(
+                lambda part: (self._gain(part), {}), [rollout], parameters=parameters, policy=self.policy,
+                quantities=quantities, step="the actor's step",
+            )  # fmt: skip
+        if not norm.isfinite() or not gradient.any():  # to be skipped; or nothing was better or worse than expected
+            still = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
+            return still | {"update/skipped": int(not norm.isfinite())}
         curvature = self._curvature(rollout, old)
         direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
         # The longest step along it that the second-order model of the KL allows (appendix C).
@@ -141,7 +155,7 @@ class TRPO(Agent[TRPOConfig]):
 
     def _gain(self, rollout: TensorDict, *, first: bool = False) -> Tensor:
         """The surrogate objective, mean of ratio times advantage (eq. 14)."""
-        ratios = log_ratios(rollout, log_prob=self.policy.evaluate(rollout).log_prob, policy=self.policy, first=first)
+        ratios = log_ratios(rollout, evaluation=self.policy.evaluate(rollout), policy=self.policy, first=first)
         return (ratios.exp() * rollout["advantage"] * token_mean(mask=rollout["mask"])).sum()
 
     def _kl(self, rollout: TensorDict, old: object) -> Tensor:
@@ -174,7 +188,9 @@ class TRPO(Agent[TRPOConfig]):
         """Descend on the value loss, by what the policy's probabilities do not depend on."""
         if self._critic is None:
             own = {id(p) for p in self._actor}
-            self._critic = Descent((p for p in self.policy.parameters() if id(p) not in own), self.config)
+            self._critic = Descent(
+                (p for p in self.policy.parameters() if id(p) not in own), self.config, policy=self.policy
+            )
         self._critic.schedule(self.progress)
         means = Means()
         for batch in weighted_minibatches(
@@ -184,7 +200,7 @@ class TRPO(Agent[TRPOConfig]):
             size=self.config.minibatch_size,
             epochs=self.config.critic_epochs,
         ):
-            means.add(self._critic.step(partial(self._value_loss, batch)))
+            means.add(self._critic.step(self._value_loss, [batch]))
         return means.result()
 
     def _value_loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:

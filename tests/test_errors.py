@@ -253,6 +253,6 @@ def test_a_non_finite_gradient_stops_before_the_weights_change():
     rollout = collect(env, policy, steps=8)
     rollout["reward"][0, 0] = torch.inf
     before = [p.clone() for p in policy.parameters()]
-    with refused(FloatingPointError, "norm", "weights were left"):
+    with refused(FloatingPointError, "reward: found .inf.", "[0, 0]"):
         agent.update(rollout)
     assert all(torch.equal(one, other) for one, other in zip(before, policy.parameters(), strict=True))

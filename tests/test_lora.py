@@ -10,6 +10,7 @@ from pitfall_tools import agent_of, gradients, play, text_env
 import algos
 from algos import LMPolicy, collect
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
+from textenv.invariants import InvariantError
 from textenv.lm import model as model_module
 from textenv.lm.frozen import FrozenLanguageModel
 
@@ -103,7 +104,7 @@ def test_row_02_kl_at_step_0_is_checked_with_an_adapter_too():
     policy = lora_policy()
     rollout = collect(text_env(), policy, episodes=8)
     rollout["log_prob"] = rollout["log_prob"] + 0.01
-    with pytest.raises(ValueError, match="same weights"):
+    with pytest.raises(InvariantError, match="same weights"):
         KLPenalty(policy.reference(), 0.1)(rollout, policy)
 
 

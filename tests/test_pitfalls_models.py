@@ -24,6 +24,7 @@ from test_lm_runtime import MODELS as ALL_MODELS
 import algos.objective
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
+from textenv.invariants import InvariantError
 from textenv.lm import model as model_module
 
 NINE = len(WORDS)
@@ -204,7 +205,7 @@ def test_row_02_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken
     env, policy = text_env(), lm_policy(dropout_gpt2)
     penalty, rollout = KLPenalty(policy.reference(), 0.1), collect(env, policy, episodes=16)
     broken(policy, rollout)
-    with pytest.raises(ValueError, match="same weights"):
+    with pytest.raises(InvariantError, match="same weights"):
         penalty(rollout, policy)
 
 
@@ -214,7 +215,7 @@ def test_row_02_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who)
     reference = policy.reference()
     (policy.lm if who == "policy" else reference).model.train()
     rollout = collect(env, policy, episodes=16)
-    with pytest.raises(ValueError, match="same weights"):
+    with pytest.raises(InvariantError, match="same weights"):
         KLPenalty(reference, 0.1)(rollout, policy)
 
 
@@ -223,7 +224,7 @@ def test_row_02_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_di
     KLPenalty(copy.deepcopy(policy), 0.1)(rollout.clone(), policy)
     KLPenalty(mlp_for(env, seed=9), 0.1)(rollout.clone(), policy)
     rollout["log_prob"] = rollout["log_prob"] + 0.01
-    with pytest.raises(ValueError, match="same weights"):
+    with pytest.raises(InvariantError, match="same weights"):
         KLPenalty(copy.deepcopy(policy), 0.1)(rollout, policy)
 
 

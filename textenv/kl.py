@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from textenv.invariants import InvariantError
 from textenv.kl_coefficients import Coefficient, as_coefficient
 from textenv.kl_estimators import EXACT, Estimator, resolve
 from textenv.rollout import Reference
@@ -47,8 +48,10 @@ class KLPenalty:
         place: ``"reward"`` or ``"loss"``.
 
     Raises:
-        ValueError: on a coefficient, estimator or place out of range, or (when called) if the reference starts with
-            the policy's own weights and yet gives other log-probabilities, or shares weights that train.
+        ValueError: on a coefficient, estimator or place out of range, or (when called) if the reference shares weights
+            that train.
+        InvariantError: when called, if the reference starts with the policy's own weights and yet the KL is not 0, or
+            if the reference's weights have changed since the first call.
 
     Warns:
         UserWarning: on the combinations that are wrong above.
@@ -68,7 +71,7 @@ class KLPenalty:
         self.estimator, self._estimate = resolve(estimator, place=place)
         self.place = place
         self._reference = reference
-        self._checked = False
+        self._hashes: dict[str, int] | None = None  # of the reference's tensors, once it was used
         self._open_kl = 0.0  # nats of episodes that had not ended at the last update
 
     @property
@@ -92,6 +95,7 @@ class KLPenalty:
             policy: the policy that acted; the reference is tempered like it.
         """
         reference, mask = self.reference, rollout["mask"]
+        first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
         temperature = getattr(policy, "temperature", None)
         scorer = getattr(reference, "lm", reference)  # a policy's language model, or the reference itself
         if temperature is not None and hasattr(scorer, "temperature"):
@@ -103,9 +107,8 @@ class KLPenalty:
         rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
         if self.place == "reward":
             rollout["reward"] = rollout["reward"] - self.coefficient * rollout["kl"]
-        if not self._checked:
-            self._checked = True
-            _check_start(log_ratio, policy, reference)
+        if first:
+            _check_start(rollout, log_ratio, policy, reference)
 
     def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
         """What an algorithm adds to its loss: terms by name, one number an entry; none if the reward was charged.
@@ -157,7 +160,28 @@ class KLPenalty:
         return policy.divergence(rollout, self.reference)
 
 
-def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
+def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
+    """A hash of each of a reference's tensors, which must be what it was before; of a module, else of nothing."""
+    module, own = _language_model(reference), _language_model(policy)
+    # Of a frozen adapter's model other names of what trains are listed too; a reference made of them was refused.
+    trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
+    named = {} if module is None else module.state_dict()
+    tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
+    hashes = [torch.hash_tensor(x) for x in tensors.values()]
+    found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
+    changed = [name for name in found if before is not None and found[name] != before.get(name)]
+    if changed:
+        raise InvariantError(
+            f"the reference has changed ({len(changed)} of its {len(found)} tensors) since the first rollout was "
+            "compared with it, so the KL is no distance from where training began. Does an optimiser have its "
+            "parameters, or does it share them? Pass policy.reference(), which nothing trains.",
+            tensor=f"reference.{changed[0]}",
+            batch=rollout,
+        )
+    return found
+
+
+def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference: Any) -> None:
     """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly.
 
     Weights that do not train may be shared.
@@ -173,13 +197,19 @@ def _check_start(log_ratio: Tensor, policy: Any, reference: Any) -> None:
         )
     if not _same_weights(own, other):
         return
-    worst = log_ratio.abs().max().item()
+    # What is charged, and what it was made from: an estimator of one's own may have forgotten that KL(π‖π) is 0.
+    gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
+    worst = gap.max().item()
     computed_in = getattr(own, "autocast", None) or next(own.parameters()).dtype
     tolerance = 1e-3 if computed_in == torch.float32 else 0.1
     if not worst <= tolerance:
-        raise ValueError(
-            f"policy and reference have the same weights, yet their log-probabilities differ by up to {worst:.3g} nats "
-            f"(tolerance {tolerance}): dropout on, another temperature or other forbidden tokens in one of them?"
+        raise InvariantError(
+            f"policy and reference have the same weights, yet their log-probabilities or the KL made from them differ "
+            f"by up to {worst:.3g} nats (tolerance {tolerance}): dropout on, another temperature or other forbidden "
+            "tokens in one of them?",
+            tensor="kl",
+            batch=rollout,
+            bad=~(gap <= tolerance),
         )
 
 
