@@ -162,7 +162,7 @@ def _collect_shares(
         done = columns["terminated"][-1] | columns["truncated"][-1]
         failed = done & ~columns["mask"][-1]
         for slot in np.flatnonzero(failed):
-            _wipe(columns, slot, since=first[slot])
+            _wipe(columns, int(slot), since=int(first[slot]))
         share -= done & ~failed if replay else done
         first[done] = len(columns["mask"])
     cursor.observation = None  # the slots are in mid-episode: the next call resets them
