@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -49,6 +50,9 @@ class Train(Generic[ConfigT]):
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
+    process_timeout: float | None = None
+    """Control only, for slow or unstable environments: run each in a process of its own, which is replaced if it
+    crashes or takes more than these seconds for a step (60 suits most)."""
     kl_coefficient: float | None = None
     """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
     episodes: int = 20
@@ -88,8 +92,10 @@ class Train(Generic[ConfigT]):
             self.total_steps, run_dir=run_dir, progress=not self.json, checkpoint_every=every, resume=self.resume
         )
         split = {"split": "test"} if is_text(self.env) else {}
-        test_env = make_vector_environment(self.env, min(self.episodes, 64), **(options | split))
-        result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
+        env.close()
+        slots = min(self.episodes, 64 if self.process_timeout is None else self.num_envs)
+        with closing(make_vector_environment(self.env, slots, **(options | split))) as test_env:
+            result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
@@ -104,10 +110,11 @@ class Train(Generic[ConfigT]):
 
         arguments = _json_object(self.env_kwargs, "--env-kwargs")
         if is_text(self.env):
-            return {"model": self.model, "kl_coefficient": self.kl_coefficient} | arguments
+            more = {"model": self.model, "kl_coefficient": self.kl_coefficient}
+            return more | {"process_timeout": self.process_timeout} | arguments
         if self.model != "embedded" or self.kl_coefficient is not None:
             raise ValueError(f"--model and --kl-coefficient are for text environments, {self.env} is none")
-        return arguments
+        return {"process_timeout": self.process_timeout} | arguments
 
 
 @dataclass(frozen=True, kw_only=True)

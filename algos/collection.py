@@ -16,6 +16,7 @@ from tensordict import TensorDict, pad
 
 from algos.exploration import episode_seeds
 from algos.policy import Policy, numpy_action
+from algos.subprocess_env import FAILED
 from textenv.rollout import EpisodeEnv, is_episode_env
 
 
@@ -58,14 +59,16 @@ def collect(
         policy: who acts.
         steps: steps in each slot; the rollout is ``[num_envs, steps]``.
         episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
-            short episodes are not favoured, and what it does after is False in the mask.
+            short episodes are not favoured, and what it does after is False in the mask. An episode that its
+            environment broke off (`algos.subprocess_env`) is False too and another is played, but not in a group.
         group_size: neighbouring episodes that share a prompt or, in control, the seed that they are reset by; above 1
             every row is one episode in control too.
         cursor: where the last call stopped; it is moved on. Without one the environment is reset.
         deterministic: the most probable action instead of a sample.
 
     Returns:
-        The rollout, with ``log_prob`` of the policy as it acted.
+        The rollout, with ``log_prob`` of the policy as it acted. With ``steps``, a step whose environment failed is
+        an episode without a True entry, ``is_init`` and ``truncated``: so the step before it counts as truncated.
 
     Raises:
         ValueError: unless exactly one of ``steps`` and ``episodes`` is given and fits the environment, if the episodes
@@ -144,7 +147,7 @@ def _collect_groups(
         own = seeds[start : start + env.num_envs]
         share = (np.arange(env.num_envs) < len(own)).astype(int)
         _begin(env, policy, cursor, seed=np.resize(own, env.num_envs).tolist())
-        turns.append(_collect_shares(env, policy, share, cursor, deterministic))
+        turns.append(_collect_shares(env, policy, share, cursor, deterministic, replay=False))
     longest = max(turn.shape[1] for turn in turns)
     # What is put behind an episode is False in every mask.
     padded = [pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns]
@@ -154,11 +157,12 @@ def _collect_groups(
 
 
 def _collect_shares(
-    env: VectorEnv, policy: Policy, share: np.ndarray, cursor: Cursor, deterministic: bool
+    env: VectorEnv, policy: Policy, share: np.ndarray, cursor: Cursor, deterministic: bool, *, replay: bool = True
 ) -> TensorDict:
-    """So many whole episodes in each slot."""
+    """So many whole episodes in each slot; one that breaks off counts for nothing, and is replayed or given up."""
     _begin(env, policy, cursor)
-    share = share.copy()
+    dealt, share = share > 0, share.copy()
+    first = np.zeros(len(share), dtype=int)  # column where the episode under way began
     columns: dict[str, list[Any]] = defaultdict(list)
     while (share > 0).any():
         _one_step(env, policy, cursor, columns, deterministic)
@@ -167,10 +171,22 @@ def _collect_shares(
         for name in ("mask", "is_init", "terminated", "truncated"):
             columns[name][-1] = columns[name][-1] & playing
         columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
-        share -= columns["terminated"][-1] | columns["truncated"][-1]
+        done = columns["terminated"][-1] | columns["truncated"][-1]
+        failed = done & ~columns["mask"][-1]
+        for slot in np.flatnonzero(failed):
+            _wipe(columns, int(slot), since=int(first[slot]))
+        share -= done & ~failed if replay else done
+        first[done] = len(columns["mask"])
     cursor.observation = None  # the slots are in mid-episode: the next call resets them
-    rollout = _rollout(columns)
-    return rollout[torch.from_numpy(rollout["mask"].numpy().any(axis=1))]
+    # A group keeps the row of an episode that was given up.
+    return _rollout(columns)[torch.from_numpy(dealt)]
+
+
+def _wipe(columns: dict[str, list[Any]], slot: int, *, since: int) -> None:
+    """Take an episode out of a slot's last columns."""
+    for name in ("mask", "is_init", "terminated", "truncated", "reward"):
+        for column in columns[name][since:]:
+            column[slot] = 0
 
 
 _LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
@@ -226,6 +242,7 @@ def _one_step(
     step = policy.act(cursor.observation, action_mask=cursor.action_mask, deterministic=deterministic)
     action = numpy_action(step.action)
     observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
+    failed = np.asarray(info.get(FAILED, np.zeros(env.num_envs, dtype=bool)))
     done = terminated | truncated
     # Copied, because an environment may write into the array that it handed out.
     observation = final = observation.copy()
@@ -243,8 +260,8 @@ def _one_step(
     if step.state is not None:
         columns["state"].append(step.state)
     columns["action_mask"].append(cursor.action_mask)
-    columns["mask"].append(~cursor.ended)
-    columns["is_init"].append(cursor.is_init)
+    columns["mask"].append(~(cursor.ended | failed))
+    columns["is_init"].append(cursor.is_init | failed)
     action_mask = _action_mask(info, env)
     if mode is AutoresetMode.DISABLED and done.any():
         # The mask is taken out of the options by some environments, so each call gets its own dictionary.

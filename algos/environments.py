@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from algos.flattening import flatten_observations
 from algos.policy import Policy
+from algos.subprocess_env import SubprocessVectorEnv
 from textenv.rollout import is_episode_env
 
 PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
 """What `make_policy` makes; ``auto`` is a CNN for images and two perceptrons for other control, ``q`` is DQN's."""
 
 
-def make_vector_environment(env_id: str, num_envs: int, *, seed_each: bool = False, **arguments: Any) -> VectorEnv:
+def make_vector_environment(
+    env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
+) -> VectorEnv:
     """The native vector environment where there is one, else one process stepping them in turn.
 
     Observations that are no Box are flattened into one; see `algos.flattening`.
@@ -27,14 +33,20 @@ def make_vector_environment(env_id: str, num_envs: int, *, seed_each: bool = Fal
         env_id: Gymnasium's.
         num_envs: slots.
         seed_each: whether each slot must be reset by a seed of its own (control), which native ones cannot.
+        process_timeout: seconds after which a step counts as failed, in control; each environment then runs in a
+            process of its own (`SubprocessVectorEnv`). None: all run in this process.
         arguments: further ones of the environment.
 
     Raises:
         ValueError: if Gymnasium knows no such environment, it takes no such argument, or gives observations that
-            cannot be flattened.
+            cannot be flattened; if a text environment is to run in processes.
     """
+    if process_timeout is not None and is_text(env_id):
+        raise ValueError(f"process_timeout is {process_timeout}, but {env_id} is text, which runs in this process")
     try:
         spec = gymnasium.spec(env_id)
+        if process_timeout is not None:
+            return flatten_observations(_in_processes(spec, num_envs, process_timeout, arguments))
         options: dict[str, Any] = {}
         if not spec.vector_entry_point or (seed_each and not is_text(env_id)):
             # SAME_STEP wastes no step on a reset.
@@ -47,6 +59,12 @@ def make_vector_environment(env_id: str, num_envs: int, *, seed_each: bool = Fal
             "gymnasium.pprint_registry() lists the others."
         ) from error
     return flatten_observations(env)
+
+
+def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[str, Any]) -> VectorEnv:
+    env = SubprocessVectorEnv([partial(gymnasium.make, spec, **arguments)] * num_envs, timeout=timeout)
+    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments)  # what a saved agent is played on
+    return env
 
 
 def is_text(env_id: str) -> bool:

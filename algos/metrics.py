@@ -43,7 +43,8 @@ class EpisodeMeter:
         carried = ~begins[:, 0]
         totals[part[carried, 0]] += self._total[carried]
         steps[part[carried, 0]] += self._steps[carried]
-        finished = part.T[(inside & done).T]  # in the order of time
+        # An end without a step that is a beginning too is where an environment failed: it finished nothing.
+        finished = part.T[(inside & done & ~(begins & ~mask)).T]  # in the order of time
         self._total, self._steps = totals[part[:, -1]], steps[part[:, -1]]
         self._open = inside[:, -1] & ~done[:, -1]
         return totals[finished].tolist(), steps[finished].tolist()

@@ -1,12 +1,20 @@
 """Reward functions that processes can import without PyTorch."""
 
 import os
+import re
 import time
 
 
 def hangs(completions):
     if "hang" in completions:
         time.sleep(1000)
+    return [1.0] * len(completions)
+
+
+def hangs_with_the_interpreter(completions):
+    """A match that takes for ever and lets no thread run."""
+    if "hang" in completions:
+        re.match("(a+)+$", "a" * 60 + "b")
     return [1.0] * len(completions)
 
 

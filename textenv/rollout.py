@@ -15,7 +15,8 @@ key                           control                                text
 ``reward``                    float32, the environment's             float32, the score on a turn's last token
 ``terminated``, ``truncated`` bool; the first stops the bootstrap,   EOS; the length limit
                               both cut the trace
-``mask``                      False on reset rows only               True on the tokens that the policy chose
+``mask``                      False on reset rows and where an       True on the tokens that the policy chose
+                              environment failed
 ``is_init``                   True on an episode's first observation True at position 0
 ``log_prob``                  of the behaviour policy                the same
 ``state``                     ``[B, T, *]`` of recurrent policies,    absent

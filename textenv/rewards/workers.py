@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -40,7 +42,7 @@ def _keep(outcomes: list[Any], index: int, call: Callable[[], Any]) -> None:
 
 
 class Workers:
-    """Processes for calls, started at the first one and killed with the program.
+    """Processes for calls, started at the first one; they end with the program, however that ends.
 
     Args:
         count: processes.
@@ -54,7 +56,8 @@ class Workers:
         """The running pool; a new one has imported what the calls need before any time is taken."""
         if self._pool is None:
             # Spawned: a fork of a process with PyTorch's threads can hang.
-            self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_end_with_parent)
             self._end = weakref.finalize(self, _kill, self._pool)
             for ready in [self._pool.submit(_import, calls) for _ in range(self.count)]:
                 ready.exception()  # a pool that cannot start says so at the first call
@@ -87,7 +90,7 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     end = None if timeout is None else time.monotonic() + timeout
     outcomes: list[Any] = []
     try:
-        pending = [pool.submit(_in_child, call) for call in calls]
+        pending = [pool.submit(_in_child, call, timeout) for call in calls]
         for one in pending:
             outcomes.append(_result(one, timeout, end))
     except BrokenProcessPool:
@@ -112,11 +115,27 @@ class _ChildError(Exception):
     """What a function raised in a process; only its words cross over, for an exception need not survive pickling."""
 
 
-def _in_child(call: Callable[[], Any]) -> tuple[Any, str | None]:
+def _in_child(call: Callable[[], Any], timeout: float | None) -> tuple[Any, str | None]:
+    if timeout is not None:  # where no thread can run, this ends the process if its parent no longer does
+        faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
         return call(), None
     except Exception as error:  # handed to the parent, which decides
         return None, f"{type(error).__name__}: {error}"
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _end_with_parent() -> None:
+    """Have this process end with its parent: one that was killed cannot tell its processes."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:

@@ -1,0 +1,163 @@
+"""The process that one environment of a `SubprocessVectorEnv` runs in. Only that class talks to it.
+
+It imports neither torch nor the caller's script. It ends with its parent, however that ends: a thread looks whether the
+parent is still there, and takes along what the environment has started. Where a step lets no thread run, a watchdog
+that needs no interpreter ends it after twice the time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+PATIENCE = 0.5
+"""Seconds between two looks at the parent."""
+
+
+def serve(descriptor: int, parent: int, timeout: float) -> None:
+    """Answer until the pipe is closed.
+
+    A request is ``(number, method of Worker, arguments)``, its answer ``(number, whether it worked, content)``.
+
+    Args:
+        descriptor: of this end of the pipe.
+        parent: its process id.
+        timeout: the time limit of an answer, seconds.
+    """
+    os.set_inheritable(descriptor, False)  # else the pipe would stay open as long as what the environment starts
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    # Whoever ends a whole job sends it to every process: the parent decides what becomes of the training.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    worker = Worker()
+    with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            number, method, arguments = pipe.recv()
+            faulthandler.dump_traceback_later(2 * timeout, exit=True)
+            works, content = _attempt(getattr(worker, method), arguments)
+            faulthandler.cancel_dump_traceback_later()
+            _send(pipe, number, works, content)
+    faulthandler.dump_traceback_later(2 * timeout, exit=True)
+    worker.close()
+
+
+class Worker:
+    """One environment, which resets itself in the step that ends an episode, and whose answers are looked at."""
+
+    def __init__(self) -> None:
+        self.env: gymnasium.Env | None = None
+
+    def make(self, env_fn: Callable[[], gymnasium.Env]) -> dict[str, Any]:
+        """Make the environment; what a vector of it needs to know."""
+        self.env = env = env_fn()
+        return {
+            "observation_space": env.observation_space,
+            "action_space": env.action_space,
+            "metadata": dict(env.metadata),
+            "render_mode": env.render_mode,
+        }
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """First observation of an episode, and its info."""
+        assert self.env is not None
+        observation, info = _parts(self.env.reset(seed=seed, options=options), 2, "reset()")
+        check_observation(self.env.observation_space, observation)
+        _check_info(info)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """What ``env.step`` returns, then None or, where the episode ended, the next one's observation and info."""
+        assert self.env is not None
+        observation, reward, terminated, truncated, info = _parts(self.env.step(action), 5, "step()")
+        check_observation(self.env.observation_space, observation)
+        check_reward(reward)
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise ValueError(f"{name} is {flag!r}, expected True or False")
+        _check_info(info)
+        following = self.reset(None, None) if terminated or truncated else None
+        return observation, float(reward), bool(terminated), bool(truncated), info, following
+
+    def close(self) -> None:
+        """Close the environment, if there is one."""
+        if self.env is not None:
+            self.env.close()
+
+
+def check_observation(space: spaces.Space, observation: Any) -> None:
+    """Raise a ValueError unless an observation is of the space's shape and kind, and finite.
+
+    Bounds are not looked at: many environments overstep theirs by a rounding error.
+    """
+    if isinstance(space, spaces.Box):
+        array = np.asarray(observation)
+        if array.shape != space.shape:
+            raise ValueError(f"the observation is of shape {array.shape}, expected {space.shape}")
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise ValueError(f"the observation is of {array.dtype}, expected {space.dtype}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"the observation is not finite: {array}")
+    elif isinstance(space, spaces.Dict):
+        if not isinstance(observation, dict) or observation.keys() != space.keys():
+            raise ValueError(f"the observation is {observation!r}, expected a dictionary of {', '.join(space)}")
+        for name, part in space.items():
+            check_observation(part, observation[name])
+    elif isinstance(space, spaces.Tuple):
+        for part, own in zip(space, _parts(observation, len(space.spaces), "the observation"), strict=True):
+            check_observation(part, own)
+    elif not space.contains(observation):
+        raise ValueError(f"the observation is {observation!r}, expected one of {space}")
+
+
+def check_reward(reward: Any) -> None:
+    """Raise a ValueError unless a reward is a finite number."""
+    array = np.asarray(reward)
+    if array.ndim or array.dtype.kind not in "biuf" or not np.isfinite(array):
+        raise ValueError(f"the reward is {reward!r}, expected a finite number")
+
+
+def _check_info(info: Any) -> None:
+    if not isinstance(info, dict):
+        raise ValueError(f"info is {info!r}, expected a dictionary")
+
+
+def _parts(returned: Any, count: int, what: str) -> Any:
+    if not isinstance(returned, (tuple, list)) or len(returned) != count:
+        raise ValueError(f"{what} is {returned!r}, expected a tuple of {count}")
+    return returned
+
+
+def _attempt(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Whether a call worked, and what it returned or the exception in words; its traceback goes to stderr."""
+    try:
+        return True, method(*arguments)
+    except BaseException as error:  # an environment may raise anything, sys.exit() too; the parent decides
+        traceback.print_exc()
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
+    try:
+        pipe.send((number, works, content))
+    except (EOFError, ConnectionError):  # the parent is gone
+        raise
+    except Exception as error:  # an info may hold what cannot be pickled
+        pipe.send((number, False, f"what it returned cannot be sent: {error}"))
+
+
+def _end_with(parent: int) -> None:
+    """Kill this process, and all that it started, once the parent is no more."""
+    while os.getppid() == parent:
+        time.sleep(PATIENCE)
+    os.killpg(0, signal.SIGKILL)
