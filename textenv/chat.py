@@ -53,7 +53,7 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     else:
         ids = [int(token) for token in prompt.content if not isinstance(token, dict)]
     if not ids:
-        raise ValueError(f"prompt {prompt.content!r} has no tokens: a policy needs at least one to start from")
+        raise ValueError(f"prompt {prompt.content!r:.200} has no tokens: a policy needs at least one to start from")
     return ids
 
 
