@@ -462,7 +462,7 @@ def test_nothing_is_unpickled(tmp_path, name):
     marker = tmp_path / "it-ran"
     if name == "adapter_model.bin":
         config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-        base = load_causal_lm(tmp_path)
+        base = load_causal_lm(saved_model(tmp_path / "base model"))
         peft.get_peft_model(base, config).save_pretrained(tmp_path)
         (tmp_path / "adapter_model.safetensors").unlink()
     else:
