@@ -111,7 +111,7 @@ def chat_ids(
     wanted = rendered.partition(after)[2] if after else rendered
     if spelt is None:  # the usual case, by the usual way
         return list(tokenizer(wanted, add_special_tokens=False, verbose=False)["input_ids"])
-    return encode_marked_chat(tokenizer, wanted)
+    return list(encode_marked_chat(tokenizer, wanted))
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

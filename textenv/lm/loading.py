@@ -83,8 +83,7 @@ def _refuse_code(folder: str, name: str | Path) -> None:
 
     for file in ("config.json", "tokenizer_config.json"):
         try:
-            path = cached_file(folder, file)
-            settings = json.loads(Path(path).read_text(encoding="utf-8"))
+            settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # not there or unreadable: the loader says so
         if isinstance(settings, dict) and settings.get("auto_map"):
