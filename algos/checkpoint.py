@@ -73,6 +73,12 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             f"{path} has format {description.get('format')}, this version reads {FORMAT}: "
             "load it by the version of algos that wrote it"
         )
+    environment = description.get("environment") or {"id": ""}
+    if ":" in environment["id"]:  # Gymnasium would import what stands before it
+        raise ValueError(
+            f"{path} names the environment {environment['id']!r}, for which a module would be imported: make the "
+            "environment yourself and use algos.evaluate(env, algos.load(folder))"
+        )
     return description
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -19,6 +19,8 @@ from algos.compare import DEFAULT_CASES
 from algos.config import Config
 from algos.environments import PolicyName
 from algos.interruption import Interrupted
+from textenv.lm.loading import trust_remote_code
+from textenv.rendering import printable
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 ARGUMENTS = "arguments.json"
@@ -48,6 +50,8 @@ class Train(Generic[ConfigT]):
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    trust_remote_code: bool = False
+    """Text only: run Python code that the model brings with it. Only for a model that you trust like a program."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     process_timeout: float | None = None
@@ -129,6 +133,8 @@ class Evaluate:
     """Take the most probable action instead of a sample."""
     seed: int = 0
     """Of start states or prompts, and of sampled actions."""
+    trust_remote_code: bool = False
+    """Run Python code that the model brings with it. Only for a model that you trust like a program."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
 
@@ -243,9 +249,9 @@ class CheckReward:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        arguments = _with_remembered(arguments)
+        arguments = _with_remembered(given)
         commands = (
             _train_command(arguments)
             | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
@@ -256,12 +262,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description = "Train and compare policies for control and text by one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         _one_thread()
-        result = command.run(arguments) if isinstance(command, Train) else command.run()
+        with _code_of_models(command, given):
+            result = command.run(arguments) if isinstance(command, Train) else command.run()
     except Interrupted as stop:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
-        print(f"algos: {error}", file=sys.stderr)
+        print(f"algos: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from error
     if command.json:
         print(json.dumps(result))
@@ -281,6 +288,18 @@ def _with_remembered(arguments: list[str]) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir")
     return [*json.loads(path.read_text(encoding="utf-8")), *arguments[1:], "--run-dir", str(run)]
+
+
+def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
+    """Within it models may run code of their own, if that was asked for: by whoever runs this, not in a run's file."""
+    if not getattr(command, "trust_remote_code", False):
+        return nullcontext()
+    if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
+        raise ValueError(
+            f"the run was started with --trust-remote-code, which {ARGUMENTS} cannot grant: give it again if you "
+            "trust the model's code"
+        )
+    return trust_remote_code()
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
@@ -337,8 +356,10 @@ def _one_thread() -> None:
 def _print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False)
     for name, value in result.items():
-        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(Text(printable(name)), Text(printable(shown)))
     Console().print(table)

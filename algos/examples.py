@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from textenv.chat import prompt_ids, reply_ids, text_ids
+from textenv.chat import prompt_ids, reply_ids, text_ids, without_end
 from textenv.prompts import Prompt, as_prompt
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS, so no answer would ever end: set tokenizer.eos_token")
     if isinstance(example, str):
-        ids = _ended(prompt_ids(as_prompt(index, example), tokenizer), tokenizer)
+        ids = [*prompt_ids(as_prompt(index, without_end(example, tokenizer)), tokenizer), int(tokenizer.eos_token_id)]
         return Example(ids, [False] + [True] * (len(ids) - 1))
     columns = set(example) if isinstance(example, Mapping) else set()
     if "messages" in columns:
@@ -58,7 +58,7 @@ def _answered(prompt: Prompt, said: Sequence[str], tokenizer: PreTrainedTokenize
     learnt = [False] * len(ids)
     for place, text in enumerate(said):
         own = place % 2 == 0
-        new = _ended(text_ids(text, tokenizer), tokenizer) if own else reply_ids(text, prompt, ids, tokenizer)
+        new = _own_ids(text, tokenizer) if own else reply_ids(text, prompt, ids, tokenizer)
         ids, learnt = ids + new, learnt + [own] * len(new)
     return Example(ids, learnt)
 
@@ -86,5 +86,5 @@ def _said(index: int, completion: Any) -> str:
     raise ValueError(f"example {index} has the completion {completion!r:.200}, expected text or a list of one message")
 
 
-def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return ids if ids and ids[-1] == tokenizer.eos_token_id else [*ids, int(tokenizer.eos_token_id)]
+def _own_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return [*text_ids(without_end(text, tokenizer), tokenizer), int(tokenizer.eos_token_id)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from algos.statistics import bootstrap_interval
 from algos.study import POINTS, QUANTITIES, Figure, curves, summary
+from textenv.rendering import printable
 
 if TYPE_CHECKING:
     from algos.compare import Run
@@ -26,6 +27,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e } .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: 1rem 0; width: 100% }
 td, th { border-bottom: 1px solid #d1d9e0; padding: .35rem .7rem; text-align: left; vertical-align: top }
+td { overflow-wrap: anywhere }
 td small { white-space: nowrap }
 """
 LABELS = {
@@ -78,6 +80,7 @@ def print_table(result: Result) -> None:
     """Print the chief quantities to the terminal, a case a line; the page has all of them."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     chief = {
         "mean_return": "return",
@@ -90,7 +93,9 @@ def print_table(result: Result) -> None:
     table = Table("", *chief.values(), title="After training: means over the seeds, with 95 % limits")
     for case, figures in result.items():
         cells = [_cell(figures[key]) if key in figures else ("–", "") for key in chief]
-        table.add_row(case, *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells))
+        table.add_row(
+            Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
+        )
     Console().print(table)
 
 
@@ -155,7 +160,10 @@ def _draw(by_case: Mapping[str, Sequence[Run]], study: Sequence[Run]) -> bytes:
         _legend_line(COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--")
         for number in range(len(by_case))
     ]
-    picture.legend(handles, list(by_case), loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+    names = [printable(name) for name in by_case]
+    legend = picture.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
@@ -182,7 +190,7 @@ differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them their
 are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
 <div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{html.escape(aside)} Where that is no more
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} Where that is no more
 than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
 the new policy from the old, over all its gradient steps, on the rollout that it learnt from.</small></p>
 <h2>While learning</h2>
@@ -203,7 +211,7 @@ def _samples_html(by_case: Mapping[str, Sequence[Run]]) -> str:
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
             table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
-            parts.append(f"<h2>What the language model writes: {html.escape(name)}</h2>\n{table}")
+            parts.append(f"<h2>What the language model writes: {_escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 
 
@@ -215,4 +223,9 @@ def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple
 
 
 def _html_cell(text: str, small: str) -> str:
-    return html.escape(text) + (f"<br><small>{html.escape(small)}</small>" if small else "")
+    return _escape(text) + (f"<br><small>{_escape(small)}</small>" if small else "")
+
+
+def _escape(text: str) -> str:
+    """A stranger's text, which is neither markup nor changes the direction of what stands around it."""
+    return html.escape(printable(text))

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.fine_tuning import check_context
-from textenv.chat import prompt_ids
+from textenv.chat import prompt_ids, without_end
 from textenv.lm.model import LanguageModel
 from textenv.prompts import PromptList, as_prompt
 from textenv.rollout import masked_mean
@@ -98,7 +98,8 @@ class TextLoss:
     def _cut(self, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
         """Blocks of ``max_length + 1`` ids; each begins with the last id of the one before, so all are predicted."""
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        texts = (prompt_ids(as_prompt(i, text), tokenizer) + end for i, text in enumerate(self.texts))
+        plain = (as_prompt(i, without_end(text, tokenizer)) for i, text in enumerate(self.texts))
+        texts = (prompt_ids(text, tokenizer) + end for text in plain)
         ids = np.concatenate([np.array(text, dtype=np.int64) for text in texts])
         if len(ids) < 2:
             raise ValueError(f"the texts are {len(ids)} token long, expected at least 2: give more of them")

@@ -81,7 +81,7 @@ def fit(model, loss_of, texts, tokenizer, *, epochs, learning_rate):
 
     ``loss_of(ids, known, index)`` gets padded ids, which of them are no padding, and the row numbers of the texts.
     """
-    rows = [torch.tensor(ids) for ids in tokenizer(texts, truncation=True)["input_ids"]]
+    rows = [torch.tensor(ids) for ids in tokenizer(texts, truncation=True, split_special_tokens=True)["input_ids"]]
     held = torch.arange(len(rows) - HELD_OUT, len(rows))
 
     def loss(index):
@@ -160,7 +160,7 @@ class BagOfWords(nn.Module):
     @torch.no_grad()
     def scores(self, texts):
         """Probability of "positive" for each text."""
-        batch = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True, split_special_tokens=True)
         return self(batch["input_ids"], batch["attention_mask"]).logits.softmax(-1)[:, 1]
 
 

@@ -5,16 +5,30 @@ Ids are made once and appended; what a policy wrote is never tokenised again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from textenv.prompts import Prompt
+from textenv.rendering import printable
+from textenv.special_tokens import (
+    broken_up,
+    check_unicode,
+    field_names,
+    ordinary_ids,
+    special_tokens,
+    strings,
+    with_strings,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ANSWER = "THE-ANSWER"
-"""Stands for an assistant's message while a template is rendered, to find what follows one."""
+logger = logging.getLogger(__name__)
+_PRIVATE = range(0xF0002, 0xFFFFE)
+"""Characters that mean nothing: one stands for an assistant's message, to find what a template writes after it."""
 
 
 def is_chat(prompt: Prompt) -> bool:
@@ -26,19 +40,20 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a prompt.
 
     Text gets the tokenizer's own special tokens, a leading BOS once; a chat is rendered by the tokenizer's template
-    up to where the assistant begins to speak.
+    up to where the assistant begins to speak. What a text or message spells out is text: who means a special token
+    gives ids.
 
     Raises:
-        ValueError: if there are none, or the tokenizer has no chat template for a chat.
+        ValueError: if there are none, the tokenizer has no chat template for a chat, or as `ordinary_ids` does.
     """
     if is_chat(prompt):
-        ids = list(text_ids(render_chat(prompt.content, tokenizer), tokenizer))
+        ids = chat_ids(prompt.content, tokenizer)
     elif isinstance(prompt.content, str):
-        ids = _once(list(tokenizer(prompt.content, verbose=False)["input_ids"]), tokenizer)
+        ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
         ids = [int(token) for token in prompt.content if not isinstance(token, dict)]
     if not ids:
-        raise ValueError(f"prompt {prompt.content!r} has no tokens: a policy needs at least one to start from")
+        raise ValueError(f"prompt {prompt.content!r:.200} has no tokens: a policy needs at least one to start from")
     return ids
 
 
@@ -54,36 +69,124 @@ def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
     if not is_chat(prompt):
         return text_ids(reply, tokenizer)
     system = [message for message in prompt.content[:1] if isinstance(message, dict) and message["role"] == "system"]
-    chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER})
-    rendered = render_chat((*chat, {"role": "user", "content": reply}), tokenizer)
-    ids = text_ids(rendered.partition(_ANSWER)[2], tokenizer)
+    written = "".join(strings([*system, reply]))
+    answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
+    chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
+    ids = chat_ids((*chat, {"role": "user", "content": reply}), tokenizer, after=answer)
     # The template closes the assistant's message; where the policy has closed it itself, once is enough.
     return ids[1:] if ids and said[-1] == ids[0] else ids
 
 
-def render_chat(messages: Any, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of a chat up to where the assistant begins to speak; raises as `prompt_ids` does."""
+def chat_ids(
+    messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", add_generation_prompt: bool = True
+) -> list[int]:
+    """Token ids of a chat by the tokenizer's template. Special tokens are what the template writes, and no others.
+
+    Args:
+        messages: of people, games and policies; special tokens that they spell out are text.
+        tokenizer: whose template it is.
+        after: only what follows the message that says this.
+        add_generation_prompt: end where the assistant begins to speak.
+
+    Raises:
+        ValueError: if there is no template, it refuses these messages, or they spell a special token where it cannot
+            be told from the template's.
+    """
+    from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
             "set tokenizer.chat_template, or give the prompt as text"
         )
-    try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # a template raises what its author pleased, in jinja
-        raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {error}") from error
+    spelt = _control_tokens(messages, tokenizer)
+    if spelt is not None:
+        messages = mark_control_tokens(with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer)), spelt)
+    rendered = _render(messages, tokenizer, add_generation_prompt=add_generation_prompt)
+    if after and rendered.count(after) != 1:
+        raise ValueError(
+            f"the tokenizer's chat template writes what the assistant said {rendered.count(after)} times, expected "
+            "once: a conversation could not go on from there"
+        )
+    wanted = rendered.partition(after)[2] if after else rendered
+    if spelt is None:  # the usual case, by the usual way
+        return list(tokenizer(wanted, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(encode_marked_chat(tokenizer, wanted))
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of what stands inside an episode: without the tokenizer's special tokens."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
+    """Token ids of what stands inside an episode: no special tokens around it, and none of what it spells."""
+    return ordinary_ids(text, tokenizer, add_special_tokens=False) if text else []
 
 
-def _once(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    # A tokenizer that closes a text with EOS would end the answer before it begins, and a text that spells
-    # out its BOS would get a second one.
+def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text to be closed by EOS, without the EOS that it may spell out at its end."""
+    return text.removesuffix(tokenizer.eos_token or "")
+
+
+def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    bos = tokenizer.bos_token
+    if bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
+        while text.startswith(bos):  # it gets one anyhow
+            text = text.removeprefix(bos)
+    for token in special_tokens(tokenizer):
+        if token in text:
+            _say_once(token)
+    ids = ordinary_ids(text, tokenizer)
+    # A tokenizer that closes a text with EOS would end the answer before it begins.
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
-    while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids.pop(0)
     return ids
+
+
+@functools.cache
+def _say_once(token: str) -> None:
+    """A prompt that was rendered from a chat by its template looks like this."""
+    logger.warning(
+        "a prompt spells out the special token %r, which is read as text: where it is meant, give a chat's messages or "
+        "token ids",
+        token,
+    )
+
+
+def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    """What finds special tokens, and added ones that the template writes, if the messages spell one; else None.
+
+    Raises:
+        ValueError: as `chat_ids` does.
+    """
+    template = str(tokenizer.get_chat_template())
+    added = tokenizer.added_tokens_decoder.values()
+    tokens = [str(token) for token in added if token.special or (str(token) in template and str(token).strip())]
+    texts = list(strings(messages))
+    names = [name for name in field_names(messages) if not name.isidentifier()]
+    for text in texts:
+        check_unicode(text)
+    whole = "\n".join([*texts, *names, *map(_joined, messages)])
+    if not any(token in whole for token in tokens):
+        return None
+    spelt = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
+    for message in messages:
+        if found := spelt.search("\n".join([*names, _joined(message)])):
+            raise ValueError(
+                f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
+                f"field, where it cannot be told from the chat template's own: {message!r:.200}. Give its content as "
+                "one text"
+            )
+    return spelt
+
+
+def _joined(message: Mapping[str, Any]) -> str:
+    """What a template may make of a content in parts: their texts with nothing between them."""
+    content = message.get("content")
+    parts = content if isinstance(content, (list, tuple)) else []
+    return "".join(strings([part.get("text") for part in parts if isinstance(part, Mapping)]))
+
+
+def _render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, add_generation_prompt: bool) -> str:
+    try:
+        return str(
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+        )
+    except Exception as error:  # a template raises what its author pleased, in jinja
+        raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from textenv.lm.loading import vocabulary_size
+from textenv.special_tokens import special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +78,7 @@ class Ends:
                 f"tokenizer is {tokenizer!r:.200}, expected one of transformers: AutoTokenizer.from_pretrained"
             )
         self.num_tokens = vocabulary_size(tokenizer)
-        special = _special_tokens(tokenizer)
+        special = special_tokens(tokenizer)
         # A special token is no part of a decoded text: such a stop text is looked for by its id.
         ids = [
             special[end] if isinstance(end, str) else int(end) for end in stop if end in special or type(end) is not str
@@ -104,8 +105,3 @@ class Ends:
     def complete(self, turn: Turn) -> bool:
         """Whether a stop text stands in the turn."""
         return any(text in turn.said for text in self.texts)
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    added = [str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special]
-    return {text: int(tokenizer.get_vocab()[text]) for text in [*tokenizer.all_special_tokens, *added]}

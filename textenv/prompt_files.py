@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from textenv.special_tokens import check_unicode, strings
+
 MAX_LINE = 2**24
 """Longest record, in bytes: a file without line ends is not read into memory whole."""
 
@@ -103,6 +105,12 @@ class JSONLines(_Records):
             raise self._broken(index, f"no JSON in UTF-8 ({error})") from error
         if not isinstance(record, Mapping):
             raise self._broken(index, f"{line[:60]!r} is JSON, but no object with columns")
+        if b"\\ud" in line.lower():  # of the escapes only these can spell half a character
+            for text in (text for column in record.items() for text in strings(column)):
+                try:
+                    check_unicode(text)
+                except ValueError as error:
+                    raise self._broken(index, error) from error
         return dict(record)
 
 

@@ -84,10 +84,13 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[st
 
 
 def printable(text: str) -> str:
-    """The text with control and direction-changing characters spelt out, so that no answer commands a terminal."""
+    """The text with control, direction-changing and foreign line-ending characters spelt out.
+
+    So no answer commands a terminal, passes for another text, or makes lines of its own in a log.
+    """
     return "".join(
         character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
         else character.encode("unicode_escape").decode()
         for character in text
     )

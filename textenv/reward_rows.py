@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from textenv.chat import text_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
 from textenv.scores import RewardError, Rows, as_number, read_scores, total
@@ -87,7 +88,7 @@ class Trial:
         """Token ids of an answer."""
         if self.tokenizer is None:
             return list(answer.encode("utf-8", "replace"))
-        return list(self.tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"])
+        return text_ids(answer, self.tokenizer)
 
 
 def is_number(score: Any) -> bool:

@@ -85,10 +85,10 @@ class Transcript:
         """
         ids, n, most = prompt_ids(prompt, self.tokenizer), self.ends.num_tokens, self.limits.max_prompt_tokens
         if min(ids) < 0 or max(ids) >= n:
-            raise ValueError(f"prompt {prompt.content!r} has an id outside the tokenizer's 0 to {n - 1}")
+            raise ValueError(f"prompt {prompt.content!r:.200} has an id outside the tokenizer's 0 to {n - 1}")
         if len(ids) > most:
             raise ValueError(
-                f"prompt {prompt.content!r} has {len(ids)} tokens, the limit is {most}: "
+                f"prompt {prompt.content!r:.200} has {len(ids)} tokens, the limit is {most}: "
                 "shorten it or raise max_prompt_tokens"
             )
         return ids

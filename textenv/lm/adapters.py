@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 """What tells a folder with an adapter from one with a model."""
+WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Folder beside an adapter that holds its base model, if that has no name to load it by."""
 
@@ -71,7 +72,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
 
     Raises:
         ImportError: without `peft`.
-        ValueError: if the base model cannot be found.
+        ValueError: if the base model cannot be found, or the adapter is not in safetensors.
     """
     from textenv.lm.loading import load_causal_lm
 
@@ -79,6 +80,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise ImportError(f"{folder} holds an adapter, which needs peft: pip install 'textenv[lora]'") from error
+    if not (Path(folder) / WEIGHTS).is_file():  # peft would unpickle another file
+        raise ValueError(f"{folder} holds an adapter without {WEIGHTS}: its weights are read from safetensors alone")
     beside = Path(folder) / BASE
     name = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     base = str(beside) if beside.is_dir() else name

@@ -1,9 +1,14 @@
-"""Loading tokenizers and language models: the embedded one, a local folder, or a hub name."""
+"""Loading tokenizers and language models: the embedded one, a local folder, or a hub name.
+
+What is loaded is data: weights from safetensors alone, and no code that a folder brings, unless it is asked for.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 """The name of the model that the project makes itself, without any download."""
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+"""Files that may hold weights, and code that runs when they are read: they never are."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
@@ -26,22 +33,66 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     return str(embedded_folder() / part)
 
 
+_CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
+
+
+@contextmanager
+def trust_remote_code() -> Iterator[None]:
+    """Within it, Python code that a model brings with it is run: only for models that you trust like a program.
+
+    There is no other way to allow it, so no argument that stands in a file can.
+
+    Example:
+        >>> with trust_remote_code():  # doctest: +SKIP
+        ...     policy = LMPolicy.load("an/unusual-model")
+    """
+    before = _CODE_TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _CODE_TRUSTED.reset(before)
+
+
 def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: Any) -> Any:
     """Call ``loader.from_pretrained`` with an error that teaches.
 
     Raises:
-        ValueError: if the name is neither the embedded model, nor a folder with one, nor a reachable hub name.
+        ValueError: if the name is neither the embedded model, nor a folder with one, nor a reachable hub name; if it
+            has no weights in safetensors; or if it brings code and `trust_remote_code` is not in force.
     """
-    folder = model_folder(name, part)
+    folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
+    if not trusted:
+        _refuse_code(folder, name)
     try:
         with no_progress_bars() if Path(folder).is_dir() else nullcontext():
-            return loader.from_pretrained(folder, **options)
+            return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except (OSError, ValueError) as error:
         where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
+        pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
+        if pickles and options.get("use_safetensors"):
+            where = f"a folder whose weights ({', '.join(pickles)}) are no .safetensors, and nothing else is read,"
         raise ValueError(
             f"cannot load {str(name)!r} by {loader.__name__}: it is {where} that could be read ({error}). "
             f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
         ) from error
+
+
+def _refuse_code(folder: str, name: str | Path) -> None:
+    """Raise a ValueError if a model names code of its own, whether or not `transformers` could do without."""
+    from transformers.utils import cached_file
+
+    for file in ("config.json", "tokenizer_config.json"):
+        try:
+            settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # not there or unreadable: the loader says so
+        if isinstance(settings, dict) and settings.get("auto_map"):
+            raise ValueError(
+                f"{str(name)!r} brings Python code of its own ('auto_map' in its {file}), and none is run unless asked "
+                "for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
+                "textenv.lm.loading.trust_remote_code()). Where transformers knows the model by itself, take "
+                "'auto_map' out of that file instead."
+            )
 
 
 @contextmanager

@@ -243,7 +243,7 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:
         """Perplexity per token of whole texts, each after its first token; texts of one token say nothing."""
-        batch = self.tokenizer(texts, return_tensors="pt", padding=True).to(self.device)
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, split_special_tokens=True).to(self.device)
         return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

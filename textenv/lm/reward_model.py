@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from textenv.chat import chat_ids
 from textenv.lm.loading import EMBEDDED, from_pretrained
+from textenv.special_tokens import ordinary_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -134,16 +136,19 @@ class RewardModel:
             return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
 
     def encode(self, prompt: Any, completion: Any) -> list[int]:
-        """Ids of prompt and answer; never none, since a model reads at least one token."""
+        """Ids of prompt and answer; never none, since a model reads at least one token.
+
+        No special token is among them but the tokenizer's and the chat template's own: an answer that spells one out
+        is text, as `textenv.special_tokens` has it.
+        """
         is_text = isinstance(prompt, str)
-        text = prompt + completion if is_text else self._render([*prompt, *completion])
-        options: dict[str, Any] = {"add_special_tokens": is_text, "verbose": False}  # a template writes its own
-        ids = list(self.tokenizer(text, **options)["input_ids"])
+        ids = ordinary_ids(prompt + completion, self.tokenizer) if is_text else self._chat_ids([*prompt, *completion])
         if len(ids) > self.max_tokens:
             if not self._has_warned:
                 logger.warning("a text of %d tokens loses its beginning: the model reads %d", len(ids), self.max_tokens)
                 self._has_warned = True
-            ids = list(self.tokenizer(text, truncation=True, max_length=self.max_tokens, **options)["input_ids"])
+            cut = {"truncation": True, "max_length": self.max_tokens}  # which keeps the tokenizer's own
+            ids = ordinary_ids(prompt + completion, self.tokenizer, **cut) if is_text else ids[-self.max_tokens :]
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.bos_token_id)
         return ids or [next((token for token in known if token is not None), 0)]
 
@@ -158,13 +163,13 @@ class RewardModel:
         others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
         return logits[:, self.index] - others.logsumexp(-1)
 
-    def _render(self, messages: list[Any]) -> str:
+    def _chat_ids(self, messages: list[Any]) -> list[int]:
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "a chat is to be scored, but the reward model's tokenizer has no chat template: set "
                 "tokenizer.chat_template, or give the prompts as text"
             )
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        return chat_ids(messages, self.tokenizer, add_generation_prompt=False)
 
 
 def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
