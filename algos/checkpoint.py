@@ -93,8 +93,8 @@ def _check_parts(description: dict[str, Any], path: Path) -> None:
     )
     if not (named and isinstance(description.get("policy"), str) and "policy_arguments" in description):
         raise ValueError(
-            f"{path} has the environment {env!r:.100} and the policy {description.get('policy')!r:.100}: expected null or "
-            "id and kwargs, and a policy's name with policy_arguments"
+            f"{path} has the environment {env!r:.100} and the policy {description.get('policy')!r:.100}: expected null "
+            "or id and kwargs, and a policy's name with policy_arguments"
         )
 
 

@@ -49,9 +49,8 @@ class Run:
         """
         run, state = cls(agent), read_checkpoint(folder)
         if state.get("algorithm") != type(agent).__name__:
-            raise ValueError(
-                f"the checkpoint {folder} is a training by {state.get('algorithm')}, this agent is {type(agent).__name__}"
-            )
+            other = state.get("algorithm")
+            raise ValueError(f"{folder} is a training by {other}, this agent is {type(agent).__name__}")
         try:
             run._restore(state, Path(folder))
         except Exception as error:  # of another agent or environment: anything may be missing, or of another kind

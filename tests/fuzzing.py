@@ -8,11 +8,11 @@
 
 import argparse
 import atexit
+import copy
 import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -35,7 +35,7 @@ from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, 
 from algos import PPO, MLPPolicy, PPOConfig
 from algos.algorithms import AlgorithmName, find_algorithm
 from algos.checkpoint import load, read_description
-from algos.checkpoints import MANIFEST, STATE, TENSORS
+from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import _json_object, _with_remembered
 from algos.control import WEIGHTS
 from algos.environments import make_policy, make_vector_environment, remake_environment
@@ -88,10 +88,7 @@ def tokenizer():
 def prompts(dice):
     """Files of prompts: JSON lines, CSV, TSV."""
     kind = dice.of(["jsonl", "csv", "tsv"])
-    if kind == "jsonl":
-        content = lines_of(RECORDS, dice)
-    else:
-        content = CSV if kind == "csv" else CSV.replace(b",", b"\t")
+    content = {"jsonl": lines_of(RECORDS, dice), "csv": CSV, "tsv": CSV.replace(b",", b"\t")}[kind]
     path = scratch() / f"prompts.{kind}"
     path.write_bytes(edited(content, dice))
     records = load_prompts(path, prompt_column=dice.of(["prompt", "prompt", "prompt", "answer", "\ud800"]))
@@ -113,9 +110,8 @@ def parquet(dice):
 def parquet_bytes():
     import datasets
 
-    logging.disable(logging.ERROR)  # it logs what it raises
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs what it raises
     datasets.disable_progress_bars()
-    os.environ["HF_DATASETS_CACHE"] = str(scratch() / "cache")
     datasets.config.HF_DATASETS_CACHE = scratch() / "cache"
     path = scratch() / "real.parquet"
     datasets.Dataset.from_list([{"prompt": "a b", "answer": 1}, {"prompt": "c", "answer": 2}]).to_parquet(str(path))
@@ -131,21 +127,24 @@ def prompt_objects(dice):
 # --- rewards ---------------------------------------------------------------------------------------------------------
 
 OBJECTS = [
-    lambda: np.arange(2), lambda: np.ones((2, 2)), lambda: np.float16(1), lambda: np.array(3.0), lambda: np.array(["a", "b"]),
-    lambda: np.array([1, None], dtype=object), lambda: np.array([1 + 2j, 3]), lambda: np.datetime64("2020-01-01"),
-    lambda: np.array([np.nan, 1]), lambda: np.ma.masked_array([1.0, 2.0], [True, False]), lambda: np.zeros(0),
+    lambda: np.arange(2), lambda: np.ones((2, 2)), lambda: np.float16(1), lambda: np.array(3.0),
+    lambda: np.array(["a", "b"]), lambda: np.array([1, None], dtype=object), lambda: np.array([1 + 2j, 3]),
+    lambda: np.datetime64("2020-01-01"), lambda: np.array([np.nan, 1]),
+    lambda: np.ma.masked_array([1.0, 2.0], [True, False]), lambda: np.zeros(0),
     lambda: np.array([(1, 2.0), (3, 4.0)], dtype="i4,f4"), lambda: np.array([2**64 - 1, 1], dtype=np.uint64),
-    lambda: np.array([1e300, 1.0]), lambda: np.longdouble("1e4000"), lambda: torch.arange(2), lambda: torch.ones(2, 2),
-    lambda: torch.tensor(1.0, requires_grad=True), lambda: torch.tensor([True, False]), lambda: torch.tensor([1j, 2.0]),
-    lambda: torch.ones(2, dtype=torch.bfloat16), lambda: torch.ones(2, device="meta"), lambda: torch.tensor(3.0, device="meta"),
-    lambda: torch.ones(2, 2).to_sparse(), lambda: torch.ones(2, dtype=torch.float8_e5m2),
-    lambda: torch.zeros(0), lambda: torch.tensor([2**62, 1]), lambda: torch.full((2,), torch.nan),
-    lambda: (x for x in (1.0, 2.0)), lambda: iter([1.0, 2.0]), lambda: {1.0, 2.0}, lambda: b"ab", lambda: bytearray(b"ab"),
-    lambda: memoryview(b"ab"), lambda: range(2), lambda: "ab", lambda: 1 + 2j, lambda: object(), lambda: int, lambda: len,
-    lambda: Fraction(1, 3), lambda: Decimal("sNaN"), lambda: Decimal("1e999"), lambda: OrderedDict(a=1), lambda: {}.keys(),
-    lambda: {"a": 1.0}.values(), lambda: recursive(), lambda: deep(), lambda: (1.0, 2.0), lambda: Scores(earned=[1.0, None]),
-    lambda: Scores(earned=[1.0]), lambda: Scores(earned=None), lambda: {1: 2.0, None: 3.0}, lambda: {(1,): [1.0, 2.0]},
-    lambda: [np.float32(1), torch.tensor(2)], lambda: [[1.0, 2.0], [3.0, 4.0]], lambda: [[1.0], [np.nan]], lambda: ...,
+    lambda: np.array([1e300, 1.0]), lambda: np.longdouble("1e4000"), lambda: torch.arange(2),
+    lambda: torch.ones(2, 2), lambda: torch.tensor(1.0, requires_grad=True), lambda: torch.tensor([True, False]),
+    lambda: torch.tensor([1j, 2.0]), lambda: torch.ones(2, dtype=torch.bfloat16),
+    lambda: torch.ones(2, device="meta"), lambda: torch.tensor(3.0, device="meta"),
+    lambda: torch.ones(2, 2).to_sparse(), lambda: torch.ones(2, dtype=torch.float8_e5m2), lambda: torch.zeros(0),
+    lambda: torch.tensor([2**62, 1]), lambda: torch.full((2,), torch.nan), lambda: (x for x in (1.0, 2.0)),
+    lambda: iter([1.0, 2.0]), lambda: {1.0, 2.0}, lambda: b"ab", lambda: bytearray(b"ab"), lambda: memoryview(b"ab"),
+    lambda: range(2), lambda: "ab", lambda: 1 + 2j, lambda: object(), lambda: int, lambda: len,
+    lambda: Fraction(1, 3), lambda: Decimal("sNaN"), lambda: Decimal("1e999"), lambda: OrderedDict(a=1),
+    lambda: {}.keys(), lambda: {"a": 1.0}.values(), lambda: recursive(), lambda: deep(), lambda: (1.0, 2.0),
+    lambda: Scores(earned=[1.0, None]), lambda: Scores(earned=[1.0]), lambda: Scores(earned=None),
+    lambda: {1: 2.0, None: 3.0}, lambda: {(1,): [1.0, 2.0]}, lambda: [np.float32(1), torch.tensor(2)],
+    lambda: [[1.0, 2.0], [3.0, 4.0]], lambda: [[1.0], [np.nan]], lambda: ...,
     lambda: [{"a": 1.0}, {"a": [1.0, 2.0], "b": None}], lambda: {"a": [1.0, 2.0], "b": [None, 3]}, lambda: slice(2),
     lambda: [None, True], lambda: deque([1, 2]), lambda: array("d", [1, 2]), lambda: SimpleNamespace(role="a"),
 ]  # fmt: skip
@@ -186,9 +185,9 @@ def score_objects(dice):
 
 
 NUMBERS = [
-    "1", "23", "0", "007", ",", ".", "e5", "E-9", "e999999999", "-", "+", "\N{MINUS SIGN}", "/", " / ", "%", "\\%", "$", "€",
-    "####", "#", " ", "\t", "\n", "\\boxed{", "\\boxed", "{", "}", "\\frac{1}{2}", "\\frac", "\\dfrac{", "\\,", "{,}", "x",
-    "_", "^", "²", "٣", "\ud800", "\0", "1,234", "(", ")", "]", "9" * 500, "1/0", "-.5", "yes",
+    "1", "23", "0", "007", ",", ".", "e5", "E-9", "e999999999", "-", "+", "\N{MINUS SIGN}", "/", " / ", "%", "\\%",
+    "$", "€", "####", "#", " ", "\t", "\n", "\\boxed{", "\\boxed", "{", "}", "\\frac{1}{2}", "\\frac", "\\dfrac{",
+    "\\,", "{,}", "x", "_", "^", "²", "٣", "\ud800", "\0", "1,234", "(", ")", "]", "9" * 500, "1/0", "-.5", "yes",
 ]  # fmt: skip
 
 
@@ -210,8 +209,9 @@ def completions(dice):
 
 
 PYTHON = [
-    "1", "x", "(", ")", "[", "]", ",", "+", "-", "*", "**", "/", " ", "\n", "'a'", "\"", "__", "lambda", ":", "sqrt", "exp(", ".",
-    "9", "0x", "1e9", "if", "for", "in", "{", "}", "=", "!", "\0", "\ud800", "ſ", "not", "~", "@", "f'{", "#", "\\", "import",
+    "1", "x", "(", ")", "[", "]", ",", "+", "-", "*", "**", "/", " ", "\n", "'a'", "\"", "__", "lambda", ":", "sqrt",
+    "exp(", ".", "9", "0x", "1e9", "if", "for", "in", "{", "}", "=", "!", "\0", "\ud800", "ſ", "not", "~", "@", "f'{",
+    "#", "\\", "import",
 ]  # fmt: skip
 
 
@@ -261,9 +261,10 @@ def feedback(dice):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*ended in half a line")
         file = FeedbackFile(path)
-    file.scored(), file.preferences()
     for record in file.answers().values():
         scores(record)
+    if dice.below(8) == 1:
+        file.scored(), file.preferences()
 
 
 # --- what a training wrote -------------------------------------------------------------------------------------------
@@ -288,8 +289,12 @@ def cartpole():
     return make_vector_environment("CartPole-v1", 1, seed_each=True)
 
 
-POLICIES = {"auto": ["hidden", "normalize_observations", "sde_sample_freq", "log_std_init", "seed", "policy"],
-            "lstm": ["hidden", "lstm_hidden", "normalize_observations"], "q": ["hidden"], "cnn": ["hidden"]}  # fmt: skip
+POLICIES = {
+    "auto": ["hidden", "normalize_observations", "sde_sample_freq", "log_std_init"],
+    "lstm": ["hidden", "lstm_hidden", "normalize_observations"],
+    "q": ["hidden"],
+    "cnn": ["hidden"],
+}
 
 
 @target(says=".")
@@ -326,6 +331,12 @@ def trained():
     agent().learn(64, run_dir=folder, checkpoint_every=64, progress=False)
     (folder / "arguments.json").write_text(json.dumps(["train", "CartPole-v1", "--total-steps", "64"]))
     return folder
+
+
+@functools.cache
+def template():
+    """An agent to copy."""
+    return agent()
 
 
 def agent():
@@ -369,9 +380,19 @@ def saved_environments(dice):
     remake_environment(read_description(folder), num_envs=1).close()
 
 
-@target(says="checkpoint|step-")
+@target(says="checkpoint|step-|a training by")
 def checkpoints(dice):
-    """Checkpoints: damaged by accident, or made to look whole; read, and gone on from."""
+    """Checkpoints: damaged by accident, or made to look whole."""
+    read_checkpoint(damaged_checkpoint(dice))
+
+
+@target(says="checkpoint|step-|a training by")
+def resumed(dice):
+    """Such checkpoints, where they can be read, gone on from."""
+    Run.from_checkpoint(copy.deepcopy(template()), damaged_checkpoint(dice))
+
+
+def damaged_checkpoint(dice):
     folder = scratch() / "other" / "checkpoints" / "step-000000000064"
     folder.mkdir(parents=True, exist_ok=True)
     (folder.parent.parent / "metrics.jsonl").write_bytes(written("metrics.jsonl"))
@@ -382,7 +403,7 @@ def checkpoints(dice):
         files[MANIFEST] = json.dumps(json.loads(files[MANIFEST]) | {"files": sums}).encode()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    Run.from_checkpoint(agent(), folder)
+    return folder
 
 
 @target(says=r"metrics\.jsonl|arguments\.json|no checkpoint")
