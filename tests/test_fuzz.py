@@ -73,6 +73,12 @@ def test_a_reward_is_no_complex_number_no_bytes_and_nothing_without_a_value(retu
         read_scores(returned, rows, name="f")
 
 
+def test_what_is_too_great_for_float32_is_infinite_where_it_may_pass():
+    rows = Rows({"prompts": ["p"], "completions": ["a"], "completion_ids": [[1, 2]]})
+    (earned,) = read_scores([np.array([1e300, 1.0])], rows, name="f", finite=False).earned
+    assert earned.tolist() == [np.inf, 1.0]
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [

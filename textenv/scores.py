@@ -189,7 +189,8 @@ def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
             and not np.ma.is_masked(entry)
             and (not finite or (np.abs(dense) <= LARGEST).all())
         ):
-            return dense.astype(np.float32)
+            with np.errstate(over="ignore"):  # to infinity, where that is to be reported
+                return dense.astype(np.float32)
     else:
         number = as_number(entry)
         if number is not None and (not finite or abs(number) <= LARGEST):
