@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: compare test lint learning clean
+.PHONY: compare test lint learning fuzz clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare
@@ -18,6 +18,10 @@ lint: .venv/ready
 # The learning claims of the README, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
 	$(BIN)/pytest -n 2 -q -m slow --timeout 3600 -rP
+
+# 100,000 inputs for each reader of outside data, with what became of them. `make test` gives them a few hundred.
+fuzz: .venv/ready
+	$(BIN)/python tests/fuzzing.py --inputs 100000
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'

@@ -51,7 +51,10 @@ def load(folder: str | Path) -> Policy:
     name = description["policy"]
     if name in CONTROL_POLICIES:
         policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
-        return policy.load(weights, description["policy_arguments"])
+        try:
+            return policy.load(weights, description["policy_arguments"])
+        except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
+            raise ValueError(f"{weights} holds no {name} as config.json describes it: {error!r}") from error
     if name == "LMPolicy":
         from algos.lm import LMPolicy
 
@@ -60,19 +63,25 @@ def load(folder: str | Path) -> Policy:
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """What ``config.json`` says about a saved agent."""
+    """What ``config.json`` says about a saved agent; raises as `load` does."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
             "or by 'algos train --run-dir'"
         )
-    description = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{path} is no JSON in UTF-8 ({error})") from error
+    if not isinstance(description, dict):
+        raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
     if description.get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {description.get('format')}, this version reads {FORMAT}: "
             "load it by the version of algos that wrote it"
         )
+    _check_parts(description, path)
     environment = description.get("environment") or {"id": ""}
     if ":" in environment["id"]:  # Gymnasium would import what stands before it
         raise ValueError(
@@ -80,6 +89,19 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             "environment yourself and use algos.evaluate(env, algos.load(folder))"
         )
     return description
+
+
+def _check_parts(description: dict[str, Any], path: Path) -> None:
+    """Raise a ValueError unless what is read of a description is there, and of its kind."""
+    env = description.get("environment", "")
+    named = env is None or (
+        isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
+    )
+    if not (named and isinstance(description.get("policy"), str) and "policy_arguments" in description):
+        raise ValueError(
+            f"{path} has the environment {env!r:.100} and the policy {description.get('policy')!r:.100}: expected null "
+            "or id and kwargs, and a policy's name with policy_arguments"
+        )
 
 
 def _describe(function: Any) -> Any:

@@ -100,7 +100,13 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         older = [path for path in checkpoints(folder.parent.parent) if path.name < folder.name]
         advice = f"go on from the one before it: --resume {older[-1]}" if older else "there is none before it"
         raise ValueError(f"{error}; {advice}") from error
-    return from_json(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+    try:
+        state = from_json(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+    except Exception as error:  # whole, but not as `write_checkpoint` writes it: anything may be missing
+        raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected what a run saves")
+    return state
 
 
 def _verify(folder: Path) -> None:
@@ -109,7 +115,7 @@ def _verify(folder: Path) -> None:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, files = manifest["format"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"the checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
     if version != FORMAT:
         raise ValueError(

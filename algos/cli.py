@@ -287,7 +287,13 @@ def _with_remembered(arguments: list[str]) -> list[str]:
     path = run / ARGUMENTS
     if not path.is_file():
         raise FileNotFoundError(f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir")
-    return [*json.loads(path.read_text(encoding="utf-8")), *arguments[1:], "--run-dir", str(run)]
+    try:
+        remembered = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{path} is no JSON in UTF-8 ({error}): write the run's arguments anew") from error
+    if not isinstance(remembered, list) or not all(isinstance(word, str) for word in remembered):
+        raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
+    return [*remembered, *arguments[1:], "--run-dir", str(run)]
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
@@ -305,10 +311,10 @@ def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManage
 def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{option} is {text!r}, which is no JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{option} is {text!r:.200}, which is no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{option} is {text!r}, expected a JSON object such as '{{\"k\": 4}}'")
+        raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
     return found
 
 

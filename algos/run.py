@@ -48,8 +48,19 @@ class Run:
             ValueError: if it is damaged, or of another agent or environment.
         """
         run, state = cls(agent), read_checkpoint(folder)
-        if state["algorithm"] != type(agent).__name__:
-            raise ValueError(f"{folder} is a training by {state['algorithm']}, this agent is {type(agent).__name__}")
+        if state.get("algorithm") != type(agent).__name__:
+            other = state.get("algorithm")
+            raise ValueError(f"{folder} is a training by {other}, this agent is {type(agent).__name__}")
+        try:
+            run._restore(state, Path(folder))
+        except Exception as error:  # of another agent or environment: anything may be missing, or of another kind
+            reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
+        return run
+
+    def _restore(self, state: dict[str, Any], folder: Path) -> None:
+        """Put agent and environment where they were, and what the run counts."""
+        agent = self.agent
         # First the environment: agents that share a random generator with it would find it moved.
         if state["environment"] is not None:
             set_env_state(agent.env, state["environment"])
@@ -58,12 +69,11 @@ class Run:
             go_on(agent.env, agent.cursor)
         else:
             agent.cursor.observation = None
-        run.steps = run.saved = state["steps"]
-        run.seconds = state["seconds"]
-        run.history = _lines(Path(folder), state["iterations"])
-        for owner, saved in zip((*run.meters, run.watch), state["watches"], strict=True):
+        self.steps = self.saved = int(state["steps"])
+        self.seconds = float(state["seconds"])
+        self.history = _lines(folder, int(state["iterations"]))
+        for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(owner, saved)
-        return run
 
     def add(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
         """Take an iteration in; returns its metrics with where it stands in the training."""
@@ -104,9 +114,19 @@ class Run:
 def _lines(folder: Path, iterations: int) -> list[dict[str, float]]:
     """The metrics of so many iterations, from the run that a checkpoint belongs to."""
     path = (folder.parent.parent if folder.parent.name == "checkpoints" else folder) / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines()[:iterations] if path.is_file() else []
+    lines = path.read_bytes().split(b"\n")[:-1][:iterations] if path.is_file() else []
     if len(lines) < iterations:
         raise ValueError(
             f"{path} has {len(lines)} iterations, the checkpoint was written after {iterations}: put it back"
         )
-    return [json.loads(line) for line in lines]
+    return [_metrics(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _metrics(line: bytes, where: str) -> dict[str, float]:
+    try:
+        metrics = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{where} is no JSON in UTF-8 ({error}): put the file back as it was") from error
+    if not isinstance(metrics, dict):
+        raise ValueError(f"{where} is {line[:60]!r}, expected a JSON object: put the file back as it was")
+    return metrics

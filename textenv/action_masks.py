@@ -92,7 +92,7 @@ class ActionMasks:
         Raises:
             ValueError: unless they are integers, one a slot, and tokens of the sets allowed there (``allowed``).
         """
-        n, actions = self._sets.shape[1], np.asarray(actions)
+        n, actions = self._sets.shape[1], _array(actions, "actions are")
         if actions.shape != allowed.shape or not np.issubdtype(actions.dtype, np.integer):
             raise ValueError(
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
@@ -109,8 +109,8 @@ class ActionMasks:
         return actions
 
     def _intern(self, ids: Sequence[int], base: int, turn: Turn) -> int:
-        chosen = np.asarray(sorted(ids) if isinstance(ids, (set, frozenset)) else ids)
-        if chosen.size and (not np.issubdtype(chosen.dtype, np.integer) or chosen.ndim != 1):
+        chosen = _array(list(ids) if isinstance(ids, (set, frozenset)) else ids, "allowed returned")
+        if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
             raise TypeError(
                 f"allowed returned {ids!r:.200}, expected a list of token ids (no bool mask), or None for all"
             )
@@ -133,3 +133,10 @@ class ActionMasks:
             self._places[key] = self._count
             self._count += 1
         return self._places[key]
+
+
+def _array(given: Any, said: str) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # rows of unequal length, a sparse tensor
+        raise TypeError(f"{said} {given!r:.200}, expected integers ({error})") from error

@@ -133,12 +133,13 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
     """A prompt from whatever a data set holds.
 
     Raises:
-        ValueError: if a mapping has no ``"prompt"``, or the prompt is empty or of another kind; names the index.
+        ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, no Unicode, or of another kind; names the
+            index.
     """
     columns: Mapping[str, Any] = {}
     if isinstance(prompt, Mapping) and "role" not in prompt:
         if "prompt" not in prompt:
-            raise ValueError(f"prompt {index} has the columns {sorted(prompt)}, expected one named 'prompt'")
+            raise ValueError(f"prompt {index} has the columns {sorted(map(str, prompt))}, expected one named 'prompt'")
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
         if set(columns) & RESERVED:
             raise ValueError(
@@ -146,11 +147,13 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
                 "arguments of these names: rename them"
             )
         prompt = prompt["prompt"]
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()
     if isinstance(prompt, str):
-        content: Any = prompt
-    elif isinstance(prompt, (Sequence, np.ndarray)) and len(prompt) and isinstance(prompt[0], Mapping):
+        content: Any = _text(index, prompt)
+    elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         content = tuple(_message(index, message) for message in prompt)
-    elif isinstance(prompt, (Sequence, np.ndarray)) and all(isinstance(token, (int, np.integer)) for token in prompt):
+    elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
         content = tuple(int(token) for token in prompt)
     else:
         raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
@@ -162,7 +165,19 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
 def _message(index: int, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
         raise ValueError(f"prompt {index} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
+    for said in message.values():
+        if isinstance(said, str):
+            _text(index, said)
     return dict(message)
+
+
+def _text(index: int, text: str) -> str:
+    """The text, if it is one: JSON can spell half a character, which no tokenizer reads and no file holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt {index} is {text!r:.200}, which is no text ({error}): take that out") from error
+    return text
 
 
 # --- splits --------------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
         RewardError: on a wrong count, or what is none of these or not finite.
     """
     if isinstance(returned, Scores):
+        for column in (returned.earned, *returned.parts.values()):
+            _check_count(column, rows, name=name)
         return returned
     if isinstance(returned, Mapping):
         for column in returned.values():
@@ -123,7 +125,9 @@ class Rows:
 
 def as_number(entry: Any) -> float | None:
     """The number that an entry is (finite or not, a tensor of one element too); None if it is none."""
-    if isinstance(entry, str):
+    # What Python would convert all the same: a digit's text, the real part of a complex number, a masked entry as NaN.
+    complex_number = getattr(getattr(entry, "dtype", None), "kind", None) == "c"
+    if isinstance(entry, (str, bytes, bytearray)) or complex_number or np.ma.is_masked(entry):
         return None
     try:
         return float(entry)
@@ -143,7 +147,11 @@ def _is_flat(entry: Any) -> bool:
     """Whether an entry is a list or array of one dimension."""
     if isinstance(entry, np.ndarray):
         return entry.ndim == 1
-    return isinstance(entry, Sequence) and not isinstance(entry, str) and not any(hasattr(x, "__len__") for x in entry)
+    return (
+        isinstance(entry, Sequence)
+        and not isinstance(entry, (str, bytes, bytearray))
+        and not any(hasattr(x, "__len__") for x in entry)
+    )
 
 
 def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
@@ -153,12 +161,21 @@ def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
         )
 
 
+def _without_torch(entry: Any) -> Any:
+    """A tensor of real numbers as an array; anything else, and a tensor without values, as it is."""
+    if not hasattr(entry, "detach") or entry.is_complex():
+        return entry
+    try:
+        return entry.detach().float().cpu().numpy()
+    except (RuntimeError, TypeError):  # on the meta device, sparse
+        return entry
+
+
 def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
     """One entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None
-    if hasattr(entry, "detach"):  # a tensor
-        entry = entry.detach().float().cpu().numpy()
+    entry = _without_torch(entry)
     if _is_flat(entry):
         dense = np.asarray(entry)
         dense = dense.astype(np.float32) if dense.dtype == bool else dense
@@ -167,8 +184,13 @@ def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
                 f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one a token, or one for the whole answer"
             )
-        if np.issubdtype(dense.dtype, np.number) and (not finite or (np.abs(dense) <= LARGEST).all()):
-            return dense.astype(np.float32)
+        if (
+            dense.dtype.kind in "iuf"
+            and not np.ma.is_masked(entry)
+            and (not finite or (np.abs(dense) <= LARGEST).all())
+        ):
+            with np.errstate(over="ignore"):  # to infinity, where that is to be reported
+                return dense.astype(np.float32)
     else:
         number = as_number(entry)
         if number is not None and (not finite or abs(number) <= LARGEST):

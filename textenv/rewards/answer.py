@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -12,10 +12,27 @@ def answer_text(completion: Any) -> str:
 
     >>> answer_text("four"), answer_text([{"role": "assistant", "content": "four"}])
     ('four', 'four')
+
+    Raises:
+        TypeError: if it is neither.
     """
     if isinstance(completion, str):
         return completion
+    if not isinstance(completion, Sequence) or not all(_is_message(message) for message in completion):
+        raise TypeError(
+            f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
+        )
     return "".join(_content(message["content"]) for message in completion)
+
+
+def _is_message(message: Any) -> bool:
+    """Whether its content is text, None or a list of parts, of which those that are text say so."""
+    content = message.get("content", 0) if isinstance(message, Mapping) else 0
+    if content is None or isinstance(content, str):
+        return True
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) for part in content
+    )
 
 
 def _content(content: Any) -> str:
