@@ -242,7 +242,7 @@ def _one_step(
     step = policy.act(cursor.observation, action_mask=cursor.action_mask, deterministic=deterministic)
     action = numpy_action(step.action)
     observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
-    failed = np.asarray(info.get(FAILED, np.zeros(env.num_envs, dtype=bool)))
+    failed = np.asarray(info[FAILED]) if FAILED in info else np.False_
     done = terminated | truncated
     # Copied, because an environment may write into the array that it handed out.
     observation = final = observation.copy()

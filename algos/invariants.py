@@ -7,7 +7,9 @@ iteration. Only what fails is looked at more closely.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that rounding may bring an entropy to."""
 WHITE_TOLERANCE = 1e-2
 """Largest distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
+LARGEST = sys.float_info.max
+"""Greatest number of a config."""
 EVEN = 1e-5
 """Spread, as a share of the size, below which float32 advantages are all alike and whitening them is rounding."""
 
@@ -53,17 +57,20 @@ def check_range(
     not_negative: Sequence[str] = (),
     unit_interval: Sequence[str] = (),
 ) -> None:
-    """Raise a ValueError that names the first field of a config outside its range; None passes."""
+    """Raise a ValueError that names the first field of a config outside its range; None passes where it may stand."""
     rules = [
         (at_least_one, lambda x: isinstance(x, int) and x >= 1, "an integer of at least 1"),
         (positive, lambda x: x > 0, "a number above 0"),
         (not_negative, lambda x: x >= 0, "a number of at least 0"),
         (unit_interval, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
     ]
+    optional = {field.name for field in fields(config) if "None" in str(field.type)}
     for names, holds, expected in rules:
         for name in names:
             value = getattr(config, name)
-            if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and holds(value)):
+            if value is None and name in optional:
+                continue
+            if not (isinstance(value, (int, float)) and abs(value) <= LARGEST and holds(value)):
                 raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
 
 

@@ -118,7 +118,7 @@ def learn(
         agent.save(run_dir)
         if VARIETY in run.history[-1]:
             plot_frontier(run.history, Path(run_dir) / "frontier.png")
-    return run.history
+    return list(run.history)
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from algos.checkpoints import read_checkpoint, write_checkpoint
 from algos.collection import go_on
@@ -16,6 +18,42 @@ from algos.state import attributes, set_attributes
 
 if TYPE_CHECKING:
     from algos.agent import Agent
+
+
+class History(Sequence[dict[str, float]]):
+    """Metrics of each iteration, as bare numbers: dictionaries would make a long run grow by megabytes.
+
+    Args:
+        metrics: of the iterations so far.
+
+    Example:
+        >>> History([{"steps": 64, "policy/loss": 0.5}])[-1]
+        {'steps': 64, 'policy/loss': 0.5}
+    """
+
+    def __init__(self, metrics: Iterable[dict[str, float]] = ()) -> None:
+        self._kinds: dict[tuple[tuple[str, type], ...], tuple[tuple[str, type], ...]] = {}
+        self._rows: list[tuple[tuple[tuple[str, type], ...], array[float]]] = []
+        for row in metrics:
+            self.append(row)
+
+    def append(self, metrics: dict[str, float]) -> None:
+        """Take in one iteration's: integers and floats by name."""
+        kind = tuple((name, int if isinstance(value, int) else float) for name, value in metrics.items())
+        self._rows.append((self._kinds.setdefault(kind, kind), array("d", metrics.values())))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, float]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, float] | list[dict[str, float]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        kind, values = self._rows[index]
+        return {name: as_type(value) for (name, as_type), value in zip(kind, values, strict=True)}
 
 
 class Run:
@@ -33,7 +71,7 @@ class Run:
         """Steps at the last checkpoint."""
         self.seconds = 0.0
         """Of training so far."""
-        self.history: list[dict[str, float]] = []
+        self.history = History()
         """Metrics of each iteration."""
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Of the returns before and after the penalty."""
@@ -71,7 +109,7 @@ class Run:
             agent.cursor.observation = None
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
-        self.history = _lines(folder, int(state["iterations"]))
+        self.history = History(_lines(folder, int(state["iterations"])))
         for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(owner, saved)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pitfall_tools import EOS, PAD, Script, play, text_env
 from tensordict import TensorDict
@@ -87,11 +87,19 @@ def steps_of(columns, mask, row):
     return found
 
 
+ENDED_LATER = {
+    "reward": [[1.0, 2.0]],
+    "value": [[0.5, 0.0]],
+    "next_value": [[3.0, 9.0]],
+    "terminated": [[False, True]],
+    "truncated": [[False, False]],
+}
 ADVANTAGES = batches("reward", "value", "next_value", flags=("terminated", "truncated"))
 
 
 @checked
 @given(ADVANTAGES, SHARE, SHARE)
+@example((ENDED_LATER, [[True, False]]), 0.9, 0.5)  # the end on an entry that does not count is the one before's
 def test_gae_is_the_sum_over_the_entries_that_follow_in_the_episode(batch, gamma, gae_lambda):
     columns, mask = batch
     expected, target = {}, {}

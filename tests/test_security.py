@@ -402,12 +402,18 @@ def with_code(folder, *, kind="unheard-of", tokenizer=False):
     return marker
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "gpt2"}, {"tokenizer": True}], ids=["unknown", "known", "tokenizer"])
+@pytest.mark.parametrize("options", [{}, {"tokenizer": True}], ids=["model", "tokenizer"])
 def test_code_that_a_model_brings_is_not_run(tmp_path, monkeypatch, options):
     marker = with_code(tmp_path, **options)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # nor does a question to whoever sits there start it
-    with pytest.raises(ValueError, match=r"brings Python code of its own.*--trust-remote-code"):
+    with pytest.raises(ValueError, match=r"can only be read by Python code of its own.*--trust-remote-code"):
         LMPolicy.load(tmp_path)
+    assert not marker.exists()
+
+
+def test_code_is_left_alone_where_transformers_knows_the_model_by_itself(tmp_path):
+    marker = with_code(tmp_path, kind="gpt2")
+    assert LMPolicy.load(tmp_path).num_actions == len(WORDS)
     assert not marker.exists()
 
 
@@ -418,7 +424,7 @@ def test_code_is_run_where_it_was_asked_for_and_only_there(tmp_path, monkeypatch
     with trust_remote_code():
         assert LMPolicy.load(tmp_path / "model").num_actions == len(WORDS)
     assert marker.exists(), "the attack must work, or the test above is none"
-    with pytest.raises(ValueError, match="brings Python code"):
+    with pytest.raises(ValueError, match="Python code of its own"):
         LMPolicy.load(tmp_path / "model")
 
 

@@ -93,15 +93,16 @@ class ActionMasks:
             ValueError: unless they are integers, one a slot, and tokens of the sets allowed there (``allowed``).
         """
         n, actions = self._sets.shape[1], _array(actions, "actions are")
-        if actions.shape != allowed.shape or not np.issubdtype(actions.dtype, np.integer):
+        if actions.shape != allowed.shape or actions.dtype.kind not in "iu":
             raise ValueError(
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
             )
-        for slot in slots[(actions[slots] < 0) | (actions[slots] >= n)]:
+        chosen = actions[slots]
+        for slot in slots[(chosen < 0) | (chosen >= n)]:
             raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
         if not self.active:
             return actions
-        for slot in slots[~self._sets[allowed[slots], actions[slots]]]:
+        for slot in slots[~self._sets[allowed[slots], chosen]]:
             raise ValueError(
                 f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
                 "info['action_mask'] is 1"

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, dict[str, int]]] = WeakKeyDictionary()
+"""What a tokenizer was like when it was looked at, and its special tokens: a look takes longer than a text."""
+
+
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of the tokens that steer a model, such as EOS or the marks of a chat, by how they are spelt."""
+    now, known = (len(tokenizer), tokenizer.all_special_tokens), _KNOWN.get(tokenizer)
+    if known is None or known[0] != now:
+        known = _KNOWN[tokenizer] = now, _look_up(tokenizer)
+    return known[1]
+
+
+def _look_up(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return named | {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 

@@ -96,20 +96,22 @@ class Transcript:
     def append(self, rows: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Write the policy's tokens into these rows (int64 indices); returns bool, the rows whose turn is over."""
         at = self.length[rows]
-        self.tokens[rows, at] = actions
-        self.chosen[rows, at] = True
-        self.allowed[rows, at] = self.open[rows]
-        self.length[rows] = at + 1
-        new = at + 1 - self.turn_start[rows]
+        place = rows * self.tokens.shape[1] + at  # in the flat array, where writing takes half as long
+        self.tokens.reshape(-1)[place] = actions
+        self.chosen.reshape(-1)[place] = True
+        if self.masks.active:
+            self.allowed.reshape(-1)[place] = self.open[rows]
+        self.length[rows] = after = at + 1
+        new = after - self.turn_start[rows]
         ended = self.ends.token[actions]
         if self.ends.texts:
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
                 ended[i] = self.stopped[rows[i]] = self.ends.complete(self._turn(rows[i], terminated=True))
-        full = (new >= self.limits.max_new_tokens) | (at + 1 >= self.tokens.shape[1])
+        over = (new >= self.limits.max_new_tokens) | (after >= self.tokens.shape[1]) | ended
         self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
         if self.masks.active:
-            self._look_ahead(rows[~(full | ended)])
-        return full | ended
+            self._look_ahead(rows[~over])
+        return over
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
         """The turns that have just ended in these rows, for the task to answer and to score."""
@@ -154,12 +156,15 @@ class Transcript:
     @property
     def unpaid(self) -> list[Turn]:
         """The turns that have ended and were not paid for, row by row."""
-        self._unpaid.sort(key=lambda entry: entry[:2])
+        if len(self._unpaid) > 1:
+            self._unpaid.sort(key=lambda entry: entry[:2])
         return [turn for _, _, turn in self._unpaid]
 
     def pay(self, scores: Scores) -> np.ndarray:
         """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)
+        if not self._unpaid:
+            return paid
         failed = {self._unpaid[index][0] for index in scores.failed}
         for (row, position, turn), earned in zip(self._unpaid, scores.earned, strict=True):
             if earned is None or row in failed:
