@@ -214,7 +214,9 @@ def episodes_one_by_one(rollouts):
                     state[slot][0] += entry["reward"].item()
                     state[slot][1] += int(entry["mask"])
                     if entry["terminated"] or entry["truncated"]:
-                        found.append(state.pop(slot))
+                        episode = state.pop(slot)
+                        if not entry["is_init"] or entry["mask"]:  # else its environment failed: nothing was finished
+                            found.append(episode)
         ended.append(found)
     return ended
 

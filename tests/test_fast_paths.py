@@ -8,7 +8,7 @@ import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
 
 from textenv.action_masks import ActionMasks
-from textenv.lm import memory, recording, sampling
+from textenv.lm import memory, recording
 from textenv.lm.model import LanguageModel
 from textenv.lm.recording import record
 from textenv.lm.sampling import BLOCK, restrict, sample
@@ -160,25 +160,24 @@ def test_large_vocabularies_are_sampled_by_their_probabilities(n):
 
 @pytest.mark.parametrize("n", [300, 5000])
 @pytest.mark.parametrize("level", [0.0, 1 - 2**-24, 0.5])
-def test_no_uniform_number_draws_a_forbidden_token(n, level, monkeypatch):
+def test_no_uniform_number_draws_a_forbidden_token(n, level):
     """At both ends and where whole blocks are forbidden; at 0 the first open token, at the end the last."""
-    monkeypatch.setattr(sampling.torch, "rand", lambda *size, **options: torch.full(size, level))
     allowed = torch.zeros(2, n, dtype=torch.bool)
     allowed[0, [7, n // 2, n - 3]] = True
     allowed[1, n - 1] = True
     logits = torch.randn(2, n, generator=torch.Generator().manual_seed(1))
-    action, log_prob = sample(restrict(logits, temperature=1.0, allowed=allowed))
+    restricted = restrict(logits, temperature=1.0, allowed=allowed)
+    action, log_prob = sample(restricted, uniform=torch.full((2,), level))
     assert allowed[torch.arange(2), action].all() and torch.isfinite(log_prob).all()
     if level != 0.5:
         assert action[0] == (7 if level == 0 else n - 3)
 
 
-def test_the_level_decides_the_token_as_the_distribution_function_says(monkeypatch):
+def test_the_level_decides_the_token_as_the_distribution_function_says():
     """The inverse by float64 over the whole vocabulary."""
     logits = 3 * torch.randn(64, 3000, generator=torch.Generator().manual_seed(2))
     level = torch.rand(64, 1, generator=torch.Generator().manual_seed(3))
-    monkeypatch.setattr(sampling.torch, "rand", lambda *size, **options: level)
-    action, _ = sample(logits)
+    action, _ = sample(logits, uniform=level[:, 0])
     below = logits.double().softmax(-1).cumsum(-1)
     high = below.gather(-1, action[:, None])
     low = high - logits.double().softmax(-1).gather(-1, action[:, None])
