@@ -5,6 +5,7 @@ What is loaded is data: weights from safetensors alone, and no code that a folde
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -57,19 +58,15 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
 
     Raises:
         ValueError: if the name is neither the embedded model, nor a folder with one, nor a reachable hub name; if it
-            has no weights in safetensors; or if only code that it brings can read it and `trust_remote_code` is not on.
+            has no weights in safetensors; or if it brings code and `trust_remote_code` is not in force.
     """
     folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
+    if not trusted:
+        _refuse_code(folder, name)
     try:
         with no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except (OSError, ValueError) as error:
-        if not trusted and "trust_remote_code" in str(error):
-            raise ValueError(
-                f"{str(name)!r} can only be read by Python code of its own ('auto_map' in its files), and none is run "
-                "unless asked for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
-                "textenv.lm.loading.trust_remote_code())"
-            ) from error
         where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
         pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
         if pickles and options.get("use_safetensors"):
@@ -78,6 +75,24 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
             f"cannot load {str(name)!r} by {loader.__name__}: it is {where} that could be read ({error}). "
             f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
         ) from error
+
+
+def _refuse_code(folder: str, name: str | Path) -> None:
+    """Raise a ValueError if a model names code of its own, whether or not `transformers` could do without."""
+    from transformers.utils import cached_file
+
+    for file in ("config.json", "tokenizer_config.json"):
+        try:
+            settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # not there or unreadable: the loader says so
+        if isinstance(settings, dict) and settings.get("auto_map"):
+            raise ValueError(
+                f"{str(name)!r} brings Python code of its own ('auto_map' in its {file}), and none is run unless asked "
+                "for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
+                "textenv.lm.loading.trust_remote_code()). Where transformers knows the model by itself, take "
+                "'auto_map' out of that file instead."
+            )
 
 
 @contextmanager
