@@ -124,7 +124,7 @@ def steps(env, count):
 
 
 def alive(group=None):
-    """Processes that run, by id: this process's children, or those of a session."""
+    """Processes that run, by id: this process's children since the test began, or those of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -134,7 +134,11 @@ def alive(group=None):
         state, parent, _, session = rest.split()[:4]
         if state != "Z" and (int(parent) == os.getpid() if group is None else int(session) == group):
             found.append(int(stat.parent.name))
-    return found
+    return [one for one in found if one not in BEFORE]
+
+
+BEFORE = set()
+"""Children that other tests have left, such as multiprocessing's own tracker of resources."""
 
 
 def ends(ids, within=20.0):
@@ -156,10 +160,11 @@ def status(one):
 
 @pytest.fixture(autouse=True)
 def no_child_is_left():
-    before = set(alive())
+    BEFORE.clear()
+    BEFORE.update(alive())
     yield
     gc.collect()
-    assert ends(set(alive()) - before)
+    assert ends(alive())
 
 
 # As Gymnasium's own.
