@@ -449,6 +449,7 @@ PROGRAM = """
 import gymnasium, numpy as np, os, signal, sys, threading, time
 from pathlib import Path
 from algos.subprocess_env import SubprocessVectorEnv
+BEFORE = set()
 {functions}
 env = SubprocessVectorEnv([counting({trouble}, at=2)] * 2, timeout={timeout})
 env.reset(seed=0)
