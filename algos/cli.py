@@ -19,6 +19,7 @@ from algos.compare import DEFAULT_CASES
 from algos.config import Config
 from algos.environments import PolicyName
 from algos.interruption import Interrupted
+from algos.invariants import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.rendering import printable
 
@@ -32,7 +33,7 @@ class Train(Generic[ConfigT]):
     """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
 
     env: tyro.conf.Positional[str]
-    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0."""
+    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id imports the module that registers it first."""
     algo: AlgorithmName = "ppo"
     """Algorithm; --config is its own."""
     seed: int | None = None
@@ -267,9 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Interrupted as stop:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
-    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
-        print(f"algos: {printable(str(error))}", file=sys.stderr)
-        raise SystemExit(2) from error
+    except (ValueError, TypeError, FileNotFoundError, ImportError, InvariantError) as error:
+        told = [str(error), *getattr(error, "__notes__", [])]  # where what the run has produced was saved
+        print("\n".join(f"algos: {printable(line)}" for line in told), file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if command.json:
         print(json.dumps(result))
     elif not isinstance(command, (Compare, CheckReward)):

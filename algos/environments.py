@@ -30,7 +30,7 @@ def make_vector_environment(
     Observations that are no Box are flattened into one; see `algos.flattening`.
 
     Args:
-        env_id: Gymnasium's.
+        env_id: Gymnasium's; ``module:id`` imports the module that registers it first.
         num_envs: slots.
         seed_each: whether each slot must be reset by a seed of its own (control), which native ones cannot.
         process_timeout: seconds after which a step counts as failed, in control; each environment then runs in a
@@ -38,9 +38,12 @@ def make_vector_environment(
         arguments: further ones of the environment.
 
     Raises:
-        ValueError: if Gymnasium knows no such environment, it takes no such argument, or gives observations that
-            cannot be flattened; if a text environment is to run in processes.
+        ValueError: if there is no such module, Gymnasium knows no such environment, it takes no such argument, or
+            gives observations that cannot be flattened; if a text environment is to run in processes.
     """
+    module, _, env_id = env_id.rpartition(":")
+    if module:
+        _import_registering(module)
     if process_timeout is not None and is_text(env_id):
         raise ValueError(f"process_timeout is {process_timeout}, but {env_id} is text, which runs in this process")
     try:
@@ -56,9 +59,20 @@ def make_vector_environment(
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(
             f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
-            "gymnasium.pprint_registry() lists the others."
+            "gymnasium.pprint_registry() lists the others. One of your own is given as module:id; a saved agent is "
+            "played on it by algos.evaluate(env, algos.load(folder))."
         ) from error
     return flatten_observations(env)
+
+
+def _import_registering(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"cannot import {module!r}, which is to register the environment ({error}): install it, or put its folder "
+            "on PYTHONPATH"
+        ) from error
 
 
 def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[str, Any]) -> VectorEnv:

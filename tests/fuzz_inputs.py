@@ -232,8 +232,8 @@ def fuzz(name, inputs, *, start=0):
         )
         @given(st.binary(min_size=2 * TURNS, max_size=chosen.longest))
         def look(data):
-            with limited():
-                for begun in dict.fromkeys(data[2 * turn :] + data[: 2 * turn] for turn in range(TURNS)):
+            for begun in dict.fromkeys(data[2 * turn :] + data[: 2 * turn] for turn in range(TURNS)):
+                with limited():
                     attempt(chosen, begun, tally)
 
         look()

@@ -1,6 +1,7 @@
 """What always holds while training: for each invariant a broken setup that training catches, names and keeps."""
 
 import json
+import sys
 
 import gymnasium as gym
 import pytest
@@ -32,6 +33,7 @@ from algos import (
     TRPOConfig,
 )
 from algos.advantages import whiten
+from algos.cli import main
 from algos.config import Config
 from algos.descent import Descent
 from algos.invariants import InvariantError, NonFiniteError, check_whitened
@@ -471,3 +473,26 @@ def test_healthy_grpo_on_text_raises_nothing(place):
     penalty = KLPenalty(policy.reference(), 0.01, "k1" if place == "reward" else "k2", place)
     agent = GRPO(text_env(), policy, GRPOConfig(episodes=8, group_size=4, minibatch_size=4), penalty=penalty)
     assert len(agent.learn(100)) > 1
+
+
+@pytest.mark.filterwarnings("ignore:.*The reward is an inf value")
+def test_the_command_line_tells_a_violation_in_lines_and_by_its_status(tmp_path, monkeypatch, capsys):
+    (tmp_path / "endless.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Endless(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        observation, _, *rest = super().step(action)\n"
+        "        return observation, float('inf'), *rest\n"
+        "gymnasium.register('Endless-v0', Endless)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "endless:Endless-v0", "--total-steps", "600", "--run-dir", str(tmp_path / "run")])
+    finally:
+        gym.registry.pop("Endless-v0", None)
+        sys.modules.pop("endless", None)
+    said = capsys.readouterr().err
+    assert stop.value.code == 1 and "Traceback" not in said
+    assert "algos: reward: found [inf" in said and "algos: its batch is in" in said
+    assert (tmp_path / "run" / "violation.safetensors").is_file()

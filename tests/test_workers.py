@@ -517,3 +517,19 @@ def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
         assert all(Path(f"/proc/{worker}").exists() for worker in workers)
         parent.kill()
     assert ends(workers)
+
+
+@pytest.mark.parametrize("process_timeout", [None, 60.0], ids=["here", "processes"])
+def test_an_environment_of_ones_own_is_named_with_its_module(tmp_path, monkeypatch, process_timeout):
+    (tmp_path / "own_module.py").write_text(
+        "import gymnasium\ngymnasium.register('Own-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with closing(make_vector_environment("own_module:Own-v0", 2, process_timeout=process_timeout)) as env:
+            assert env.reset(seed=0)[0].shape == (2, 4)
+    finally:
+        gymnasium.registry.pop("Own-v0", None)
+        sys.modules.pop("own_module", None)
+    with pytest.raises(ValueError, match=r"cannot import 'no_module'.*PYTHONPATH"):
+        make_vector_environment("no_module:Own-v0", 2)
