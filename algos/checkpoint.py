@@ -49,17 +49,21 @@ def load(folder: str | Path) -> Policy:
     description = read_description(folder)
     weights = Path(folder) / "policy"
     name = description["policy"]
-    if name in CONTROL_POLICIES:
-        policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
-        try:
-            return policy.load(weights, description["policy_arguments"])
-        except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
-            raise ValueError(f"{weights} holds no {name} as config.json describes it: {error!r}") from error
-    if name == "LMPolicy":
-        from algos.lm import LMPolicy
+    if name not in CONTROL_POLICIES and name != "LMPolicy":
+        raise ValueError(f"{folder} holds a {name}, known are {', '.join(CONTROL_POLICIES)} and LMPolicy")
+    try:
+        if name == "LMPolicy":
+            from algos.lm import LMPolicy
 
-        return LMPolicy.load(weights)
-    raise ValueError(f"{folder} holds a {name}, known are {', '.join(CONTROL_POLICIES)} and LMPolicy")
+            return LMPolicy.load(weights)
+        policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
+        return policy.load(weights, description["policy_arguments"])
+    except (ImportError, ValueError) as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise ValueError(f"{weights} holds no {name}: a file in it is no JSON ({error})") from error
+        raise  # both say what to do
+    except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
+        raise ValueError(f"{weights} holds no {name} as config.json describes it: {error!r}") from error
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
             number, method, arguments = pipe.recv()
             faulthandler.dump_traceback_later(2 * timeout, exit=True)
             works, content = _attempt(getattr(worker, method), arguments)
+            _send(pipe, number, works, content)  # within the limit too: who reads it waits for its end
             faulthandler.cancel_dump_traceback_later()
-            _send(pipe, number, works, content)
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()
 

@@ -15,6 +15,8 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 def linear(before: int, after: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer with orthogonal weights of this gain and zero biases (Huang et al. 2022)."""
+    if not (isinstance(before, int) and isinstance(after, int) and before > 0 and after > 0):
+        raise ValueError(f"a layer is to lead from {before!r} to {after!r} numbers, expected integers of at least 1")
     # Created without values: nn.Linear's own initialisation would draw from the global generator.
     return _orthogonal(nn.utils.skip_init(nn.Linear, before, after), gain, generator)
 

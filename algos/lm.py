@@ -166,11 +166,13 @@ class LMPolicy(nn.Module):
         if self._decoder is None or self._decoder.shape != tokens.shape:
             self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
         allowed = None if action_mask is None else action_mask.to(self.lm.device)
+        # Before the forward pass: a device would have to finish it before it is handed numbers.
+        streams = None if deterministic else self._streams
+        uniform = None if streams is None else streams.next().to(self.lm.device)
         logits = restrict(self._decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
         logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
         if deterministic:
             return Step(*greedy(logits))
-        uniform = None if self._streams is None else self._streams.next().to(logits.device)
         return Step(*sample(logits, generator=self.generator, uniform=uniform))
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:

@@ -107,6 +107,8 @@ class Run:
             go_on(agent.env, agent.cursor)
         else:
             agent.cursor.observation = None
+            # By a seed of its own, so that going on twice from here is the same.
+            agent.cursor.seed = agent.config.seed + int(state["steps"])
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History(_lines(folder, int(state["iterations"])))

@@ -75,7 +75,7 @@ class SubprocessVectorEnv(VectorEnv):
         self._end = weakref.finalize(self, _kill_all, self.processes)
         self._failures: list[list[str]] = [[] for _ in env_fns]
         self._seeds: list[int | None] = [None] * self.num_envs
-        self._episodes, self._steps = np.ones(self.num_envs, dtype=int), np.zeros(self.num_envs, dtype=int)
+        self._episodes, self._steps = np.zeros(self.num_envs, dtype=int), np.zeros(self.num_envs, dtype=int)
         self._last: list[Any] = [None] * self.num_envs
         for env_fn in env_fns:  # all start before one is waited for
             self.processes.append(_Process(env_fn, timeout))
@@ -113,16 +113,20 @@ class SubprocessVectorEnv(VectorEnv):
             seeds = seed
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds are given, expected one for each of {self.num_envs} environments")
-        self._seeds = [None if own is None else int(own) for own in seeds]
-        self._episodes[:], self._steps[:] = 1, 0
-        for own, process in zip(self._seeds, self.processes, strict=True):
-            process.ask("reset", own, options)
+        # Without a seed an environment goes on with its own random numbers: what it was seeded by still names it.
+        self._episodes = np.where([own is None for own in seeds], self._episodes + 1, 1)
+        self._seeds = [before if own is None else int(own) for own, before in zip(seeds, self._seeds, strict=True)]
+        self._steps[:] = 0
+        for own, process in zip(seeds, self.processes, strict=True):
+            process.ask("reset", None if own is None else int(own), options)
         info: dict[str, Any] = {}
         for slot, process in enumerate(self.processes):
             try:
                 self._last[slot], own_info = process.answer()
             except WorkerError as error:
-                self._last[slot], own_info = self._replace(slot, error, seed=self._seeds[slot], options=options)
+                # A seed that was given is tried again; where its numbers had gone on, another one is made of it.
+                seed_again = self._seeds[slot] if seeds[slot] is not None else _next_seed(self._seeds[slot])
+                self._last[slot], own_info = self._replace(slot, error, seed=seed_again, options=options)
             info = self._add_info(info, own_info, slot)
         return self._observations(), info
 

@@ -84,7 +84,7 @@ def tokenizer():
     return found
 
 
-@target(says=r"prompts\.|prompt \d|prompts fall|'role'|refused")
+@target(says=r"prompts\.|prompt [\d'\"({\[]|prompts fall|'role'|refused")
 def prompts(dice):
     """Files of prompts: JSON lines, CSV, TSV."""
     kind = dice.of(["jsonl", "csv", "tsv"])

@@ -402,6 +402,23 @@ def state_of(agent):
     return [x.detach().clone() for x in (*agent.policy.parameters(), *moments)]
 
 
+@pytest.mark.parametrize("algorithm", [(PPO, PPOConfig), (A2C, A2CConfig)], ids=["ppo", "a2c"])
+def test_a_first_minibatch_that_is_not_finite_is_skipped_too(algorithm):
+    class Broken(MLPPolicy):
+        def evaluate(self, rollout):
+            found = super().evaluate(rollout)
+            return found._replace(log_prob=found.log_prob * torch.nan)
+
+    env, (agent, config) = cartpole(), algorithm
+    policy = Broken(env.single_observation_space, env.single_action_space)
+    before = [p.detach().clone() for p in policy.parameters()]
+    history = agent(env, policy, config(steps=16, skip_nonfinite=True)).learn(64)
+    assert history[0]["update/skipped"] >= 1
+    assert all(map(torch.equal, before, policy.parameters()))
+    with pytest.raises(NonFiniteError, match="not finite"):
+        agent(env, policy, config(steps=16)).learn(64)
+
+
 @pytest.mark.parametrize("micro", [None, 5])
 def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
     """The third minibatch of the first update has a loss that is no number."""

@@ -1,6 +1,7 @@
 """KL estimators in the reward and in the loss, coefficients, exact divergences, references of control policies."""
 
 import copy
+import json
 import warnings
 
 import gymnasium
@@ -16,6 +17,7 @@ from tensordict import TensorDict
 from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, PPOConfig, collect
 from algos.checkpoint import read_description
 from algos.evaluation import summarise
+from algos.invariants import InvariantError
 from textenv import (
     AdaptiveCoefficient,
     KLPenalty,
@@ -146,10 +148,10 @@ def test_unknown_estimators_and_places_are_refused_with_those_known():
 # --- in the loss: PPO adds β times the mean over the True entries ----------------------------------------------------
 
 
-def perturbed(policy):
+def perturbed(policy, *, seed=0):
     """A reference of the policy's kind, near it."""
     reference = policy.reference()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for weight in reference.parameters():
         weight += 0.1 * torch.randn(weight.shape, generator=generator)
     return reference
@@ -293,7 +295,21 @@ def test_measuring_does_not_adapt_the_coefficient():
     env, policy, _ = text_case()
     env.penalty = KLPenalty(perturbed(policy), AdaptiveCoefficient(0.2, target=0.5))
     assert summarise(env, policy, episodes=4)["kl"] != 0
-    assert env.penalty.state_dict() == {"coefficient": {"value": 0.2}, "open_kl": 0.0}
+    state = env.penalty.state_dict()
+    assert state.pop("reference") and state == {"coefficient": {"value": 0.2}, "open_kl": 0.0}
+
+
+def test_a_reference_that_was_replaced_while_a_run_was_stopped_is_found_out():
+    env, policy, _ = text_case()
+    before, same, other = (KLPenalty(perturbed(policy, seed=seed), 0.2) for seed in (0, 0, 1))
+    rollout = collect(env, policy, episodes=4)
+    before(rollout.clone(), policy)
+    saved = json.loads(json.dumps(before.state_dict()))
+    same.load_state_dict(saved)
+    same(rollout.clone(), policy)
+    other.load_state_dict(saved)
+    with pytest.raises(InvariantError, match="the reference has changed"):
+        other(rollout.clone(), policy)
 
 
 def test_a_scheduled_coefficient_is_linear_in_the_steps_of_the_policy():

@@ -133,3 +133,17 @@ def test_python_m_algos_is_the_program_and_explains_every_field():
     for field in PPOConfig.__dataclass_fields__:
         assert "--config." + field.replace("_", "-") in result.stdout
     assert "0.98" in result.stdout, "the defaults are those of the environment's preset"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("value_head.safetensors", b"cut off"), ("config.json", b"{"), ("tokenizer_config.json", b"[" * 100_000)],
+)
+def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
+    env = TextVectorEnv(prompts=[[0]], reward=lambda prompts, completions, **_: [0.0], tokenizer=make_tokenizer(WORDS))
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    PPO(env, policy, PPOConfig(steps=None, episodes=4, minibatch_size=4)).save(tmp_path)
+    assert (tmp_path / "policy" / file).is_file()
+    (tmp_path / "policy" / file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds no LMPolicy|cannot load"):
+        algos.load(tmp_path)

@@ -262,6 +262,15 @@ def test_a_step_that_fails_is_reported_and_the_others_go_on(name, tmp_path, capl
         assert observation.tolist() == [[4.0], [1.0]] and "worker_failed" not in info
 
 
+def test_a_reset_without_a_seed_keeps_the_name_of_the_last_one(tmp_path, caplog):
+    broken = counting(TROUBLES[min(TROUBLES)][0], at=3, once=str(tmp_path / "tripped"))
+    with closing(SubprocessVectorEnv([broken])) as env:
+        env.reset(seed=5)
+        env.reset()
+        info = steps(env, 3)[-1][-1]
+        assert "seed 5, its episode 2, after 2 steps" in caplog.text and info["seeded"][0] not in (5, -1)
+
+
 def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_limit(tmp_path, caplog):
     broken = counting(hangs, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:

@@ -101,7 +101,8 @@ def chat_ids(
         )
     spelt = _control_tokens(messages, tokenizer)
     if spelt is not None:
-        messages = mark_control_tokens(with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer)), spelt)
+        messages = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
+        messages = [mark_control_tokens(message, own) for message, own in zip(messages, spelt, strict=True)]
     rendered = _render(messages, tokenizer, add_generation_prompt=add_generation_prompt)
     if after and rendered.count(after) != 1:
         raise ValueError(
@@ -149,31 +150,41 @@ def _say_once(token: str) -> None:
     )
 
 
-def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
-    """What finds special tokens, and added ones that the template writes, if the messages spell one; else None.
+def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
+    """For each message what finds the tokens that it may not make, if one of them spells such a token; else None.
+
+    These are special tokens, and added ones that the template writes; of the latter an assistant may write its own,
+    such as ``<think>``.
 
     Raises:
         ValueError: as `chat_ids` does.
     """
     template = str(tokenizer.get_chat_template())
     added = tokenizer.added_tokens_decoder.values()
-    tokens = [str(token) for token in added if token.special or (str(token) in template and str(token).strip())]
+    special = [str(token) for token in added if token.special]
+    words = [str(token) for token in added if not token.special and str(token) in template and str(token).strip()]
     texts = list(strings(messages))
     names = [name for name in field_names(messages) if not name.isidentifier()]
     for text in texts:
         check_unicode(text)
     whole = "\n".join([*texts, *names, *map(_joined, messages)])
-    if not any(token in whole for token in tokens):
+    if not any(token in whole for token in (*special, *words)):
         return None
-    spelt = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
-    for message in messages:
-        if found := spelt.search("\n".join([*names, _joined(message)])):
+    of_others, of_assistants = _any_of([*special, *words]), _any_of(special)
+    spelt = [of_assistants if message["role"] == "assistant" else of_others for message in messages]
+    for message, own in zip(messages, spelt, strict=True):
+        if found := own.search("\n".join([*names, _joined(message)])):
             raise ValueError(
                 f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
                 f"field, where it cannot be told from the chat template's own: {message!r:.200}. Give its content as "
                 "one text"
             )
     return spelt
+
+
+def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
+    """What finds one of these, the longest first; nothing if there are none."""
+    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
 
 
 def _joined(message: Mapping[str, Any]) -> str:

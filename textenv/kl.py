@@ -138,7 +138,11 @@ class KLPenalty:
 
     def state_dict(self) -> dict[str, Any]:
         """What changes while training, for JSON."""
-        return {"coefficient": self._coefficient.state_dict(), "open_kl": self._open_kl}
+        return {
+            "coefficient": self._coefficient.state_dict(),
+            "open_kl": self._open_kl,
+            "reference": None if self._hashes is None else {name: str(x) for name, x in self._hashes.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave.
@@ -148,6 +152,8 @@ class KLPenalty:
         """
         self._coefficient.load_state_dict(state["coefficient"])
         self._open_kl = state["open_kl"]
+        if state.get("reference") is not None:
+            self._hashes = {name: int(x) for name, x in state["reference"].items()}
 
     def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: Any) -> Tensor:
         if self._estimate is not None:
@@ -167,7 +173,9 @@ def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollo
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
     tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
-    hashes = [torch.hash_tensor(x) for x in tensors.values()]
+    # A sum of bits that any change of a value or two tells, for the price of reading the weights; and of bytes where
+    # the dtype has none.
+    hashes = [torch.hash_tensor(x if x.element_size() > 1 else x.view(torch.uint8)).to("cpu") for x in tensors.values()]
     found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
     changed = [name for name in found if before is not None and found[name] != before.get(name)]
     if changed:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from textenv.special_tokens import check_unicode
+
 RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
 """What a reward function is given beside the columns of the prompts."""
 Messages = tuple[dict[str, str], ...]
@@ -174,9 +176,9 @@ def _message(index: int, message: Any) -> dict[str, str]:
 def _text(index: int, text: str) -> str:
     """The text, if it is one: JSON can spell half a character, which no tokenizer reads and no file holds."""
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"prompt {index} is {text!r:.200}, which is no text ({error}): take that out") from error
+        check_unicode(text)
+    except ValueError as error:
+        raise ValueError(f"prompt {index}: {error}") from error
     return text
 
 

@@ -40,7 +40,8 @@ _CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
 def trust_remote_code() -> Iterator[None]:
     """Within it, Python code that a model brings with it is run: only for models that you trust like a program.
 
-    There is no other way to allow it, so no argument that stands in a file can.
+    There is no other way to allow it, so no argument that stands in a file can. An environment loads its reference
+    at the first rollout: let the training stand within it too.
 
     Example:
         >>> with trust_remote_code():  # doctest: +SKIP
@@ -84,7 +85,7 @@ def _refuse_code(folder: str, name: str | Path) -> None:
     for file in ("config.json", "tokenizer_config.json"):
         try:
             settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # not there or unreadable: the loader says so
         if isinstance(settings, dict) and settings.get("auto_map"):
             raise ValueError(
