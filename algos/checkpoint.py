@@ -58,12 +58,11 @@ def load(folder: str | Path) -> Policy:
             return LMPolicy.load(weights)
         policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
         return policy.load(weights, description["policy_arguments"])
-    except (ImportError, ValueError) as error:
-        if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"{weights} holds no {name}: a file in it is no JSON ({error})") from error
-        raise  # both say what to do
+    except ImportError:  # says what to install
+        raise
     except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
-        raise ValueError(f"{weights} holds no {name} as config.json describes it: {error!r}") from error
+        reason = error if type(error) is ValueError else repr(error)
+        raise ValueError(f"{weights} holds no {name} as config.json describes it: {reason}") from error
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
         return records
     if "prompt" in columns:
         raise ValueError(f"{path} has a column 'prompt' beside {prompt_column!r}: rename it first")
-    return _Renamed(records, prompt_column)
+    return _Renamed(records, prompt_column, path)
 
 
 class _Records(Sequence[dict[str, Any]]):
@@ -173,8 +173,8 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 class _Renamed(Sequence[dict[str, Any]]):
     """Records with one column under the name ``"prompt"``."""
 
-    def __init__(self, records: Sequence[dict[str, Any]], column: str) -> None:
-        self._records, self._column = records, column
+    def __init__(self, records: Sequence[dict[str, Any]], column: str, path: Path) -> None:
+        self._records, self._column, self._path = records, column, path
 
     def __len__(self) -> int:
         return len(self._records)
@@ -182,7 +182,9 @@ class _Renamed(Sequence[dict[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         record = dict(self._records[index])
         if self._column not in record:
-            raise ValueError(f"record {index + 1} has the columns {sorted(record)} and no {self._column!r}")
+            raise ValueError(
+                f"{self._path}, record {index + 1}, has the columns {sorted(record)} and no {self._column!r}"
+            )
         return {"prompt": record.pop(self._column)} | record
 
 
