@@ -82,8 +82,8 @@ def test_what_is_too_great_for_float32_is_infinite_where_it_may_pass():
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ("half \ud800", "prompt 0 is 'half .*, which is no text"),
-        ([{"role": "user", "content": "half \ud800"}], "prompt 0 is 'half .*, which is no text"),
+        ("half \ud800", "prompt 0: 'half .*is no Unicode"),
+        ([{"role": "user", "content": "half \ud800"}], "prompt 0: 'half .*is no Unicode"),
         ({"a": 1, 2: 3}, "prompt 0 has the columns \\['2', 'a'\\]"),
         (np.array(3.0), "prompt 0 is 3.0, expected text"),
     ],
