@@ -80,7 +80,7 @@ def learn(
         run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
             text also ``frontier.png``.
         progress: show a progress bar.
-        on_iteration: called with the metrics of each iteration; training ends where it returns True.
+        on_iteration: called with the metrics of each iteration, to look at; training ends where it returns True.
         diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
         checkpoint_every: steps after which a checkpoint is written to ``checkpoints/`` in the run's folder, and one at
             the end. Ctrl-C and SIGTERM then finish the iteration and write one before they end the training.
