@@ -15,7 +15,7 @@ from algos.checkpoint import read_description
 from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import main
 from algos.run import Run
-from textenv import PromptList
+from textenv import PromptList, load_prompts
 from textenv.action_masks import ActionMasks
 from textenv.rewards import numeric_answer
 from textenv.scores import RewardError, Rows, Scores, read_scores
@@ -182,3 +182,15 @@ def test_an_agent_whose_weights_or_arguments_are_broken_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DESCRIBED))
     with pytest.raises(ValueError, match="holds no MLPPolicy as config.json describes it: KeyError"):
         load(tmp_path)
+
+
+def test_a_parquet_file_with_bytes_for_a_text_names_file_and_record(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "prompts.parquet"
+    stored = arrow.array([b"the film", b"\xe1 film"])
+    parquet.write_table(arrow.table({"prompt": arrow.Array.from_buffers(arrow.string(), 2, stored.buffers())}), path)
+    records = load_prompts(path)
+    assert records[0]["prompt"] == "the film"
+    with pytest.raises(ValueError, match=r"prompts\.parquet, record 2: no UTF-8"):
+        records[1]

@@ -202,4 +202,22 @@ def _dataset(path: Path) -> Any:
         raise ValueError(
             f"{path} holds the splits {sorted(found)}: give the folder of one, as {path / next(iter(found))}"
         )
-    return found
+    return _DatasetRecords(found, path)
+
+
+class _DatasetRecords(Sequence[dict[str, Any]]):
+    """Records of a data set, whose texts are seen to be texts when they are read."""
+
+    def __init__(self, found: Any, path: Path) -> None:
+        self._found, self._path = found, path
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        try:
+            return self._found[index]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self._path}, record {index + 1}: no UTF-8 ({error})") from error
