@@ -214,7 +214,7 @@ def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
 
     Example:
         >>> len(split_prompts([f"prompt {i}" for i in range(100)], "test"))
-        26
+        18
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")

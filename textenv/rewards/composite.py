@@ -46,9 +46,9 @@ class Rewards:
     Example:
         >>> def short(completions): return [-float(len(text)) for text in completions]
         >>> def polite(completions): return [float("please" in text) for text in completions]
-        >>> rewards = Rewards({"polite": polite, "short": (short, 0.1)})
+        >>> rewards = Rewards({"polite": polite, "short": (short, 0.5)})
         >>> rewards(prompts=["?"], completions=["please"], completion_ids=[[7]]).earned
-        [0.4]
+        [-2.0]
     """
 
     def __init__(
