@@ -102,7 +102,7 @@ class Descent:
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         totals["update/grad_norm"] = grad_norm = self.optimizer.grad_norm()
-        # The norm first: a device is waited for once.
+        # Each is read from the device; the first read waits, and the others find their work done.
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
             if self.config.skip_nonfinite:
                 return {}

@@ -201,10 +201,10 @@ def check_first(log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation,
 
     Raises:
         InvariantError: on log-probabilities that differ by more than `RATIO_TOLERANCE`, so that a ratio is not 1; or
-            on an entropy below 0 of actions that can be counted. What is not finite is left to the gradient, which
-            is not finite either (`algos.descent.Descent.step`).
+            on an entropy below 0 of actions that can be counted. What is no number is left to the gradient, which is
+            none either (`algos.descent.Descent.step`); an infinite ratio may have a gradient of 0, and is not.
     """
-    if not math.isfinite(log_ratio.detach().sum().item()):
+    if log_ratio.isnan().any():
         return
     _check_ratio_is_one(log_ratio.detach(), batch, evaluation, dtype)
     if batch["action"].is_floating_point():

@@ -8,7 +8,6 @@
 
 import argparse
 import atexit
-import copy
 import functools
 import hashlib
 import json
@@ -332,13 +331,8 @@ def trained():
     return folder
 
 
-@functools.cache
-def template():
-    """An agent to copy."""
-    return agent()
-
-
 def agent():
+    """A new one each time: to deepcopy a `torch.Generator` loses a reference to None, of which the process dies."""
     env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))
     return PPO(env, policy, PPOConfig(steps=16, minibatch_size=32, epochs=1))
@@ -388,7 +382,7 @@ def checkpoints(dice):
 @target(says="checkpoint|step-|a training by")
 def resumed(dice):
     """Such checkpoints, where they can be read, gone on from."""
-    Run.from_checkpoint(copy.deepcopy(template()), damaged_checkpoint(dice))
+    Run.from_checkpoint(agent(), damaged_checkpoint(dice))
 
 
 def damaged_checkpoint(dice):

@@ -419,6 +419,20 @@ def test_a_first_minibatch_that_is_not_finite_is_skipped_too(algorithm):
         agent(env, policy, config(steps=16)).learn(64)
 
 
+def test_an_action_that_was_taken_and_is_scored_as_impossible_is_caught_whatever_is_skipped():
+    """Its ratio is 0, and so is its gradient."""
+
+    class Impossible(MLPPolicy):
+        def evaluate(self, rollout):
+            found = super().evaluate(rollout)
+            return found._replace(log_prob=torch.full_like(found.log_prob, -torch.inf))
+
+    env = cartpole()
+    policy = Impossible(env.single_observation_space, env.single_action_space)
+    with pytest.raises(InvariantError, match="inf nats away"):
+        PPO(env, policy, PPOConfig(steps=16, skip_nonfinite=True)).learn(64)
+
+
 @pytest.mark.parametrize("micro", [None, 5])
 def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
     """The third minibatch of the first update has a loss that is no number."""

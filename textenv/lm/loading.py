@@ -67,7 +67,7 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     try:
         with no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
         pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
         if pickles and options.get("use_safetensors"):
