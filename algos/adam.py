@@ -7,11 +7,15 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 
 BETAS = 0.9, 0.999
 """Decay a step of the means of the gradient and of its square."""
 EPS = 1e-5
 """Added to the square root, as in Huang et al. 2022."""
+SMALL = 2**16
+"""Elements up to which a gradient is copied into one piece to be measured: one call, where else it is one a tensor."""
+_ONE = torch.tensor(1.0)  # a Python number is made a tensor for each parameter that it is added to
 
 
 class Adam(torch.optim.Adam):
@@ -38,12 +42,15 @@ class Adam(torch.optim.Adam):
         self._kinds: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = defaultdict(list)
         for p in self.param_groups[0]["params"]:
             self._kinds[p.device, p.dtype].append(p)
+        self._small = len(self._kinds) == 1 and sum(p.numel() for p in self.param_groups[0]["params"]) <= SMALL
 
     def grad_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar; 0 if there is none."""
         gradients = [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
         if not gradients:
             return torch.zeros(())
+        if self._small:
+            return torch.linalg.vector_norm(_flatten_dense_tensors(gradients))
         norms = list(torch._foreach_norm(gradients))
         if len(self._kinds) > 1:
             norms = [norm.to(norms[0].device, torch.float32) for norm in norms]
@@ -60,7 +67,10 @@ class Adam(torch.optim.Adam):
                 continue
             states = [self.state[p] or self._begin(p) for p in moved]
             steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
+            if device.type == "cpu":
+                torch._foreach_add_(steps, _ONE, alpha=1.0)
+            else:
+                torch._foreach_add_(steps, 1)
             torch._fused_adam_(
                 moved,
                 gradients,

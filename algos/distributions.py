@@ -287,10 +287,10 @@ def _draw(log_probs: Tensor, generator: torch.Generator, deterministic: bool) ->
     chosen = log_probs
     if not deterministic:
         # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
-        noise = torch.empty(log_probs.shape).exponential_(generator=generator).log_()
-        chosen = log_probs - noise.to(log_probs.device)
-    action = chosen.argmax(-1)
-    return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        noise = torch.empty_like(log_probs, device=generator.device).exponential_(generator=generator).log_()
+        chosen = log_probs - (noise if log_probs.is_cpu else noise.to(log_probs.device))
+    action = chosen.argmax(-1, keepdim=True)
+    return action.squeeze(-1), log_probs.gather(-1, action).squeeze(-1)
 
 
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

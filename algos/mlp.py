@@ -102,15 +102,16 @@ class MLPPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = self._read(torch.as_tensor(observation))
-        output = tower_output(seen, self.actor) if self._held is None else self._output(seen)
-        options: dict[str, Any] = {"action_mask": action_mask, "deterministic": deterministic}
-        if self._held is not None and not deterministic:
-            assert isinstance(self.distribution, StateDependentGaussian)
-            draw = partial(self.distribution.draw, generator=self.generator)
-            self._held = self._held.next(len(output), draw)
-            options["matrices"] = self._held.matrices
-        return Step(*self.distribution.sample(output, generator=self.generator, **options))
+        seen = self._read(torch.from_numpy(np.asarray(observation)))  # as_tensor takes twice as long
+        if self._held is None:
+            drawn = self.distribution.sample(
+                tower_output(seen, self.actor),
+                generator=self.generator,
+                action_mask=action_mask,
+                deterministic=deterministic,
+            )
+            return Step(*drawn)
+        return self._act_held(self._output(seen), action_mask, deterministic)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
@@ -167,6 +168,21 @@ class MLPPolicy(nn.Module):
         box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
         return restore_policy(cls, box, folder, saved)
 
+    def _act_held(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+        """Choose by matrices that are held for several steps."""
+        assert self._held is not None
+        assert isinstance(self.distribution, StateDependentGaussian)
+        if not deterministic:
+            self._held = self._held.next(len(output), partial(self.distribution.draw, generator=self.generator))
+        drawn = self.distribution.sample(
+            output,
+            generator=self.generator,
+            action_mask=action_mask,
+            deterministic=deterministic,
+            matrices=self._held.matrices,
+        )
+        return Step(*drawn)
+
     def _output(self, observation: Tensor) -> Tensor:
         """What the action distributions are made from, of observations as `_read` gives them."""
         if self._held is None:
@@ -186,4 +202,4 @@ class MLPPolicy(nn.Module):
         """Flatten the observation's own dimensions, whatever stands before them."""
         if len(self._shape) != 1:
             observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
-        return observation.to(torch.float32)
+        return observation if observation.dtype is torch.float32 else observation.to(torch.float32)
