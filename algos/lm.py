@@ -158,18 +158,18 @@ class LMPolicy(nn.Module):
         """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
         return self.lm.frozen_copy()
 
-    @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
         assert isinstance(observation, dict), "a language model reads the observations of a text environment"
         tokens, length = observation["tokens"], observation["length"]
         if self._decoder is None or self._decoder.shape != tokens.shape:
             self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
-        allowed = None if action_mask is None else action_mask.to(self.lm.device)
+        decoder = self._decoder
+        allowed = None if action_mask is None else action_mask.to(decoder.device)
         # Before the forward pass: a device would have to finish it before it is handed numbers.
         streams = None if deterministic else self._streams
-        uniform = None if streams is None else streams.next().to(self.lm.device)
-        logits = restrict(self._decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
+        uniform = None if streams is None else streams.next().to(decoder.device)
+        logits = restrict(decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
         logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
         if deterministic:
             return Step(*greedy(logits))

@@ -86,7 +86,7 @@ class ActionMasks:
         """Drop the sets of the user's rule; only where no state refers to them any more."""
         self._sets, self._count, self._places = self._sets[:3].copy(), 3, {}
 
-    def check(self, actions: Any, slots: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    def check(self, actions: Any, slots: np.ndarray | slice, allowed: np.ndarray) -> np.ndarray:
         """Return the actions as an array; what stands in other slots than these is not looked at.
 
         Raises:
@@ -98,11 +98,15 @@ class ActionMasks:
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
             )
         chosen = actions[slots]
-        for slot in slots[(chosen < 0) | (chosen >= n)]:
+        outside = (chosen < 0) | (chosen >= n)
+        if outside.any():
+            slot = np.arange(len(actions))[slots][outside][0]
             raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
         if not self.active:
             return actions
-        for slot in slots[~self._sets[allowed[slots], chosen]]:
+        forbidden = ~self._sets[allowed[slots], chosen]
+        if forbidden.any():
+            slot = np.arange(len(actions))[slots][forbidden][0]
             raise ValueError(
                 f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
                 "info['action_mask'] is 1"

@@ -44,6 +44,7 @@ class Transcript:
         """What was paid for the token here."""
         self.allowed = np.zeros(shape, dtype=np.int64)
         """Row of ``masks.sets`` from which the token here was chosen."""
+        self._rows = np.arange(rows)
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
@@ -93,10 +94,10 @@ class Transcript:
             )
         return ids
 
-    def append(self, rows: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Write the policy's tokens into these rows (int64 indices); returns bool, the rows whose turn is over."""
-        at = self.length[rows]
-        place = rows * self.tokens.shape[1] + at  # in the flat array, where writing takes half as long
+    def append(self, rows: np.ndarray | slice, actions: np.ndarray) -> np.ndarray:
+        """Write the policy's tokens into these rows (int64 indices, or a slice); returns those whose turn is over."""
+        named, at = self._rows[rows], self.length[rows]
+        place = named * self.tokens.shape[1] + at  # in the flat array, where writing takes half as long
         self.tokens.reshape(-1)[place] = actions
         self.chosen.reshape(-1)[place] = True
         if self.masks.active:
@@ -106,12 +107,12 @@ class Transcript:
         ended = self.ends.token[actions]
         if self.ends.texts:
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
-                ended[i] = self.stopped[rows[i]] = self.ends.complete(self._turn(rows[i], terminated=True))
+                ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
         over = (new >= self.limits.max_new_tokens) | (after >= self.tokens.shape[1]) | ended
         self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
         if self.masks.active:
-            self._look_ahead(rows[~over])
-        return over
+            self._look_ahead(named[~over])
+        return named[over]
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
         """The turns that have just ended in these rows, for the task to answer and to score."""

@@ -208,20 +208,23 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Raises:
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
         """
-        actions = self._check_actions(actions)
-        resetting, rows = np.flatnonzero(self._ended), np.flatnonzero(~self._ended)
-        over = self._end_turns(self._slots, rows[self._slots.append(rows, actions[rows])])
+        resetting = np.flatnonzero(self._ended)
+        # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
+        rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
+        actions = self._check_actions(actions, rows)
+        over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
         reward = self._slots.pay(self._score(self._slots))
-        ended, done = np.array(list(over), dtype=np.int64), np.zeros(self.num_envs, dtype=bool)
-        done[ended] = True
+        done = np.zeros(self.num_envs, dtype=bool)
+        if over:
+            done[list(over)] = True
         terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
         self._ended, info = done.copy(), end_info(self.num_envs, over, self._slots.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and len(ended):
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and over:
             info = final_info(self._observe(), done, info)
-            self._begin(ended)
+            self._begin(np.array(list(over)))
         return self._observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[str, ...] | None:
@@ -288,7 +291,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         running = np.flatnonzero(batch.running)
         actions = self._masks.check(actions, running, batch.open)
         rows = batch.episode[running]
-        over = self._end_turns(batch.transcript, rows[batch.transcript.append(rows, actions[running])])
+        over = self._end_turns(batch.transcript, batch.transcript.append(rows, actions[running]))
         changed = np.zeros(self.num_envs, dtype=bool)
         if over:
             changed[running] = np.isin(rows, list(over))
@@ -382,13 +385,15 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.closed:
             raise ValueError("this environment is closed: make a new one")
 
-    def _check_actions(self, actions: np.ndarray) -> np.ndarray:
+    def _check_actions(self, actions: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
         self._check_open()
         if not self._started or self._slots.unpaid:
             why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
             raise ValueError(f"{why}: call reset before step")
-        actions = self._masks.check(actions, np.arange(self.num_envs), np.where(self._ended, 0, self._slots.open))
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+        every = isinstance(rows, slice)
+        allowed = self._slots.open if every else np.where(self._ended, 0, self._slots.open)
+        actions = self._masks.check(actions, slice(None), allowed)
+        if self.autoreset_mode is AutoresetMode.DISABLED and not every:
             raise ValueError(
                 f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'

@@ -83,7 +83,7 @@ class Padded:
     """
 
     def __init__(self, policy, env):
-        self.policy, self.shape = policy, (env.num_envs, env.max_length)
+        self.policy, self.shape, self.generator = policy, (env.num_envs, env.max_length), policy.generator
         self.reset()
 
     def act(self, observation, **options):
@@ -97,7 +97,7 @@ class Padded:
         """Forget everything before a batch, nothing inside one."""
         if rows is None:
             self.tokens, self.length = np.zeros(self.shape, dtype=np.int64), np.zeros(self.shape[0], dtype=np.int64)
-            self.policy.reset()
+            self.policy.reset(seeds=seeds)
 
 
 def lengths(options):
@@ -129,12 +129,11 @@ def interface(options):
     model's forward pass, which is the same in both and a hundred times what is looked for, is left out of both.
     """
     steps, prefix = 16, options.prefix
-    model, tokenizer = make_model(SHAPES[options.size], positions=prefix + 128)
+    new_tokens = steps * (options.pairs + 1) + 1
+    model, tokenizer = make_model(SHAPES[options.size], positions=prefix + new_tokens)
     end_with(model, 0.0)
     policy = LMPolicy(model, tokenizer)
-    env = make_env(
-        tokenizer, longest=prefix, new_tokens=steps * (options.pairs + 1) + 1, autoreset_mode=AutoresetMode.DISABLED
-    )
+    env = make_env(tokenizer, longest=prefix, new_tokens=new_tokens, autoreset_mode=AutoresetMode.DISABLED)
     env.task.prompts = [(prompt * 2)[:prefix] for prompt in env.task.prompts]  # all of this length
     decoder = policy.lm.decoder(num_slots=env.num_envs, max_length=env.max_length)
     generator = torch.Generator().manual_seed(0)

@@ -93,8 +93,11 @@ class Decoder:
         self.read = np.zeros(num_slots, dtype=np.int64)
         """Tokens of each slot that are in the cache."""
         self._last = np.zeros(num_slots, dtype=np.int64)
-        self._steps = torch.arange(max_length, device=lm.device)
-        self._lowest = torch.tensor(torch.finfo(lm.model.dtype).min, dtype=lm.model.dtype, device=lm.device)
+        self._slots = np.arange(num_slots)
+        self.device = lm.device  # `transformers` looks for it among the weights each time
+        self._steps = torch.arange(max_length, device=self.device)
+        added = [torch.finfo(lm.model.dtype).min, 0.0]
+        self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
         self._step = Replayed(self._one_token, held=lambda: list(lm.parameters()), name=type(lm.model).__name__)
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
@@ -118,7 +121,7 @@ class Decoder:
             return False
         finally:
             self.reset()
-        plain = self.lm.hidden(torch.from_numpy(tokens).to(self.lm.device))
+        plain = self.lm.hidden(torch.from_numpy(tokens).to(self.device))
         plain = self.lm.logits(plain[torch.arange(slots), torch.tensor([3, 2])[:slots]])
         tolerance = {torch.float32: 1e-3}.get(plain.dtype, 0.1) * max(1.0, plain.abs().max().item())
         agrees = (cached - plain).abs().max().item() < tolerance
@@ -146,48 +149,51 @@ class Decoder:
         self._forget_other_texts(tokens, length)
         new = length - self.read
         # Rows with one new token and rows with a whole prompt go separately: one must not be padded to the other.
-        one, several = np.flatnonzero(new == 1), np.flatnonzero(new > 1)
-        if len(one) == self.num_slots:
-            return self._extend(None, tokens, length)
-        out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.lm.device)
+        fresh = new == 1
+        if self.cached and fresh.all():
+            return self._go_on(tokens)
+        one, several = np.flatnonzero(fresh), np.flatnonzero(new > 1)
+        out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
         if self.cached and len(one) >= WHOLE * self.num_slots:
             # In all slots at once, where the others read a token along.
-            here = torch.from_numpy(one).to(out.device)
-            out[here] = self._extend(None, tokens, self.read + 1)[here]
+            here = torch.from_numpy(one).to(self.device)
+            out[here] = self._go_on(tokens)[here]
             one = one[:0]
         for rows in (one, several):
             if len(rows):
-                out[torch.from_numpy(rows).to(out.device)] = self._extend(rows, tokens[rows], length[rows])
+                out[torch.from_numpy(rows).to(self.device)] = self._extend(rows, tokens[rows], length[rows])
         return out
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Start again where the prefix does not go on from what was read (asked twice, or a new text)."""
-        slots = np.arange(self.num_slots)
-        other = (length <= self.read) | (tokens[slots, self.read - 1] != self._last)
-        self.read[other & (self.read > 0)] = 0
+        other = (length <= self.read) | (tokens[self._slots, self.read - 1] != self._last)
+        if other.any():
+            self.read[other & (self.read > 0)] = 0
 
-    def _extend(self, rows: np.ndarray | None, tokens: np.ndarray, length: np.ndarray) -> Tensor:
+    def _go_on(self, tokens: np.ndarray) -> Tensor:
+        """Read one more token in every slot and return the logits after it."""
+        at = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
+        self._last = tokens[self._slots, at]
+        self.read = self.read + 1
+        fresh, where = (torch.from_numpy(x).to(self.device).unsqueeze(1) for x in (self._last, at))
+        return self._step(fresh, where, self._mask(where, int(at.max()) + 1))
+
+    def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read what is new in these slots and return the logits after it."""
-        read = self.read if rows is None else self.read[rows]
-        if not self.cached:
-            read = np.zeros_like(read)
+        read = self.read[rows] if self.cached else np.zeros(len(rows), dtype=np.int64)
         new = length - read
-        positions = read[:, None] + np.arange(new.max())
-        columns = np.minimum(positions, tokens.shape[1] - 1)
-        device = self.lm.device
-        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(device)
-        at = slice(None) if rows is None else rows
-        self.read[at] = length
-        self._last[at] = np.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
+        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
+        self.read[rows] = length
+        self._last[rows] = tokens[np.arange(len(rows)), length - 1]
         if not self.cached:
             return self._at_last(self.lm.hidden(fresh), new)
-        where = torch.from_numpy(columns).to(device)
-        hidden_from = self._steps[: int(columns.max()) + 1] > where[:, None, :, None]
-        mask = torch.where(hidden_from, self._lowest, 0.0)
-        if rows is None and fresh.shape[1] == 1:
-            return self._step(fresh, where, mask)
-        chosen = None if rows is None else torch.from_numpy(rows).to(device)
-        return self._at_last(self._forward(chosen, fresh, where, mask), new)
+        chosen, where = (torch.from_numpy(x).to(self.device) for x in (rows, columns))
+        return self._at_last(self._forward(chosen, fresh, where, self._mask(where, int(columns.max()) + 1)), new)
+
+    def _mask(self, where: Tensor, width: int) -> Tensor:
+        """What is added to the scores of queries at ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own place."""
+        return torch.where(self._steps[:width] > where.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
 
     def _at_last(self, hidden: Tensor, new: np.ndarray) -> Tensor:
         """Logits at the last of the new tokens of each row."""

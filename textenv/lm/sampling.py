@@ -78,32 +78,33 @@ def sample(
     last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)
     if uniform is None:
-        uniform = torch.rand(len(logits), generator=generator, device=logits.device)
-    uniform = uniform.unsqueeze(-1)
+        uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device)
+    else:
+        uniform = uniform.unsqueeze(-1)
     if last < 4 * BLOCK:
         cumulative = (logits - greatest).exp_().cumsum(-1)
         total = cumulative[:, -1:]
-        action = _invert(cumulative, uniform * total)
+        action = _invert(cumulative, uniform * total, total)
     else:
         cumulative = _block_sums(logits, greatest).cumsum(-1)
         total = cumulative[:, -1:]
         level = uniform * total
-        block = _invert(cumulative, level)
+        block = _invert(cumulative, level, total)
         inside = block * BLOCK + torch.arange(BLOCK, device=logits.device)
         weights = (logits.gather(-1, inside.clamp(max=last)) - greatest).exp_().masked_fill_(inside > last, 0.0)
         within = weights.cumsum(-1)
-        action = block * BLOCK + _invert(within, level - cumulative.gather(-1, block) + within[:, -1:])
+        rest = level - cumulative.gather(-1, block) + within[:, -1:]
+        action = block * BLOCK + _invert(within, rest.clamp_(min=0.0), within[:, -1:])
     log_prob = logits.gather(-1, action) - greatest - total.log()
     return action.squeeze(-1), log_prob.squeeze(-1)
 
 
-def _invert(cumulative: Tensor, level: Tensor) -> Tensor:
+def _invert(cumulative: Tensor, level: Tensor, total: Tensor) -> Tensor:
     """First place where cumulative weights ``[m, k]`` exceed a level ``[m, 1]``; its weight is not 0.
 
-    A level that rounding has put outside the weights is taken for the nearest one inside.
+    A level that rounding has put above the total ``[m, 1]`` is taken for the greatest one below it.
     """
-    level = torch.minimum(level.clamp(min=0.0), cumulative[:, -1:] * BELOW_ONE)
-    return torch.searchsorted(cumulative, level, right=True)
+    return torch.searchsorted(cumulative, torch.minimum(level, total * BELOW_ONE), right=True)
 
 
 def _block_sums(logits: Tensor, greatest: Tensor) -> Tensor:
