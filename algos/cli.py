@@ -285,6 +285,8 @@ def _with_remembered(arguments: list[str]) -> list[str]:
     resume = _named(arguments, "--resume", "")
     if arguments[:1] != ["train"] or not resume:
         return arguments
+    if not arguments[1].startswith("-"):
+        raise ValueError(f"--resume goes on in the run's own environment: leave {arguments[1]} out")
     run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
     path = run / ARGUMENTS
     if not path.is_file():

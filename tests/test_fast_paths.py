@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
 
+from algos import LMPolicy
 from textenv.action_masks import ActionMasks
 from textenv.lm import memory, recording
 from textenv.lm.model import LanguageModel
@@ -122,6 +123,16 @@ def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(m
     assert decoder._step.recording is not None
     decoder.logits(texts(), np.array([7, 8, 6]))
     assert decoder._step.recording is None and not decoder._step._recordable
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("after", [1, 100], ids=["recorded", "plain"])
+def test_acting_leaves_no_gradient_behind(after, deterministic, monkeypatch):
+    monkeypatch.setattr(recording, "RECORDED_AFTER", after)
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    for length in range(2, 8):
+        observation = {"tokens": texts(), "length": np.full(SLOTS, length)}
+        assert not policy.act(observation, deterministic=deterministic).log_prob.requires_grad
 
 
 def test_what_is_written_is_written_again_by_a_recording():

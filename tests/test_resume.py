@@ -396,3 +396,6 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(tmp_path)])
     assert stop.value.code == 2 and "holds no run that can go on" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "CartPole-v1", "--resume", run])
+    assert stop.value.code == 2 and "leave CartPole-v1 out" in capsys.readouterr().err
