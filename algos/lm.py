@@ -177,6 +177,8 @@ class LMPolicy(nn.Module):
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Forget what was read in these slots, and begin the streams of their seeds; see `Policy.reset`."""
+        if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
+            self._decoder = None  # the policy was moved
         if self._decoder is not None:
             self._decoder.reset(rows)
         if seeds is None or rows is None or self._streams is None:

@@ -135,6 +135,15 @@ def test_acting_leaves_no_gradient_behind(after, deterministic, monkeypatch):
         assert not policy.act(observation, deterministic=deterministic).log_prob.requires_grad
 
 
+def test_a_policy_that_was_moved_decodes_where_it_is_now():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    policy.act({"tokens": texts(), "length": np.full(SLOTS, 3)})
+    policy.reset()
+    assert policy._decoder.device == torch.device("cpu")
+    policy.to("meta").reset()
+    assert policy._decoder is None, "its cache is on the CPU"
+
+
 def test_what_is_written_is_written_again_by_a_recording():
     """And any size above 1 may be another one."""
     memory = torch.zeros(5)

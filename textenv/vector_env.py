@@ -208,10 +208,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Raises:
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
         """
-        resetting = np.flatnonzero(self._ended)
+        actions, resetting = self._check_actions(actions), np.flatnonzero(self._ended)
         # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
-        actions = self._check_actions(actions, rows)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
         reward = self._slots.pay(self._score(self._slots))
         done = np.zeros(self.num_envs, dtype=bool)
@@ -385,15 +384,13 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.closed:
             raise ValueError("this environment is closed: make a new one")
 
-    def _check_actions(self, actions: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+    def _check_actions(self, actions: np.ndarray) -> np.ndarray:
         self._check_open()
         if not self._started or self._slots.unpaid:
             why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
             raise ValueError(f"{why}: call reset before step")
-        every = isinstance(rows, slice)
-        allowed = self._slots.open if every else np.where(self._ended, 0, self._slots.open)
-        actions = self._masks.check(actions, slice(None), allowed)
-        if self.autoreset_mode is AutoresetMode.DISABLED and not every:
+        actions = self._masks.check(actions, slice(None), np.where(self._ended, 0, self._slots.open))
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise ValueError(
                 f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'
