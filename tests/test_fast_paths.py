@@ -1,6 +1,9 @@
 """The fast way gives what the obvious way gives: recorded decoding, two-level sampling, scores in chunks."""
 
 import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +18,9 @@ from textenv.lm.recording import record
 from textenv.lm.sampling import BLOCK, restrict, sample
 from textenv.lm.scoring import TokenScores
 from textenv.rollout import Allowed
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples/benchmarks"))
+import text_decoding
 
 SLOTS, LENGTH = 3, 40
 
@@ -276,3 +282,12 @@ def test_masks_of_many_rows_are_those_of_each_row():
     each = [masks.index(lambda i, turn=turn: turn, np.array([n]))[0] for n, turn in enumerate(turns)]
     assert together.tolist() == each
     assert [masks.sets[i].nonzero().squeeze(-1).tolist() for i in together] == [[1, 2], [1, 2, 3], [3], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("case", ["lengths", "interface", "generation"])
+def test_what_measures_the_fast_paths_runs(case, monkeypatch):
+    """One pair of each, of few episodes: whether it is fast is no test's business."""
+    monkeypatch.setattr(recording, "RECORDED_AFTER", recording.RECORDED_AFTER)  # a benchmark lowers it
+    monkeypatch.setattr(text_decoding, "EPISODES", 32)
+    found = text_decoding.CASES[case](SimpleNamespace(size="tiny", pairs=1, prefix=16))
+    assert len(found["ours"]) == 1 and all(len(figures) == 1 for figures in found["peers"].values())
