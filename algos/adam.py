@@ -15,9 +15,8 @@ EPS = 1e-5
 """Added to the square root, as in Huang et al. 2022."""
 SMALL = 2**16
 """Elements up to which a gradient is copied into one piece to be measured: one call, where else it is one a tensor."""
-_ONE = torch.tensor(
-    1.0, dtype=torch.float32, device="cpu"
-)  # a Python number is made a tensor for each parameter that it is added to
+# A Python number is made a tensor for each parameter that it is added to.
+_ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
 
 class Adam(torch.optim.Adam):

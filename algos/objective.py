@@ -102,7 +102,7 @@ def weighted_minibatches(
             batch["weight"] = batch["weight"] / len(batch)
         else:
             batch["weight"] = share if aggregation is token_mean else aggregation(mask=mask)
-            if aggregation is not token_mean and number == 0:
+            if aggregation is not token_mean:
                 check_inert(batch, "weight")
         yield batch
 

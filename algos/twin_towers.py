@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 _SEEN: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module | None, ...], tuple[nn.Linear, ...]]] = WeakKeyDictionary()
 """Layers of each tower, and those that are linear."""
-_MINUS_ONE = torch.tensor(
-    -1.0, dtype=torch.float32, device="cpu"
-)  # a Python number is made a tensor at every use, which costs more than the sum
+# A Python number is made a tensor at every use, which costs more than the sum.
+_MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 
 
 def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:

@@ -94,7 +94,8 @@ class Decoder:
         """Tokens of each slot that are in the cache."""
         self._last = np.zeros(num_slots, dtype=np.int64)
         self._slots = np.arange(num_slots)
-        self.device = lm.device  # `transformers` looks for it among the weights each time
+        self.device = lm.device
+        """Where the model was when this was made; kept, for `transformers` looks for it among the weights each time."""
         self._steps = torch.arange(max_length, device=self.device)
         added = [torch.finfo(lm.model.dtype).min, 0.0]
         self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
