@@ -99,10 +99,11 @@ class MLPPolicy(nn.Module):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
         return self.distribution.log_std
 
-    @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = self._read(torch.from_numpy(np.asarray(observation)))  # as_tensor takes twice as long
+        seen = np.asarray(observation)
+        if seen.ndim != 2 or seen.dtype != np.float32 or self.normalizer is not None:
+            seen = self._read(torch.from_numpy(seen)).numpy()
         if self._held is None:
             drawn = self.distribution.sample(
                 tower_output(seen, self.actor),
@@ -111,7 +112,7 @@ class MLPPolicy(nn.Module):
                 deterministic=deterministic,
             )
             return Step(*drawn)
-        return self._act_held(self._output(seen), action_mask, deterministic)
+        return self._act_held(torch.from_numpy(seen), action_mask, deterministic)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
@@ -168,10 +169,12 @@ class MLPPolicy(nn.Module):
         box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
         return restore_policy(cls, box, folder, saved)
 
-    def _act_held(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+    @torch.no_grad()
+    def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
         """Choose by matrices that are held for several steps."""
         assert self._held is not None
         assert isinstance(self.distribution, StateDependentGaussian)
+        output = self._output(seen)
         if not deterministic:
             self._held = self._held.next(len(output), partial(self.distribution.draw, generator=self.generator))
         drawn = self.distribution.sample(
@@ -191,7 +194,7 @@ class MLPPolicy(nn.Module):
         return torch.cat([self.actor[-1](features), features], dim=-1)
 
     def _value(self, observation: Tensor) -> Tensor:
-        return tower_output(self._read(observation), self.critic).squeeze(-1)
+        return tower_output(self._read(observation).numpy(), self.critic).squeeze(-1)
 
     def _read(self, observation: Tensor) -> Tensor:
         """What the networks are given: flat, float32, normalised."""

@@ -10,14 +10,14 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
-from algos import MLPPolicy
+from algos import MLPPolicy, distributions
 from algos.adam import Adam
 from algos.advantages import gae
 from algos.descent import Term, add_up
 from algos.layers import tower
 from algos.losses import clipped_policy_loss
 from algos.metrics import EpisodeMeter
-from algos.twin_towers import plain_towers, tower_output, twin_towers
+from algos.twin_towers import LARGEST_PRODUCT, plain_towers, tower_output, twin_towers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/benchmarks"))
 from control import compare, ratio
@@ -52,7 +52,7 @@ def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
     gradients = [torch.autograd.grad(outputs, inputs, weights) for outputs in (found, expected)]
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(tower_output(x, first), expected[0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(tower_output(x.detach().numpy(), first), expected[0], atol=1e-10, rtol=0)
 
 
 def test_twin_towers_in_the_precision_that_they_train_in():
@@ -105,7 +105,80 @@ def test_modules_of_other_kinds_and_widths_are_called():
         torch.testing.assert_close(twin_towers(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
         torch.testing.assert_close(twin_towers(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
         with torch.no_grad():
-            torch.testing.assert_close(tower_output(x, other), other(x), atol=1e-10, rtol=0)
+            torch.testing.assert_close(tower_output(x.numpy(), other), other(x), atol=1e-10, rtol=0)
+
+
+def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_are():
+    """Written in place, moved in memory, replaced, in another precision and back: the arrays are the weights."""
+    tower = make_towers((48, 64), dtype=torch.float32)[0]
+    other = make_towers((48, 64), dtype=torch.float32)[0]
+    nn.init.normal_(other[2].weight)
+
+    def moved(layer):
+        layer.weight.data = 2 * layer.weight.data
+        layer.bias = nn.Parameter(layer.bias.detach() - 1)
+
+    changes = [
+        lambda: None,
+        lambda: nn.init.normal_(tower[2].weight),
+        lambda: moved(tower[0]),
+        lambda: tower.load_state_dict(other.state_dict(), assign=True),
+        lambda: tower.share_memory(),
+        lambda: tower.double().float(),
+        lambda: tower.__setitem__(4, other[4]),
+    ]
+    most = LARGEST_PRODUCT // (48 * 64)
+    seen = []
+    for change in changes:
+        change()
+        for rows in (0, 1, 7, most, most + 1):  # the last by torch
+            x = draws(rows, 5, dtype=torch.float32)
+            with torch.no_grad():
+                seen.append(tower(x))
+            torch.testing.assert_close(tower_output(x.numpy(), tower), seen[-1], atol=1e-5, rtol=1e-5)
+    assert (seen[2] - seen[7]).abs().min() > 0 and (seen[7] - seen[12]).abs().min() > 0
+
+
+def test_a_tower_in_another_precision_is_torchs():
+    tower = make_towers((8,))[0]
+    with torch.no_grad():
+        torch.testing.assert_close(tower_output(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "best"])
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([2, 5, 3])], ids=str)
+def test_numpy_draws_what_torch_draws(space, deterministic, monkeypatch):
+    """The same actions by the same noise, so that a number of slots more changes no stream but by its size."""
+    logits, masks = 3 * draws(40, 10, dtype=torch.float32), [None]
+    if isinstance(space, spaces.Discrete):
+        logits, masks = logits[:, :5], [None, draws(40, 5) > -0.5]
+        masks[1][:, 2] = True
+    found = {}
+    for most in (0, 2048):
+        monkeypatch.setattr(distributions, "SMALL", most)
+        generator = torch.Generator().manual_seed(5)
+        found[most] = [
+            distributions.action_distribution(space).sample(
+                logits, generator=generator, action_mask=mask, deterministic=deterministic
+            )
+            for mask in masks * 20
+        ]
+    for (action, log_prob), (expected, expected_log_prob) in zip(found[2048], found[0], strict=True):
+        assert torch.equal(action, expected) and action.dtype == torch.int64
+        torch.testing.assert_close(log_prob, expected_log_prob, atol=1e-6, rtol=0)
+    if not deterministic:
+        assert not torch.equal(found[0][0][0], found[0][-1][0])
+
+
+def test_what_is_not_finite_is_drawn_from_without_a_warning_as_by_torch():
+    """It is found, and named, where the rollout is checked."""
+    policy = MLPPolicy(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3))
+    for bad in (float("nan"), float("inf"), 3e38):
+        policy.actor[0].weight.data.fill_(bad)
+        step = policy.act(np.ones((2, 2), dtype=np.float32))
+        assert step.action.shape == (2,)
+    policy.actor[-1].bias.data[1] = float("inf")
+    assert policy.act(np.ones((2, 2), dtype=np.float32)).log_prob.isnan().all()
 
 
 SPACES = [spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3), spaces.MultiDiscrete([2, 3])]
