@@ -48,6 +48,8 @@ class Transcript:
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
+        self.turn_limit = np.zeros(rows, dtype=np.int64)
+        """Length at which the turn under way is over, whatever it says."""
         self.turn = np.zeros(rows, dtype=np.int64)
         """Number of the turn under way."""
         self.open = np.zeros(rows, dtype=np.int64)
@@ -70,7 +72,8 @@ class Transcript:
         self.chosen[row] = False
         self.reward[row] = 0
         self.tokens[row, : len(ids)] = ids
-        self.length[row] = self.prompt_length[row] = self.turn_start[row] = len(ids)
+        self.prompt_length[row] = len(ids)
+        self._begin_turn(row, len(ids))
         self.turn[row] = 0
         self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
         if self._unpaid:  # of an episode that was given up
@@ -103,12 +106,12 @@ class Transcript:
         if self.masks.active:
             self.allowed.reshape(-1)[place] = self.open[rows]
         self.length[rows] = after = at + 1
-        new = after - self.turn_start[rows]
         ended = self.ends.token[actions]
         if self.ends.texts:
+            new = after - self.turn_start[rows]
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
                 ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
-        over = (new >= self.limits.max_new_tokens) | (after >= self.tokens.shape[1]) | ended
+        over = (after >= self.turn_limit[rows]) | ended
         self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
         if self.masks.active:
             self._look_ahead(named[~over])
@@ -149,7 +152,7 @@ class Transcript:
             return
         turn.last = False
         self.tokens[row, at : at + len(ids)] = ids
-        self.length[row] = self.turn_start[row] = at + len(ids)
+        self._begin_turn(row, at + len(ids))
         self.turn[row] += 1
         self.terminated[row] = self.stopped[row] = False
         self._look_ahead(np.array([row]))
@@ -200,6 +203,11 @@ class Transcript:
         if self.masks.active:
             rollout["allowed_sets"] = NonTensorData(self.masks.sets[used], batch_size=rollout.batch_size)
         return rollout
+
+    def _begin_turn(self, row: int, at: int) -> None:
+        """The policy's turn, after so many tokens."""
+        self.length[row] = self.turn_start[row] = at
+        self.turn_limit[row] = min(at + self.limits.max_new_tokens, self.tokens.shape[1])
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
         ids, start = self.tokens[row, : self.length[row]].tolist(), self.turn_start[row]

@@ -208,7 +208,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Raises:
             ValueError: on a token that is no action, an episode that is over, or a closed environment.
         """
-        actions, resetting = self._check_actions(actions), np.flatnonzero(self._ended)
+        resetting = self._ended.nonzero()[0]
+        actions = self._check_actions(actions, resetting)
         # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
@@ -217,12 +218,12 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if over:
             done[list(over)] = True
         terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
-        self._ended, info = done.copy(), end_info(self.num_envs, over, self._slots.end_reason)
+        self._ended, info = done, end_info(self.num_envs, over, self._slots.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
         if self.autoreset_mode is AutoresetMode.SAME_STEP and over:
-            info = final_info(self._observe(), done, info)
+            info = final_info(self._observe(), done.copy(), info)
             self._begin(np.array(list(over)))
         return self._observe(), reward, terminated, truncated, self._info() | info
 
@@ -384,15 +385,16 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.closed:
             raise ValueError("this environment is closed: make a new one")
 
-    def _check_actions(self, actions: np.ndarray) -> np.ndarray:
+    def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
         self._check_open()
         if not self._started or self._slots.unpaid:
             why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
             raise ValueError(f"{why}: call reset before step")
-        actions = self._masks.check(actions, slice(None), np.where(self._ended, 0, self._slots.open))
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+        allowed = np.where(self._ended, 0, self._slots.open) if len(ended) else self._slots.open
+        actions = self._masks.check(actions, slice(None), allowed)
+        if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
             raise ValueError(
-                f"the episodes in slots {np.flatnonzero(self._ended).tolist()} are over: "
+                f"the episodes in slots {ended.tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
