@@ -66,19 +66,57 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     """Slots at positions of their own, up to the longest text."""
     lm, decoder = recording_decoder(make, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), LENGTH - 4)
-    assert decoder._step.recording is not None
+    assert decoder._everywhere.recording is not None
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
+def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monkeypatch):
+    """Slots fall idle and are given other texts, now one and now most of them; every step against a whole pass."""
+    monkeypatch.setattr(recording, "RECORDED_AFTER", 3)
+    lm = LanguageModel(make(), make_tokenizer(WORDS))
+    rng, slots = np.random.default_rng(0), 9
+    decoder = lm.decoder(num_slots=slots, max_length=LENGTH)
+    tokens, length = np.zeros((slots, LENGTH), dtype=np.int64), np.zeros(slots, dtype=np.int64)
+    for step in range(120):
+        length[length > 0] += 1
+        stopped = (length > LENGTH) | (rng.random(slots) < 0.15)
+        length[stopped] = 0
+        begun = (length == 0) & (rng.random(slots) < (0.9 if step % 20 == 0 else 0.1))
+        for slot in np.flatnonzero(begun):
+            length[slot] = rng.integers(1, 14)
+            tokens[slot] = rng.integers(0, len(WORDS), LENGTH)
+        if stopped.any() or begun.any():
+            decoder.reset(stopped | begun)
+        logits, at_work = decoder.logits(tokens, length), length > 0
+        if at_work.any():
+            expected = plain_logits(lm, tokens[at_work], length[at_work])
+            torch.testing.assert_close(logits[torch.from_numpy(at_work)], expected, atol=1e-5, rtol=1e-5)
+        assert (logits[torch.from_numpy(~at_work)] == 0).all()
+    assert decoder._one.recording is not None and decoder._several.recording is not None
+
+
+def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_of_them(monkeypatch):
+    lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
+    layer = lm.model.transformer.ln_f
+    own = layer.forward
+    layer.forward = lambda x: own(x) * len(x)
+    lengths = np.array([5, 7, 0]), np.array([3, 4, 6])
+    for length, recorded in zip(lengths, (True, False), strict=True):
+        decoder.reset()
+        decoder.logits(texts(), length)
+        assert (decoder._several.recording is not None) == recorded
 
 
 def test_a_recording_reads_the_weights_as_they_are_now_and_new_texts(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
-    recorded = decoder._step.recording
+    recorded = decoder._everywhere.recording
     with torch.no_grad():
         for p in lm.parameters():
             p.mul_(1.1)
     decoder.reset()
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder._step.recording is recorded is not None
+    assert decoder._everywhere.recording is recorded is not None
 
 
 def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
@@ -87,9 +125,9 @@ def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
     head = lm.model.transformer.ln_f
     head.weight = torch.nn.Parameter(head.weight.detach() * 3)
     decoder.reset()
-    assert decoder._step.recording is None
+    assert decoder._everywhere.recording is None
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder._step.recording is not None
+    assert decoder._everywhere.recording is not None
 
 
 def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, caplog):
@@ -102,7 +140,7 @@ def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, ca
     with caplog.at_level(logging.INFO):
         for step in range(10):
             decoder.logits(texts(), np.array([2, 5, 3]) + step)
-    assert decoder._step.recording is None and "decodes without a recording" in caplog.text
+    assert decoder._everywhere.recording is None and "decodes without a recording" in caplog.text
 
 
 def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_doubles(monkeypatch):
@@ -113,10 +151,10 @@ def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_double
     layer.forward = lambda x: own(x) * (2.0 if cache.width >= 16 else 1.0)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._step.recording is not None
+    assert decoder._everywhere.recording is not None
     for step in range(3, 24):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._step.recording is None
+    assert decoder._everywhere.recording is None
 
 
 def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(monkeypatch):
@@ -126,9 +164,9 @@ def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(m
     layer.forward = lambda x: own(x) * (1 + int(cache.width) / 10)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._step.recording is not None
+    assert decoder._everywhere.recording is not None
     decoder.logits(texts(), np.array([7, 8, 6]))
-    assert decoder._step.recording is None and not decoder._step._recordable
+    assert decoder._everywhere.recording is None and not decoder._everywhere._recordable
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "greedy"])

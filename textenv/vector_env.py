@@ -294,7 +294,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         over = self._end_turns(batch.transcript, batch.transcript.append(rows, actions[running]))
         changed = np.zeros(self.num_envs, dtype=bool)
         if over:
-            changed[running] = np.isin(rows, list(over))
+            ended = np.zeros(len(batch.numbers), dtype=bool)
+            ended[list(over)] = True
+            changed[running] = ended[rows]
             batch.release(np.flatnonzero(changed))
             changed[self._fill()] = True
         return batch.observe(), changed

@@ -102,7 +102,7 @@ class Padded:
 
 def lengths(options):
     """Tokens a second where lengths vary: 256 episodes with slot refill, and in 8 padded batches of 32."""
-    recording.RECORDED_AFTER = NEW_TOKENS // 2  # of both
+    recording.RECORDED_AFTER = EPISODES // BATCH // 2  # so that both have recorded all they do when the first pair ends
     model, tokenizer = make_model(SHAPES[options.size])
     end_with(model, END)
     policy, env = LMPolicy(model, tokenizer), make_env(tokenizer)
@@ -141,7 +141,7 @@ def interface(options):
     action = policy.act(observation).action.numpy()
     ready = decoder.logits(observation["tokens"], observation["length"])
     for reader in (decoder, policy._decoder):
-        reader._step = lambda *inputs: ready
+        reader._everywhere = lambda *inputs, sizes: ready
     ours, peer = np.zeros((2, steps * (options.pairs + 1)))
 
     def act():

@@ -5,7 +5,8 @@ prompts enter a slot while its neighbours are in mid-sentence, and an additive m
 sees. Models with sliding-window, recurrent or otherwise special caches take the padded path: the whole prefix
 is read again at every step.
 
-A step that reads one token in every slot is recorded after a while and then replayed (`textenv.lm.recording`).
+Steps are recorded after a while and then replayed (`textenv.lm.recording`): one token in every slot, one in some of
+them, and several at once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _SlotLayer(CacheLayerMixin):
         self.values[rows[:, None], self.positions] = value_states.transpose(1, 2)
         keys, values = self.keys[:, : self.width], self.values[:, : self.width]
         if self.rows is not None:
-            keys, values = keys[rows], values[rows]
+            keys, values = keys.index_select(0, rows), values.index_select(0, rows)  # in a quarter of the time of []
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -99,7 +100,10 @@ class Decoder:
         self._steps = torch.arange(max_length, device=self.device)
         added = [torch.finfo(lm.model.dtype).min, 0.0]
         self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
-        self._step = Replayed(self._one_token, held=lambda: list(lm.parameters()), name=type(lm.model).__name__)
+        steps = (self._one_everywhere, self._some, self._some)
+        self._everywhere, self._one, self._several = self._recordings = [
+            Replayed(step, held=lambda: list(lm.parameters()), name=type(lm.model).__name__) for step in steps
+        ]
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
         # The exact type: its subclasses are the special caches.
@@ -133,7 +137,8 @@ class Decoder:
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Forget these slots (bool ``[num_slots]``), or all; then also a recording of weights that were replaced."""
         if rows is None:
-            self._step.forget_replaced()
+            for step in self._recordings:
+                step.forget_replaced()
         self.read[slice(None) if rows is None else rows] = 0
 
     @torch.no_grad()
@@ -176,8 +181,9 @@ class Decoder:
         at = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
         self._last = tokens[self._slots, at]
         self.read = self.read + 1
-        fresh, where = (torch.from_numpy(x).to(self.device).unsqueeze(1) for x in (self._last, at))
-        return self._step(fresh, where, self._mask(where, int(at.max()) + 1))
+        fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (self._last, at))
+        width = int(at.max()) + 1
+        return self._everywhere(fresh, where, self._mask(where, width), sizes=(width,))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read what is new in these slots and return the logits after it."""
@@ -187,19 +193,24 @@ class Decoder:
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
         self.read[rows] = length
         self._last[rows] = tokens[np.arange(len(rows)), length - 1]
+        last = torch.from_numpy(new - 1).to(self.device)
         if not self.cached:
-            return self._at_last(self.lm.hidden(fresh), new)
+            return self._at_last(self.lm.hidden(fresh), last)
         chosen, where = (torch.from_numpy(x).to(self.device) for x in (rows, columns))
-        return self._at_last(self._forward(chosen, fresh, where, self._mask(where, int(columns.max()) + 1)), new)
+        # One key more than there is to look at, or the width of new texts would be the number of their tokens.
+        width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
+        inputs = (chosen, fresh, where, self._mask(where, width), last)
+        if columns.shape[1] == 1:
+            return self._one(*inputs, sizes=(len(rows), width))
+        return self._several(*inputs, sizes=(*columns.shape, width))
 
     def _mask(self, where: Tensor, width: int) -> Tensor:
         """What is added to the scores of queries at ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own place."""
         return torch.where(self._steps[:width] > where.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
 
-    def _at_last(self, hidden: Tensor, new: np.ndarray) -> Tensor:
-        """Logits at the last of the new tokens of each row."""
-        last = torch.from_numpy(new - 1).to(hidden.device)
-        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]).float()
+    def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
+        """Logits at the last of the new tokens of each row, at these places ``[n]`` among them."""
+        return self.lm.logits(hidden[torch.arange(hidden.shape[0], device=hidden.device), last]).float()
 
     def _forward(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """The trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
@@ -213,6 +224,10 @@ class Decoder:
             use_cache=True,
         )
 
-    def _one_token(self, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _one_everywhere(self, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Logits after one new token in every slot."""
         return self.lm.logits(self._forward(None, fresh, positions, mask)[:, -1]).float()
+
+    def _some(self, rows: Tensor, fresh: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
+        """Logits after the new tokens of some slots."""
+        return self._at_last(self._forward(rows, fresh, positions, mask), last)

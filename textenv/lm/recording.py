@@ -24,11 +24,12 @@ RECORDED_AFTER = 512
 class Replayed:
     """A function that is recorded after a while, and called as it is wherever the recording would not do.
 
-    A recording is compared with the function when it is made, at the next width, which it may have taken for a
-    constant, and whenever the width has doubled: a model may do something else with longer texts.
+    A recording is compared with the function when it is made, at a second value of each size, for it may have taken
+    the first for a constant, and whenever a size has doubled: a model may do something else with longer texts. Where a
+    size is 1 or two are equal the function itself is called: to a recording these are no examples of other sizes.
 
     Args:
-        function: see `record`; the last size of its last argument, the width, is what changes from call to call.
+        function: see `record`.
         held: the weights that it reads, for a recording to be dropped when others take their place.
         name: of the model, for the log.
     """
@@ -36,21 +37,31 @@ class Replayed:
     def __init__(self, function: Function, *, held: Callable[[], Sequence[Tensor]], name: str) -> None:
         self.function, self.held, self.name = function, held, name
         self.recording: Function | None = None
-        self._recordable, self._calls, self._compare_from = True, 0, 0
+        self._recordable, self._calls = True, 0
+        self._compared: list[set[int]] = []
+        """Of each size, the values at which recording and function agreed."""
         self._read: Sequence[Tensor] = ()
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the function gives."""
-        self._calls += 1
-        width = inputs[-1].shape[-1]
-        if self.recording is not None and width < self._compare_from:
+    def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """What the function gives.
+
+        Args:
+            inputs: its arguments.
+            sizes: whatever of their shapes changes from call to call.
+        """
+        if 1 in sizes or len(set(sizes)) < len(sizes):
+            return self.function(*inputs)
+        if self.recording is not None and self._agrees_at(sizes):
             return self.recording(*inputs)
         plain = self.function(*inputs)
+        self._calls += 1
         if self.recording is not None:
-            self._compare(self.recording, plain, inputs, following=2 * width)
+            self._compare(self.recording, plain, inputs)
         elif self._recordable and self._calls > RECORDED_AFTER:
-            self._read = self.held()
-            self._compare(None, plain, inputs, following=width + 1)
+            self._read, self._compared = self.held(), [set() for _ in sizes]
+            self._compare(None, plain, inputs)
+        for values, size in zip(self._compared, sizes, strict=True) if self.recording is not None else ():
+            values.add(size)
         return plain
 
     def forget_replaced(self) -> None:
@@ -59,9 +70,17 @@ class Replayed:
         if len(now) != len(self._read) or any(p is not q for p, q in zip(now, self._read, strict=True)):
             self.recording, self._calls = None, 0
 
-    def _compare(self, made: Function | None, plain: Tensor, inputs: tuple[Tensor, ...], *, following: int) -> None:
+    def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
+        for values, size in zip(self._compared, sizes, strict=True):
+            if size not in values:
+                bits = size.bit_length()
+                if len(values) == 1 or all(value.bit_length() != bits for value in values):
+                    return False
+        return True
+
+    def _compare(self, made: Function | None, plain: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """Keep a recording, by default one of this call, if it agrees with what the function gave."""
-        self.recording, self._compare_from, reason = made, following, ""
+        self.recording, reason = made, ""
         try:
             self.recording = record(self.function, *inputs) if made is None else made
             gap = (self.recording(*inputs) - plain).abs().max().item()
