@@ -40,7 +40,7 @@ class Categorical(nn.Module):
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``."""
+        """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``; no gradient."""
         return _draw(_masked(output, action_mask), generator, deterministic)
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -130,10 +130,11 @@ class Gaussian(nn.Module):
         self.size = math.prod(self.shape)
         self.log_std = nn.Parameter(torch.zeros(self.size))
 
+    @torch.no_grad()
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` and their log-densities ``[N]`` from means ``[N, size]``."""
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]`` from means ``[N, size]``; no gradient."""
         _refuse_mask(action_mask)
         if deterministic:
             noise = torch.zeros_like(output)
@@ -190,6 +191,7 @@ class StateDependentGaussian(nn.Module):
         """Matrices of standard normal numbers, float32 ``[count, features, size]``; E is σ times one of them."""
         return torch.randn(count, self.features, self.size, generator=generator)
 
+    @torch.no_grad()
     def sample(
         self,
         output: Tensor,
@@ -199,7 +201,7 @@ class StateDependentGaussian(nn.Module):
         deterministic: bool,
         matrices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` and their log-densities ``[N]``, by ``draw``'s matrices or by those given."""
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]``, no gradient; by these matrices or new ones."""
         _refuse_mask(action_mask)
         action, features = self._split(output)
         if not deterministic:
@@ -284,10 +286,11 @@ def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
 
 
 def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
-    """A choice by logits ``[N, n]`` and its log-probability, ``[N]`` each.
+    """A choice by logits ``[N, n]`` and its log-probability, ``[N]`` each, without a gradient.
 
     Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
     """
+    logits = logits.detach()
     if logits.numel() <= SMALL and logits.dtype is torch.float32 and logits.is_cpu:
         action, log_prob = _draw_few(logits.numpy(), generator, deterministic)
         return torch.from_numpy(action), torch.from_numpy(log_prob)

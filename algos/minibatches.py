@@ -23,7 +23,7 @@ def places(rollout: TensorDict) -> Tensor:
 def minibatches(
     rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator, epochs: int = 1
 ) -> Iterator[TensorDict]:
-    """In each epoch every True entry once, in a new random order.
+    """In each epoch every True entry once, in a new random order where there is more than one minibatch.
 
     Args:
         rollout: ``[B, T]``.
@@ -47,6 +47,9 @@ def minibatches(
     if not len(units):
         return
     for _ in range(epochs):
+        if size is None or size >= len(units):
+            yield units.copy()  # all of them, and so in any order; what is written into it stays out of the next one
+            continue
         order = torch.randperm(len(units), generator=generator)
         # One gather an epoch and views after it, rather than a gather a minibatch.
-        yield from units[order].split(len(units) if size is None else size)
+        yield from units[order].split(size)

@@ -203,8 +203,9 @@ def test_samples_are_scored_as_they_were_drawn(space):
     distribution, generator = action_distribution(space), torch.Generator().manual_seed(0)
     output = torch.randn(50, distribution.size, generator=generator)
     options = dict(generator=generator, action_mask=None)
-    action, log_prob = distribution.sample(output, deterministic=False, **options)
+    action, log_prob = distribution.sample(output.clone().requires_grad_(), deterministic=False, **options)
     assert action.shape == (50, *space.shape) and log_prob.shape == (50,)
+    assert not action.requires_grad and not log_prob.requires_grad
     if not isinstance(space, spaces.Box):
         assert action.dtype == torch.int64
         assert all(space.contains(one.astype(space.dtype)) or space.contains(int(one)) for one in action.numpy())
