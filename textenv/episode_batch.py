@@ -43,9 +43,13 @@ class EpisodeBatch:
         episode = self.episode[self.running]
         return episode, self.transcript.length[episode] - 1
 
-    def release(self, slots: np.ndarray) -> None:
-        """Leave these slots (int64 indices) idle: their episodes are over."""
+    def release(self, rows: Sequence[int]) -> np.ndarray:
+        """Leave the slots of these episodes idle, which are over; returns the slots (int64 indices)."""
+        over = np.zeros(len(self.numbers) + 1, dtype=bool)  # one more, for slots that are idle: -1
+        over[rows] = True
+        slots = np.flatnonzero(over[self.episode])
         self.episode[slots] = -1
+        return slots
 
     def refill(self) -> tuple[np.ndarray, np.ndarray]:
         """Give idle slots the next episodes, once enough of them are idle; returns the slots, and the rows to begin."""

@@ -294,10 +294,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         over = self._end_turns(batch.transcript, batch.transcript.append(rows, actions[running]))
         changed = np.zeros(self.num_envs, dtype=bool)
         if over:
-            ended = np.zeros(len(batch.numbers), dtype=bool)
-            ended[list(over)] = True
-            changed[running] = ended[rows]
-            batch.release(np.flatnonzero(changed))
+            changed[batch.release(list(over))] = True
             changed[self._fill()] = True
         return batch.observe(), changed
 
