@@ -104,17 +104,16 @@ def _collect_text(
     cursor.seed = None
     seeds = None if deterministic else episode_seeds(episodes, policy.generator)
     policy.reset(seeds=_in_slots(seeds, env))
-    log_prob = torch.zeros(episodes, observation["tokens"].shape[1])
+    log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
     while (running := env.running).any():
         step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
-        row, column = env.cursor
-        log_prob[row, column] = step.log_prob.cpu()[running]
+        log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
         observation, changed = env.advance(numpy_action(step.action))
         if changed.any():
             policy.reset(changed, seeds=_in_slots(seeds, env))
     policy.reset()
     rollout = env.take_episodes()
-    rollout["log_prob"] = log_prob[:, : rollout.shape[1]]
+    rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
     return rollout
 
 
