@@ -286,12 +286,12 @@ def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
 
 
 def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
-    """A choice by logits ``[N, n]`` and its log-probability, ``[N]`` each, without a gradient.
+    """A choice by logits ``[*, n]`` and its log-probability, ``[*]`` each, without a gradient.
 
     Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
     """
     logits = logits.detach()
-    if logits.numel() <= SMALL and logits.dtype is torch.float32 and logits.is_cpu:
+    if logits.ndim == 2 and logits.numel() <= SMALL and logits.dtype is torch.float32 and logits.is_cpu:
         action, log_prob = _draw_few(logits.numpy(), generator, deterministic)
         return torch.from_numpy(action), torch.from_numpy(log_prob)
     chosen = log_probs = logits.log_softmax(-1)

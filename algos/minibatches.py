@@ -48,7 +48,7 @@ def minibatches(
         return
     for _ in range(epochs):
         if size is None or size >= len(units):
-            yield units.copy()  # all of them, and so in any order; what is written into it stays out of the next one
+            yield units.clone()  # all of them, and so in any order; what is written into it stays out of the next one
             continue
         order = torch.randperm(len(units), generator=generator)
         # One gather an epoch and views after it, rather than a gather a minibatch.

@@ -20,7 +20,7 @@ from algos.exploration import HeldMatrices, refuse_seeds
 from algos.layers import tower
 from algos.normalizers import ObservationNormalizer
 from algos.policy import Observation, Step, box_shape, frozen_copy
-from algos.twin_towers import tower_output, twin_towers
+from algos.twin_towers import acting_output, tower_output, twin_towers
 from textenv.rollout import Evaluation
 
 
@@ -102,11 +102,11 @@ class MLPPolicy(nn.Module):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         seen = np.asarray(observation)
-        if seen.ndim != 2 or seen.dtype != np.float32 or self.normalizer is not None:
+        if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
             seen = self._read(torch.from_numpy(seen)).numpy()
         if self._held is None:
             drawn = self.distribution.sample(
-                tower_output(seen, self.actor),
+                acting_output(seen, self.actor),
                 generator=self.generator,
                 action_mask=action_mask,
                 deterministic=deterministic,
@@ -194,7 +194,7 @@ class MLPPolicy(nn.Module):
         return torch.cat([self.actor[-1](features), features], dim=-1)
 
     def _value(self, observation: Tensor) -> Tensor:
-        return tower_output(self._read(observation).numpy(), self.critic).squeeze(-1)
+        return tower_output(self._read(observation), self.critic).squeeze(-1)
 
     def _read(self, observation: Tensor) -> Tensor:
         """What the networks are given: flat, float32, normalised."""

@@ -72,9 +72,9 @@ def weighted_minibatches(
     Args:
         rollout: ``[B, T]`` with advantages.
         policy: whole rows for a sequential one, else single steps.
-        generator: of the order.
+        generator: of the order, where there is more than one.
         size: units in a minibatch; None takes all.
-        epochs: passes over the rollout, each in another order.
+        epochs: passes over the rollout.
         whiten_advantages: scale the advantages of each minibatch to mean 0 and variance 1.
         aggregation: weight of each entry in the loss.
 

@@ -32,19 +32,20 @@ class _Layers:
     """Of the tower, as it was looked at."""
     linear: tuple[nn.Linear, ...]
     """Those of its modules that are linear; none of a tower of another kind."""
-    addresses: list[int] = field(default_factory=list)
-    """Where in memory the weights are that `arrays` reads."""
+    places: list[Any] = field(default_factory=list)
+    """Where in memory, and how laid out there, the weights are that `arrays` reads."""
     arrays: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    """Of each linear layer the transposed weight and the bias, in the parameters' own memory."""
+    """Of each linear layer the transposed weight and the bias, in the parameters' own memory; none unless they are
+    small float32 ones on the CPU."""
     rows: int = 0
-    """How many rows NumPy may evaluate; 0 unless the weights are small float32 ones on the CPU."""
+    """How many rows NumPy may evaluate."""
 
 
 _SEEN: WeakKeyDictionary[nn.Module, _Layers] = WeakKeyDictionary()
 
 
-def tower_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
-    """What a tower gives, without a gradient.
+def acting_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
+    """What a tower gives, without a gradient; a few rows are computed by NumPy.
 
     Args:
         observation: float32 ``[*, size]``.
@@ -53,16 +54,21 @@ def tower_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
     Returns:
         ``[*, outputs]``, equal to ``tower(torch.from_numpy(observation))`` but for rounding.
     """
-    seen = _look_at(tower)
-    if seen.linear and observation.ndim == 2 and len(observation) <= _rows(seen):
-        return torch.from_numpy(_array_output(observation, seen.arrays))
-    with torch.no_grad():
-        x = torch.from_numpy(observation)
-        if not seen.linear:
-            return tower(x)
-        for layer in seen.linear[:-1]:
-            x = _tanh(F.linear(x, layer.weight, layer.bias))
-        return F.linear(x, seen.linear[-1].weight, seen.linear[-1].bias)
+    arrays = _arrays(_look_at(tower), len(observation)) if observation.ndim == 2 else []
+    if arrays:
+        return torch.from_numpy(_array_output(observation, arrays))
+    return tower_output(torch.from_numpy(observation), tower)
+
+
+@torch.no_grad()
+def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
+    """The same of a tensor, by torch."""
+    linear, x = _look_at(tower).linear, observation
+    if not linear:
+        return tower(x)
+    for layer in linear[:-1]:
+        x = _tanh(F.linear(x, layer.weight, layer.bias))
+    return F.linear(x, linear[-1].weight, linear[-1].bias)
 
 
 def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
@@ -172,17 +178,19 @@ def _look_at(tower: nn.Module) -> _Layers:
     return known
 
 
-def _rows(seen: _Layers) -> int:
-    """How many rows NumPy may evaluate. The arrays are made anew when the weights are elsewhere in memory."""
+def _arrays(seen: _Layers, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The weights for NumPy, made anew where they are elsewhere in memory; none if so many rows are left to torch."""
     weights: list[Any] = [layer._parameters[name] for layer in seen.linear for name in ("weight", "bias")]
-    addresses = [x.data_ptr() for x in weights]
-    if addresses != seen.addresses:
-        largest = max(x.numel() for x in weights)
-        plain = all(x.is_cpu and x.dtype is torch.float32 for x in weights)
-        seen.rows = LARGEST_PRODUCT // largest if plain and largest <= LARGEST_WEIGHT else 0
-        arrays = iter([x.detach().numpy() for x in weights] if seen.rows else [])
-        seen.addresses, seen.arrays = addresses, [(weight.T, bias) for weight, bias in zip(arrays, arrays, strict=True)]
-    return seen.rows
+    places = [x if x is None else (x.data_ptr(), x.shape, x.stride()) for x in weights]
+    if places != seen.places:
+        seen.places, seen.arrays = places, []
+        if all(x is not None and x.is_cpu and x.dtype is torch.float32 for x in weights):
+            largest = max(x.numel() for x in weights)
+            seen.rows = LARGEST_PRODUCT // largest
+            if largest <= LARGEST_WEIGHT:
+                views = iter([x.detach().numpy() for x in weights])
+                seen.arrays = [(weight.T, bias) for weight, bias in zip(views, views, strict=True)]
+    return seen.arrays if rows <= seen.rows else []
 
 
 def _array_output(x: np.ndarray, layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -17,7 +17,7 @@ from algos.descent import Term, add_up
 from algos.layers import tower
 from algos.losses import clipped_policy_loss
 from algos.metrics import EpisodeMeter
-from algos.twin_towers import LARGEST_PRODUCT, plain_towers, tower_output, twin_towers
+from algos.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/benchmarks"))
 from control import compare, ratio
@@ -52,7 +52,7 @@ def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
     gradients = [torch.autograd.grad(outputs, inputs, weights) for outputs in (found, expected)]
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(tower_output(x.detach().numpy(), first), expected[0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(tower_output(x, first), expected[0], atol=1e-10, rtol=0)
 
 
 def test_twin_towers_in_the_precision_that_they_train_in():
@@ -105,7 +105,7 @@ def test_modules_of_other_kinds_and_widths_are_called():
         torch.testing.assert_close(twin_towers(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
         torch.testing.assert_close(twin_towers(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
         with torch.no_grad():
-            torch.testing.assert_close(tower_output(x.numpy(), other), other(x), atol=1e-10, rtol=0)
+            torch.testing.assert_close(tower_output(x, other), other(x), atol=1e-10, rtol=0)
 
 
 def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_are():
@@ -118,6 +118,13 @@ def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_ar
         layer.weight.data = 2 * layer.weight.data
         layer.bias = nn.Parameter(layer.bias.detach() - 1)
 
+    def cut():  # of the same memory
+        tower[4].weight.data, tower[4].bias.data = tower[4].weight.data[:2], tower[4].bias.data[:2]
+
+    def turned():
+        tower[2].weight = nn.Parameter(tower[2].weight.detach()[:, :48].T[:, :48])
+        tower[2].bias.data, tower[4].weight.data = tower[2].bias.data[:48], tower[4].weight.data[:, :48]
+
     changes = [
         lambda: None,
         lambda: nn.init.normal_(tower[2].weight),
@@ -126,6 +133,9 @@ def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_ar
         lambda: tower.share_memory(),
         lambda: tower.double().float(),
         lambda: tower.__setitem__(4, other[4]),
+        cut,
+        turned,
+        lambda: setattr(tower[0], "bias", None),
     ]
     most = LARGEST_PRODUCT // (48 * 64)
     seen = []
@@ -135,14 +145,26 @@ def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_ar
             x = draws(rows, 5, dtype=torch.float32)
             with torch.no_grad():
                 seen.append(tower(x))
-            torch.testing.assert_close(tower_output(x.numpy(), tower), seen[-1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(acting_output(x.numpy(), tower), seen[-1], atol=1e-5, rtol=1e-5)
     assert (seen[2] - seen[7]).abs().min() > 0 and (seen[7] - seen[12]).abs().min() > 0
 
 
 def test_a_tower_in_another_precision_is_torchs():
     tower = make_towers((8,))[0]
     with torch.no_grad():
-        torch.testing.assert_close(tower_output(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
+        torch.testing.assert_close(acting_output(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("hidden", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 4), (4,), (3, 2, 4)], ids=str)
+def test_observations_of_any_batch_shape_are_acted_on(shape, hidden):
+    policy = MLPPolicy(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3), hidden=hidden)
+    seen = draws(*shape, dtype=torch.float32)
+    step = policy.act(seen.numpy(), deterministic=True)
+    with torch.no_grad():
+        expected = policy.actor(seen).log_softmax(-1).max(-1)
+    torch.testing.assert_close(step.log_prob, expected.values, atol=1e-6, rtol=0)
+    assert torch.equal(step.action, expected.indices)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "best"])

@@ -96,7 +96,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
 
 
 def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_of_them(monkeypatch):
-    lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
+    lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=0)
     layer = lm.model.transformer.ln_f
     own = layer.forward
     layer.forward = lambda x: own(x) * len(x)
@@ -128,6 +128,29 @@ def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
     assert decoder._everywhere.recording is None
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
     assert decoder._everywhere.recording is not None
+
+
+def test_a_model_that_takes_another_way_is_recorded_anew(monkeypatch):
+    """With its adapter switched off the weights are the same tensors, and the forward is another one."""
+    lm, decoder = recording_decoder(lambda: with_adapter(make_gpt2()), monkeypatch, after=0)
+    length = np.array([5, 7, 3])
+    decode(lm, decoder, texts(), length, 3)
+    decoder.reset()
+    decoder.logits(texts(), length + 1)
+    assert all(step.recording is not None for step in (decoder._everywhere, decoder._several))
+    with lm.model.disable_adapter():
+        decoder.reset()
+        decode(lm, decoder, texts(), length, 3)
+    decoder.reset()
+    decode(lm, decoder, texts(), length, 3)
+
+
+def with_adapter(model):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
+    return get_peft_model(model, config)
 
 
 def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, caplog):

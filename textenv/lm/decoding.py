@@ -101,9 +101,7 @@ class Decoder:
         added = [torch.finfo(lm.model.dtype).min, 0.0]
         self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
         steps = (self._one_everywhere, self._some, self._some)
-        self._everywhere, self._one, self._several = self._recordings = [
-            Replayed(step, held=lambda: list(lm.parameters()), name=type(lm.model).__name__) for step in steps
-        ]
+        self._everywhere, self._one, self._several = self._recordings = [Replayed(x, model=lm.model) for x in steps]
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
         # The exact type: its subclasses are the special caches.
@@ -183,7 +181,7 @@ class Decoder:
         self.read = self.read + 1
         fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (self._last, at))
         width = int(at.max()) + 1
-        return self._everywhere(fresh, where, self._mask(where, width), sizes=(width,))
+        return self._everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read what is new in these slots and return the logits after it."""
@@ -201,8 +199,8 @@ class Decoder:
         width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
         inputs = (chosen, fresh, where, self._mask(where, width), last)
         if columns.shape[1] == 1:
-            return self._one(*inputs, sizes=(len(rows), width))
-        return self._several(*inputs, sizes=(*columns.shape, width))
+            return self._one(*inputs, sizes=(len(rows), width, tokens.shape[1]))
+        return self._several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
 
     def _mask(self, where: Tensor, width: int) -> Tensor:
         """What is added to the scores of queries at ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own place."""

@@ -7,12 +7,13 @@ at every step, so `torch.fx` writes it down at one of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 logger = logging.getLogger(__name__)
@@ -30,24 +31,23 @@ class Replayed:
 
     Args:
         function: see `record`.
-        held: the weights that it reads, for a recording to be dropped when others take their place.
-        name: of the model, for the log.
+        model: whose forward it is, for a recording to be dropped when that has other weights or takes another way.
     """
 
-    def __init__(self, function: Function, *, held: Callable[[], Sequence[Tensor]], name: str) -> None:
-        self.function, self.held, self.name = function, held, name
+    def __init__(self, function: Function, *, model: nn.Module) -> None:
+        self.function, self.model, self.name = function, model, type(model).__name__
         self.recording: Function | None = None
         self._recordable, self._calls = True, 0
         self._compared: list[set[int]] = []
         """Of each size, the values at which recording and function agreed."""
-        self._read: Sequence[Tensor] = ()
+        self._recorded_of: tuple[list[Tensor], list[Any]] = [], []
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """What the function gives.
 
         Args:
             inputs: its arguments.
-            sizes: whatever of their shapes changes from call to call.
+            sizes: whatever of their shapes changes from call to call, and constants that these are not to be taken for.
         """
         if 1 in sizes or len(set(sizes)) < len(sizes):
             return self.function(*inputs)
@@ -58,16 +58,18 @@ class Replayed:
         if self.recording is not None:
             self._compare(self.recording, plain, inputs)
         elif self._recordable and self._calls > RECORDED_AFTER:
-            self._read, self._compared = self.held(), [set() for _ in sizes]
+            self._recorded_of, self._compared = _state(self.model), [set() for _ in sizes]
             self._compare(None, plain, inputs)
         for values, size in zip(self._compared, sizes, strict=True) if self.recording is not None else ():
             values.add(size)
         return plain
 
     def forget_replaced(self) -> None:
-        """Drop a recording that reads weights which are not the model's any more."""
-        now = self.held() if self.recording is not None else self._read
-        if len(now) != len(self._read) or any(p is not q for p, q in zip(now, self._read, strict=True)):
+        """Drop a recording of weights that are not the model's any more, or of switches that were turned since."""
+        if self.recording is None:
+            return
+        (before, switches), (now, switches_now) = self._recorded_of, _state(self.model)
+        if switches != switches_now or len(now) != len(before) or any(map(operator.is_not, now, before)):
             self.recording, self._calls = None, 0
 
     def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
@@ -91,6 +93,19 @@ class Replayed:
         if reason:
             logger.info("%s decodes without a recording: %s", self.name, reason)
             self.recording, self._recordable = None, False
+
+
+def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
+    """Its weights, and what else decides what its modules do: modes, names (such as of adapters), hooks."""
+    switches: list[Any] = []
+    for module in model.modules():
+        switches += [module.__dict__.get("forward"), *module._forward_hooks, *module._forward_pre_hooks]
+        for value in module.__dict__.values():
+            if isinstance(value, (bool, str)):
+                switches.append(value)
+            elif isinstance(value, list) and all(isinstance(x, str) for x in value):
+                switches.append(tuple(value))
+    return [*model.parameters(), *model.buffers()], switches
 
 
 def record(function: Function, *examples: Tensor) -> Function:
