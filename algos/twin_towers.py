@@ -62,7 +62,7 @@ def acting_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
-    """The same of a tensor, by torch."""
+    """The same of a tensor, ``[*, size]`` to ``[*, outputs]``, by torch: of any dtype, on any device."""
     linear, x = _look_at(tower).linear, observation
     if not linear:
         return tower(x)

@@ -155,6 +155,12 @@ def test_a_tower_in_another_precision_is_torchs():
         torch.testing.assert_close(acting_output(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
 
 
+def test_values_are_computed_where_policy_and_rollout_are():
+    policy = MLPPolicy(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)).to("meta")
+    value = policy._value(torch.zeros(3, 5, 4, device="meta"))
+    assert value.shape == (3, 5) and value.is_meta
+
+
 @pytest.mark.parametrize("hidden", [(64, 64), (128, 128)], ids=str)
 @pytest.mark.parametrize("shape", [(0, 4), (4,), (3, 2, 4)], ids=str)
 def test_observations_of_any_batch_shape_are_acted_on(shape, hidden):

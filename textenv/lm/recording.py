@@ -60,8 +60,9 @@ class Replayed:
         elif self._recordable and self._calls > RECORDED_AFTER:
             self._recorded_of, self._compared = _state(self.model), [set() for _ in sizes]
             self._compare(None, plain, inputs)
-        for values, size in zip(self._compared, sizes, strict=True) if self.recording is not None else ():
-            values.add(size)
+        if self.recording is not None:
+            for values, size in zip(self._compared, sizes, strict=True):
+                values.add(size)
         return plain
 
     def forget_replaced(self) -> None:
