@@ -14,7 +14,7 @@ from algos import LMPolicy, SFTConfig, sft
 from algos.examples import Example, read_example
 from algos.fine_tuning import _add_gradient
 from algos.packing import check_packing, learnt_log_probs, pack, token_rows
-from algos.supervised import CosineDescent, length_buckets
+from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
 EOS = WORDS.index("<eos>")
@@ -240,6 +240,21 @@ def test_dropout_is_on_while_training_off_while_measuring_and_off_afterwards():
     ]
     found = [history[0]["sft/loss"] for history in losses]
     assert found[0] == pytest.approx(first[0]["sft/loss"], abs=2.0) and len({round(x, 4) for x in found}) == 3
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+def test_row_34_recomputed_activations_drop_out_what_was_dropped(make):
+    """The gradient with checkpointing is the one without, of the same random numbers."""
+    found = []
+    for checkpointing in (False, True):
+        options = dict(resid_pdrop=0.3, attn_pdrop=0.3) if make is make_gpt2 else dict(attention_dropout=0.3)
+        lm = LanguageModel(make(**options), make_tokenizer(WORDS), gradient_checkpointing=checkpointing)
+        rows = token_rows([[example] for example in read(ANSWERS, lm.tokenizer)], lm=lm)
+        with dropout_on(lm.model, seed=5):
+            learnt_log_probs(lm, rows).sum().backward()
+        found.append({name: p.grad for name, p in lm.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_an_error_leaves_dropout_off():

@@ -56,13 +56,12 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
     """Within it the layers of a forward pass keep their inputs alone for the backward pass (Chen et al. 2016).
 
     `transformers` checkpoints only layers in training mode, where some of them (OPT) switch their dropout on. Here the
-    layers stay in evaluation mode.
+    layers stay in the mode that they are in. Where that is training, dropout draws the same mask again.
     """
     layers = _layers(trunk)
     before = [vars(layer).get("forward") for layer in layers]  # what hooks of others put there, if they did
     for layer in layers:
-        again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = again
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training)
     try:
         yield
     finally:
