@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import time
 
 
@@ -44,3 +45,14 @@ def dies(completions):
     if "die" in completions:
         os._exit(1)
     return [1.0] * len(completions)
+
+
+def leaves(completions):
+    if "exit" in completions:
+        raise SystemExit("good bye")
+    return [1.0] * len(completions)
+
+
+def starts_a_process(completions):
+    """A sandbox of the reward's own, which it does not wait for."""
+    return [float(subprocess.Popen(["sleep", "1000"]).pid) for _ in completions]

@@ -284,6 +284,15 @@ def test_a_stop_text_that_was_passed_over_cuts_nothing():
     assert [text.split() for text in seen] == [["a", ".", "b", "c"], ["a", ".", "b"]]
 
 
+def test_a_stop_text_that_was_passed_over_ends_no_later_turn():
+    """ "good" comes too early and is passed over; "bad" ends with the same letter and completes nothing."""
+    good, bad = WORDS.index("good"), WORDS.index("bad")
+    env = make_env(["a"], 1, lambda prompts, completions, **_: [0.0], stop=["good"], min_new_tokens=2)
+    env.reset(seed=0)
+    ends = [env.step(np.array([token]))[2][0] for token in (good, 0, bad, 1, good)]
+    assert ends == [False, False, False, False, True]
+
+
 def test_an_order_that_was_set_survives_the_seed_of_a_training():
     prompts = [[i % 6, i // 6] for i in range(30)]
     config = PPOConfig(steps=None, episodes=4, minibatch_size=4, seed=3)

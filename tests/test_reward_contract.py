@@ -70,7 +70,7 @@ def test_functions_are_given_the_keywords_that_they_take():
     play(Rewards({"narrow": narrow, "wide": wide}), ANSWERS, prompts=[{"prompt": "a", "answer": 1}])
     assert [text.split() for text in seen["narrow"][0]][0] == ["good"]
     assert seen["narrow"][1] == [True, True, False, True]
-    assert seen["wide"] == {"prompts", "completions", "completion_ids", "terminated", "answer"}
+    assert seen["wide"] == {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "answer"}
 
 
 def test_a_reward_function_of_trl_works_unchanged():
@@ -168,6 +168,47 @@ def test_weights_scale_what_is_paid_and_logged_and_names_nest():
     assert play(rewards, ANSWERS)["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
     figures = figures_of(rewards, ANSWERS)
     assert figures["reward/two/x"] == -2 and "reward/two/y" not in figures and figures["reward/good"] == 0.25
+    assert figures["reward_raw/two/x"] == 1 and figures["reward_raw/good"] == 0.5
+
+
+def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and_another_is_only_logged():
+    """`rare` says 1 of two answers in four, so it adds .5 on average; by weight 0 `length` adds nothing."""
+
+    def rare(completions):
+        return [1.0 if "good" in text else None for text in completions]
+
+    def length(completion_ids):
+        return [float(len(ids)) for ids in completion_ids]
+
+    def constant(completions):
+        return [0.25] * len(completions)
+
+    rewards = Rewards({"rare": (rare, 1.0), "constant": (constant, 2.0), "length": (length, 0.0)})
+    score = play(rewards, ANSWERS)["reward"].sum(1).mean().item()
+    figures = figures_of(rewards, ANSWERS)
+    assert figures["reward/rare"] == 0.5 and figures["reward_raw/rare"] == 1.0 and figures["reward_applied/rare"] == 0.5
+    assert figures["reward/length"] == 0.0 and figures["reward_raw/length"] == np.mean([len(ids) for ids in ANSWERS])
+    assert figures["reward_length_correlation/length"] == pytest.approx(1.0)
+    assert sum(figures[f"reward/{name}"] for name in ("rare", "constant", "length")) == pytest.approx(score)
+
+
+def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():
+    seen = []
+
+    def spoils(prompts, completions, completion_ids, notes):
+        for each in (prompts, completions, completion_ids, notes):
+            each.clear() if each is prompts else each[0].clear() if isinstance(each[0], (list, dict)) else None
+        return [1.0] * len(completions)
+
+    def looks(prompts, completions, completion_ids, notes):
+        seen.append((list(prompts), list(completion_ids), [dict(note) for note in notes]))
+        return [1.0] * len(completions)
+
+    notes = {"kind": ["a", "b"]}
+    rollout = play(Rewards({"spoils": spoils, "looks": looks}), ANSWERS, prompts=[{"prompt": "a", "notes": notes}])
+    prompts, ids, given = seen[0]
+    assert len(prompts) == 4 and ids == [list(answer) for answer in ANSWERS] and given == [notes] * 4
+    assert notes == {"kind": ["a", "b"]} and (rollout["reward"].sum(1) == 2).all()
 
 
 def test_components_are_in_the_log_of_a_training():
@@ -244,7 +285,7 @@ def test_a_text_run_draws_its_frontier_and_a_control_run_does_not(tmp_path):
 def test_whitened_rewards_keep_their_mean_and_have_variance_one():
     """And the rollout keeps what was paid."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    config = PPOConfig(steps=None, episodes=4, whiten_rewards=True, gamma=0.0, whiten_advantages=False)
+    config = PPOConfig(steps=None, episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)
     agent = PPO(make_env(good), policy, config)
     rollout = play(good, ANSWERS)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
-from slow_rewards import dies, hangs, own_process, raises_odd_error, slow_square
+from slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
 from test_conversation import Parrot
 from test_reward_contract import ANSWERS, BAD, EOS, GOOD, good, make_env, play, play_env
 
@@ -77,10 +77,97 @@ def test_skip_stops_once_more_than_the_share_fails():
     rows = {"prompts": ["?"] * 20, "completions": ["bad"] + ["good"] * 19}
     for _ in range(10):  # 1 in 20
         assert rewards(**rows).failed == {0}
-    rows["completions"] = ["bad"] * 20
+    rows["completions"] = ["bad"] * 18 + ["good"] * 2
     with pytest.raises(RewardError, match=r"\d+ of the last \d+ answers failed, more than 10%; lately: .*raises"):
         for _ in range(3):
             rewards(**rows)
+
+
+def counted(function):
+    def counts(prompts, completions):
+        counts.calls.append(list(completions))
+        return function(prompts, completions)
+
+    counts.calls = []
+    return counts
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("row", [0, 77, 127])
+def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
+    """128 = 2^7: two calls a halving to know every other score, one or two to know the row alone."""
+    function = counted(raises)
+    completions = ["good"] * 128
+    completions[row] = "bad"
+    rewards = Rewards(function, on_error=on_error)
+    if on_error == "stop":
+        with pytest.raises(RewardError, match=rf"raised KeyError.* in row {row} \(prompt"):
+            rewards(prompts=["?"] * 128, completions=completions)
+    else:
+        scores = rewards(prompts=["?"] * 128, completions=completions)
+        assert scores.failed == {row} and scores.earned.count(1.0) == 127
+    assert len(function.calls) <= 1 + 2 * 7
+
+
+def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
+    """It fails once, on the whole batch: both halves pass, and a score that came at a second try is none to trust."""
+    attempts = []
+
+    def now_and_then(completions):
+        attempts.append(len(completions))
+        if len(attempts) == 1:
+            raise ConnectionError("try again")
+        return [1.0] * len(completions)
+
+    rewards = Rewards(now_and_then, on_error="skip", max_failed=0.5)
+    scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
+    assert scores.failed == set(range(8)) and scores.earned == [None] * 8
+    assert (rewards.seen, rewards.failed) == (8, 8) and attempts == [8, 4, 4]
+    with pytest.raises(RewardError, match="neither half of it: does it depend on the batch, or fail now and then"):
+        attempts.clear()
+        Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_where_all_answers_fail_the_batch_is_called_again_after_a_pause_and_then_training_stops(recovers, tmp_path):
+    attempts = []
+
+    def down(completions):
+        attempts.append(len(completions))
+        if not recovers or attempts.count(128) < 2:
+            raise ConnectionError("the service is down")
+        return [1.0] * len(completions)
+
+    rewards = Rewards(down, on_error="skip", pause=0.0)
+    if recovers:
+        assert rewards(prompts=["?"] * 128, completions=["x"] * 128).earned == [1.0] * 128
+    else:
+        policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+        agent = PPO(make_env(rewards), policy, PPOConfig(steps=None, episodes=128, minibatch_size=64))
+        with pytest.raises(RewardError, match="raised ConnectionError: the service is down in row 0") as caught:
+            agent.learn(1000, run_dir=tmp_path)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        assert len((tmp_path / "unscored.jsonl").read_text().splitlines()) == 128
+    # Whole, halves, quarters, four alone, and the whole again.
+    assert attempts == [128, 64, 64, 32, 32, 32, 32, 1, 1, 1, 1, 128]
+
+
+def test_a_reward_that_exits_in_a_process_fails_on_that_row_only():
+    rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
+    for options in ({"processes": True}, {"workers": 3}, {}):
+        assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
+        with pytest.raises(RewardError, match=r"SystemExit.* in row 1 \(prompt"):
+            Rewards(leaves, **options)(**rows)
+
+
+def test_an_exceptions_own_text_is_escaped_and_cut():
+    def screams(completions):
+        raise ValueError("\x1b[2J\u202e" + "a" * 1_000_000)
+
+    with pytest.raises(RewardError) as caught:
+        Rewards(screams)(prompts=["?"], completions=["x"])
+    text = str(caught.value)
+    assert len(text) < 2_000 and "\x1b" not in text and "\\x1b[2J\\u202e" in text and "1,000,005 characters" in text
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -180,8 +267,9 @@ def test_failures_inside_nested_rewards_are_carried_out():
 
 def test_the_share_counts_every_function_and_piece_and_the_last_answers_only():
     rows = {"prompts": ["?"] * 100, "completions": ["bad"] * 100}
+    some = rows | {"completions": ["bad"] * 90 + ["good"] * 10}
     with pytest.raises(RewardError, match="more than 10%"):
-        Rewards(raises, on_error="skip", workers=10)(**rows)
+        Rewards(raises, on_error="skip", workers=10)(**some)
 
     def on(row):
         return lambda completions: [float("nan") if int(text) // 10 == row else 1.0 for text in completions]
@@ -195,7 +283,7 @@ def test_the_share_counts_every_function_and_piece_and_the_last_answers_only():
         late(prompts=["?"] * 100, completions=["good"] * 100)
     with pytest.raises(RewardError, match="more than 10%"):
         for _ in range(3):
-            late(**rows)
+            late(**some)
 
 
 def test_what_looks_at_whole_batches_is_not_called_in_parts():

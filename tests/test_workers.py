@@ -502,8 +502,8 @@ import slow_rewards
 from textenv.rewards.composite import Rewards
 if __name__ == "__main__":
     reward = Rewards(slow_rewards.{name}, workers=2, processes=True, timeout={timeout})
-    reward(prompts=["", ""], completions=["a", "b"])
-    print(*reward._pool._pool._processes, flush=True)
+    earned = reward(prompts=["", ""], completions=["a", "b"]).earned
+    print(*reward._pool._pool._processes, *[int(pid) for pid in earned if pid > 1], flush=True)
     reward(prompts=["", ""], completions=["{answer}", "{answer}"])
     sys.stdin.read()
 """
@@ -511,8 +511,13 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("name", "answer", "timeout"),
-    [("hangs", "a", None), ("hangs", "hang", None), ("hangs_with_the_interpreter", "hang", 2)],
-    ids=["between calls", "in a call", "in a call without end"],
+    [
+        ("hangs", "a", None),
+        ("hangs", "hang", None),
+        ("hangs_with_the_interpreter", "hang", 2),
+        ("starts_a_process", "a", None),
+    ],
+    ids=["between calls", "in a call", "in a call without end", "processes of its own"],
 )
 def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
     program = REWARDS.format(tests=str(Path(__file__).parent), name=name, answer=answer, timeout=timeout)
@@ -521,7 +526,7 @@ def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
     )
     with parent:
         workers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(workers) == 2
+        assert len(workers) == (4 if name == "starts_a_process" else 2)
         time.sleep(0.5)
         assert all(Path(f"/proc/{worker}").exists() for worker in workers)
         parent.kill()

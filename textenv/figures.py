@@ -18,13 +18,18 @@ def figures(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float
         answers: token ids of each.
 
     Returns:
-        For each component NAME: ``reward/NAME``, the mean of what it added; ``reward_share/NAME``, its part of all that
-        was added, by absolute value; ``reward_length_correlation/NAME``, Pearson's, of what it added and the answer's
-        length (0 where one of them does not vary). ``reward/failed`` and ``reward/left_out`` count answers;
-        ``text/distinct_2`` and ``text/repeated_4`` are `distinct` and `repetition`.
+        For each component NAME: ``reward/NAME``, the mean of what it added to the answers that count (0 where it does
+        not apply), so that the components add up to the score; ``reward_raw/NAME``, the mean of its own value, before
+        the weight, where it applies; ``reward_applied/NAME``, the share of those answers; ``reward_share/NAME``, its
+        part of all that was added, by absolute value; ``reward_length_correlation/NAME``, Pearson's, of its value and
+        the answer's length (0 where one of them does not vary). ``reward/failed`` and ``reward/left_out`` count
+        answers; ``text/distinct_2`` and ``text/repeated_4`` are `distinct` and `repetition`.
     """
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
-    columns = {name: np.array([np.nan if x is None else x for x in column]) for name, column in parts.items()}
+    columns, values = (
+        {name: np.array([np.nan if x is None else x for x in column], dtype=float) for name, column in each.items()}
+        for each in (parts, scores.raw or parts)
+    )
     added = {name: float(np.nansum(np.abs(column))) for name, column in columns.items()}
     everything = sum(added.values())
     found: dict[str, float] = {
@@ -34,12 +39,15 @@ def figures(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float
         "text/repeated_4": repetition(answers),
     }
     lengths = np.array([len(ids) for ids in answers])
+    count = sum(earned is not None for earned in scores.earned)
     for name, column in columns.items():
         here = ~np.isnan(column)
         if here.any():
-            found[f"reward/{name}"] = float(column[here].mean())
+            found[f"reward/{name}"] = float(column[here].sum()) / count
+            found[f"reward_raw/{name}"] = float(values[name][here].mean())
+            found[f"reward_applied/{name}"] = int(here.sum()) / count
             found[f"reward_share/{name}"] = added[name] / everything if everything else 0.0
-            found[f"reward_length_correlation/{name}"] = correlation(column[here], lengths[here])
+            found[f"reward_length_correlation/{name}"] = correlation(values[name][here], lengths[here])
     return found
 
 

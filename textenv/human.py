@@ -81,7 +81,9 @@ class HumanReward:
         self.asker: Asker = TerminalAsker() if asker is None else asker
         self.share, self.seed = share, seed
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
+    ) -> list[float | None]:
         """A score for each response, None where there is none.
 
         Raises:
@@ -100,7 +102,7 @@ class HumanReward:
         }
         rows = zip(prompts, completions, strict=True)
         result = [found.get((canonical(prompt), canonical(completion))) for prompt, completion in rows]
-        return self._complete(result, {"prompts": prompts, "completions": completions} | columns)
+        return self._complete(result, {"prompts": prompts, "completions": completions} | columns, tokenizer)
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
         """What could be asked about this batch, by key, each once."""
@@ -149,14 +151,14 @@ class HumanReward:
                 given.append(self.file.append(question, answer, asker=self.asker.name))
         return given
 
-    def _complete(self, result: list[float | None], columns: dict[str, Any]) -> list[float | None]:
+    def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
         """Fill in what the person has not scored by ``otherwise``, which is given those rows alone."""
         rows = [row for row, score in enumerate(result) if score is None]
         if self.otherwise is None or not rows:
             return result
         given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
         given = {"completion_ids": [[0]] * len(rows)} | given
-        scores = read_scores(call_reward(self.otherwise, given), Rows(given), name="otherwise")
+        scores = read_scores(call_reward(self.otherwise, given, tokenizer), Rows(given), name="otherwise")
         for row, earned in zip(rows, scores.earned, strict=True):
             result[row] = total(earned)
         return result

@@ -103,5 +103,5 @@ class Ends:
                 self.may_complete[token] = "�" in said or any(tail in said or tail.isspace() for tail in tails)
 
     def complete(self, turn: Turn) -> bool:
-        """Whether a stop text stands in the turn."""
-        return any(text in turn.said for text in self.texts)
+        """Whether the turn's last token completed a stop text."""
+        return turn.completed(self.texts) is not None

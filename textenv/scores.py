@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from textenv.rendering import printable
+
 LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32."""
+MOST = 1_000
+"""Characters of a function's own error that are shown."""
 Earned = float | np.ndarray | None
 """A number for the answer, float32 a token of it, or None where nothing applies."""
 
@@ -19,6 +23,12 @@ class RewardError(ValueError):
 
     answers: Sequence[Mapping[str, Any]] = ()
     """The answers that were to be scored, with all that a reward function is given of each."""
+
+
+def shown(error: BaseException) -> str:
+    """An exception's text for a terminal or log: escaped, and cut to 1,000 characters."""
+    text = str(error)
+    return printable(text[:MOST]) + (f"... ({len(text):,} characters)" if len(text) > MOST else "")
 
 
 class StopTraining(Exception):  # noqa: N818  (a wish is no error)
@@ -33,6 +43,8 @@ class Scores:
     """In all: a number, one a token, or None for an answer that is left out of the update."""
     parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By name of the component: what it added to each answer, weight included; None where it does not apply."""
+    raw: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """The same before the weight."""
     failed: frozenset[int] = frozenset()
     """Rows on which a function failed; they are left out."""
 
@@ -51,7 +63,7 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
         RewardError: on a wrong count, or what is none of these or not finite.
     """
     if isinstance(returned, Scores):
-        for column in (returned.earned, *returned.parts.values()):
+        for column in (returned.earned, *returned.parts.values(), *returned.raw.values()):
             _check_count(column, rows, name=name)
         return returned
     if isinstance(returned, Mapping):
@@ -97,12 +109,13 @@ class Rows:
     """A batch of answers as a reward function is given it: columns by name, one entry an answer.
 
     Args:
-        columns: ``prompts``, ``completions``, ``completion_ids``, ``terminated``, and the prompts' own.
+        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
         first: number of the first row, where this is a part of a larger batch.
+        tokenizer: that the ids are of, where it is known.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0) -> None:
-        self.columns, self.first = columns, first
+    def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: Any = None) -> None:
+        self.columns, self.first, self.tokenizer = columns, first, tokenizer
 
     def __len__(self) -> int:
         return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))
@@ -114,7 +127,12 @@ class Rows:
     def part(self, start: int, stop: int) -> Rows:
         """Some of the answers."""
         columns = {name: column[start:stop] for name, column in self.columns.items()}
-        return Rows(columns, first=self.first + start)
+        return Rows(columns, first=self.first + start, tokenizer=self.tokenizer)
+
+    def halves(self) -> tuple[Rows, Rows]:
+        """The first and the second half of the answers."""
+        middle = len(self) // 2
+        return self.part(0, middle), self.part(middle, len(self))
 
     def describe(self, row: int) -> str:
         """Where a row is, for an error."""

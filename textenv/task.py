@@ -48,13 +48,17 @@ class Turn:
     @property
     def completion(self) -> str:
         """The answer without special tokens, without what came before it, and without its stop text."""
-        if not self.stop:
-            return self.said
-        # Only what the last token completed: an earlier one was passed over, because the turn was too short.
-        earlier = len(dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).said)
-        found = [self.said.find(text, max(0, earlier + 1 - len(text))) for text in self.stop]
-        ends = [at for at in found if at >= 0]
-        return self.said[: min(ends)] if ends else self.said
+        return self.said[: self.completed(self.stop)] if self.stop else self.said
+
+    def completed(self, texts: Sequence[str]) -> int | None:
+        """Place in `said` of the first of these texts that the last token completed; None if it completed none.
+
+        One that was complete before was passed over, because the turn was too short to end.
+        """
+        earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).said
+        stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # a character that was incomplete
+        found = [self.said.find(text, max(0, stable + 1 - len(text))) for text in texts]
+        return min((at for at in found if at >= 0), default=None)
 
     @functools.cached_property
     def said(self) -> str:
@@ -125,7 +129,8 @@ class FunctionTask(PromptList):
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """See `Task.score`."""
-        return self.rewards(**rows_of(turns, names=self.names).columns)
+        rows = rows_of(turns, names=self.names)
+        return self.rewards(tokenizer=rows.tokenizer, **rows.columns)
 
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
@@ -150,15 +155,15 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     ours = {
         "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
         "completions": [_answer(turn) for turn in turns],
+        "prompt_ids": [turn.prompt_ids for turn in turns],
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
     }
     names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
-    if names & set(ours):
-        raise ValueError(
-            f"the prompts have columns named {sorted(names & set(ours))}, which rewards are given: rename them"
-        )
-    return Rows(ours | {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)})
+    if taken := names & {*ours, "tokenizer"}:
+        raise ValueError(f"the prompts have columns named {sorted(taken)}, which rewards are given: rename them")
+    columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
+    return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
 
 
 def _answer(turn: Turn) -> Any:

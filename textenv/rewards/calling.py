@@ -21,12 +21,14 @@ def reward_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def call_reward(function: Callable[..., Any], columns: dict[str, Any]) -> Any:
+def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
     """What a reward function returns when it is given by keyword what its signature takes.
 
     Args:
-        function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are waited for.
-        columns: ``prompts``, ``completions``, ``completion_ids``, ``terminated`` and those of the prompts.
+        function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are waited for. It gets
+            copies of lists and dictionaries, so that what it changes in them changes nothing.
+        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
+        tokenizer: that the ids are of; for functions that name it.
 
     Raises:
         ValueError: if it needs a column that is not there.
@@ -48,8 +50,18 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any]) -> Any:
             f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but there are "
             f"{sorted(columns)}: give prompts with that column, one entry a row, or the parameter a default"
         )
+    given = {name: _copied(column) for name, column in given.items()}
+    if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
+        given["tokenizer"] = tokenizer
     found = function(**given)
     return _wait(found) if inspect.isawaitable(found) else found
+
+
+def _copied(value: Any) -> Any:
+    """Lists, tuples and dictionaries as copies, whatever else is in them as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_copied(item) for item in value]) if type(value) in (list, tuple) else value
+    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

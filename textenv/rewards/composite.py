@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from textenv.rewards.calling import call_reward, reward_name
-from textenv.rewards.workers import Workers, run_in_processes, run_in_threads
-from textenv.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, total
+from textenv.rewards.workers import ChildError, Workers, run_in_processes, run_in_threads
+from textenv.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
 
+logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as TRL's GRPO and RLOO take it."""
 
 RECENT_ROWS = 1000
 """Failures are counted among about so many of the last answers."""
+SAMPLE = 4
+"""Parts that fail, with none that passes, before all of a batch is taken to; and answers that are then called alone."""
 LEAST_ROWS = 100
 """Failures are counted against at least as many answers, so that one bad answer among the first few stops nothing."""
+
+
+class _AllFail(Exception):  # noqa: N818  (caught where it is raised)
+    """Every answer of a batch fails."""
 
 
 class Rewards:
@@ -27,7 +36,12 @@ class Rewards:
     A function is called with the keywords that it takes, out of ``prompts``, ``completions``, ``completion_ids``,
     ``terminated`` (whether the policy ended the answer itself) and the prompts' further columns. It may be ``async``.
     It returns one entry an answer: a number, None (does not apply), a list of numbers (one a token), or a mapping
-    from component to number. An answer to which no function applies is left out of the update, and counted.
+    from component to number. An answer to which no function applies is left out of the update, and counted. One of
+    weight 0 is only logged.
+
+    A function is called once a batch, or once for each part, with ``workers``. Where it fails on n answers it is called
+    again with halves, to find the one at fault: about 2 log2(n) times for one answer. Where every answer seems to
+    fail (four that are called alone do), ``"skip"`` waits, calls the whole batch once more, and then stops.
 
     Args:
         functions: a function, or name → function or (function, weight).
@@ -37,6 +51,7 @@ class Rewards:
         timeout: seconds that a call may take; None waits for ever. A call in threads cannot be stopped and goes on
             unseen; one in processes is killed.
         workers: calls under way at a time, each with a part of the batch; 0 calls once, with the whole of it.
+        pause: seconds to wait before a batch is called again in which every answer failed, with ``"skip"``.
         processes: True calls in processes, for functions that compute in Python; they must be importable.
 
     Raises:
@@ -60,6 +75,7 @@ class Rewards:
         timeout: float | None = None,
         workers: int = 0,
         processes: bool = False,
+        pause: float = 10.0,
     ) -> None:
         if isinstance(functions, (list, tuple)):
             raise ValueError("functions is a list, expected a mapping from names to functions or (function, weight)")
@@ -82,7 +98,9 @@ class Rewards:
             )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
-        self.on_error, self.max_failed, self.timeout = on_error, max_failed, timeout
+        if not pause >= 0:
+            raise ValueError(f"pause is {pause}, expected seconds of at least 0")
+        self.on_error, self.max_failed, self.timeout, self.pause = on_error, max_failed, timeout, pause
         self.workers, self._pool = workers, Workers(max(workers, 1)) if processes else None
         self.seen = self.failed = 0
         """Answers so far, and those on which a function failed."""
@@ -90,10 +108,10 @@ class Rewards:
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
-    def __call__(self, **columns: Any) -> Scores:
+    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are needed, the others are those that the functions take."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
-        rows = Rows(columns)
+        rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
         found = {name: self._values(name, function, rows) for name, (function, _) in self.functions.items()}
         broken = {row for scores, bad in found.values() for row in (*bad, *scores.failed)}
@@ -103,75 +121,112 @@ class Rewards:
         for row in range(len(rows)):
             values = [_scaled(scores.earned[row], self.functions[name][1]) for name, (scores, _) in found.items()]
             earned.append(None if row in broken else add(values, rows.tokens(row)))
-        return Scores(earned=earned, parts=self._parts(found, broken), failed=frozenset(broken))
+        parts, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
+        return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(broken))
 
-    def _parts(self, found: Mapping[str, tuple[Scores, set[int]]], broken: set[int]) -> dict[str, list[float | None]]:
-        """What each component added to each answer."""
-        parts: dict[str, list[float | None]] = {}
+    def _columns(
+        self, found: Mapping[str, tuple[Scores, set[int]]], broken: set[int], *, weighted: bool
+    ) -> dict[str, list[float | None]]:
+        """What each component added to each answer, or its value before the weight."""
+        columns: dict[str, list[float | None]] = {}
         for name, (scores, _) in found.items():
-            own = {f"{name}/{part}" if self.several else part: column for part, column in scores.parts.items()}
+            inner = scores.parts if weighted else scores.raw or scores.parts
+            own = {f"{name}/{part}" if self.several else part: column for part, column in inner.items()}
+            weight = self.functions[name][1] if weighted else 1.0
             for part, column in (own or {name: [total(value) for value in scores.earned]}).items():
-                weighted = [_scaled(value, self.functions[name][1]) for value in column]
-                parts[part] = [None if row in broken else total(value) for row, value in enumerate(weighted)]
-        return parts
+                scaled = [_scaled(value, weight) for value in column]
+                columns[part] = [None if row in broken else total(value) for row, value in enumerate(scaled)]
+        return columns
 
     def _values(self, name: str, function: RewardFunction, rows: Rows) -> tuple[Scores, set[int]]:
         """Scores by one function, and the rows on which it failed."""
         pieces = max(1, min(self.workers, len(rows)))
         cuts = [round(i * len(rows) / pieces) for i in range(pieces + 1)]
         parts = [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
-        outcomes = self._run(name, function, parts)
-        merged: list[Earned] = []
-        inner: set[int] = set()
-        columns: dict[str, list[float | None]] = {}
-        broken: set[int] = set()
-        for start, part, outcome in zip(cuts[:-1], parts, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                outcome, bad = self._one_by_one(name, function, part, outcome)
-                broken |= {start + row for row in bad}
-            merged += outcome.earned
-            inner |= {start + row for row in outcome.failed}
-            for key in outcome.parts:
-                columns.setdefault(key, [None] * start)
-            for key, column in columns.items():
-                column += outcome.parts.get(key, [None] * len(part))
-        return Scores(earned=merged, parts=columns, failed=frozenset(inner)), broken
+        outcomes = list(zip(parts, self._run(name, function, parts), strict=True))
+        first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
+        if first is None:
+            return _joined(rows, outcomes), set()
+        if self.on_error == "stop":
+            raise self._find_first(name, function, *first) from first[1]
+        try:
+            scored, bad = self._divide(name, function, rows, outcomes)
+        except _AllFail as error:
+            logger.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
+            time.sleep(self.pause)
+            (again,) = self._run(name, function, [rows])
+            if isinstance(again, Exception):
+                raise self._error(name, rows.part(0, 1), again) from again
+            scored, bad = [(rows, again)], set()
+        return _joined(rows, scored), bad
 
-    def _one_by_one(self, name: str, function: RewardFunction, rows: Rows, error: Exception) -> tuple[Scores, set[int]]:
-        """Find the rows on which a function fails: stop at the first, or leave them out.
+    def _find_first(self, name: str, function: RewardFunction, part: Rows, error: Exception) -> RewardError:
+        """The error that names the first row on which a function fails, found by halving the part that it failed on."""
+        while len(part) > 1 and not isinstance(error, RewardError):
+            for half in part.halves():
+                (outcome,) = self._run(name, function, [half])
+                if isinstance(outcome, Exception):
+                    part, error = half, outcome
+                    break
+            else:
+                return RewardError(
+                    f"reward {name!r} failed on a batch of {len(part)} answers ({error}), and on neither half of it: "
+                    "does it depend on the batch, or fail now and then? textenv.check_reward tells"
+                )
+        return self._error(name, part, error)
+
+    def _divide(
+        self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]
+    ) -> tuple[list[tuple[Rows, Any]], set[int]]:
+        """Halve the parts on which a function fails until the rows at fault stand alone.
+
+        Where a part fails and neither half does, all of its rows count as failed: nothing says which it was.
+
+        Returns:
+            What could be scored, and the rows that failed.
 
         Raises:
-            RewardError: that names the row; with ``"skip"`` only if more than the share fail.
+            _AllFail: if every row seems to fail, which a few of them are asked for.
+            RewardError: if more than the share fail.
         """
-        if self.on_error == "stop" and isinstance(error, RewardError):
-            raise error
-        earned: list[Earned] = []
-        parts: dict[str, list[float | None]] = {}
+        scored: list[tuple[Rows, Any]] = []
         bad: set[int] = set()
-        for row in range(len(rows)):
-            (outcome,) = self._run(name, function, [rows.part(row, row + 1)]) if len(rows) > 1 else [error]
-            if isinstance(outcome, Exception):
-                bad.add(row)
-                self._last_error = self._error(name, rows, row, outcome)
-                if self.on_error == "stop":
-                    raise self._last_error from outcome
-                # A limit that this piece alone exceeds needs no more calls, which may take their time.
-                self._check_limit(len(bad), max(len(rows), RECENT_ROWS))
-                outcome = Scores(earned=[None])
-            earned += outcome.earned
-            for key, column in outcome.parts.items():
-                parts.setdefault(key, [None] * len(rows))[row] = column[0]
-        if not bad and self.on_error == "stop":
-            raise RewardError(
-                f"reward {name!r} failed on a batch of {len(rows)} answers ({error}), and on none of them alone: "
-                "does it depend on the batch? textenv.check_reward tells"
-            ) from error
-        return Scores(earned=earned, parts=parts), bad
+        some_pass = False
+        while failing := [entry for entry in outcomes if isinstance(entry[1], Exception)]:
+            scored += [entry for entry in outcomes if not isinstance(entry[1], Exception)]
+            self._last_error = self._error(name, *failing[0])
+            if len(failing) >= SAMPLE and not (scored or some_pass):
+                spread = [row * (len(rows) - 1) // (SAMPLE - 1) for row in range(SAMPLE)]
+                alone = self._run_each(name, function, [rows.part(row, row + 1) for row in spread])
+                if all(isinstance(outcome, Exception) for outcome in alone):
+                    raise _AllFail(str(self._last_error))
+                some_pass = True
+            # A limit that this batch alone exceeds needs no more calls, which may take their time.
+            self._check_limit(len(bad) + len(failing), max(len(rows), RECENT_ROWS))
+            bad |= {part.first - rows.first for part, _ in failing if len(part) == 1}
+            several = [part for part, _ in failing if len(part) > 1]
+            halves = [half for part in several for half in part.halves()]
+            found = list(zip(halves, self._run_each(name, function, halves), strict=True))
+            outcomes = []
+            for part, *both in zip(several, found[::2], found[1::2], strict=True):
+                if any(isinstance(outcome, Exception) for _, outcome in both):
+                    outcomes += both
+                else:
+                    bad |= {part.first - rows.first + row for row in range(len(part))}
+        return scored + outcomes, bad
 
-    def _error(self, name: str, rows: Rows, row: int, error: Exception) -> RewardError:
+    def _run_each(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
+        """As `_run`; in processes one after the other, for one that dies takes the calls beside it with it."""
+        if self._pool is None:
+            return self._run(name, function, parts)
+        return [outcome for part in parts for outcome in self._run(name, function, [part])]
+
+    def _error(self, name: str, rows: Rows, error: Exception) -> RewardError:
         if isinstance(error, RewardError):
             return error
-        return RewardError(f"reward {name!r} raised {type(error).__name__}: {error} in {rows.describe(row)}")
+        where = rows.describe(0) if len(rows) == 1 else f"one of the rows {rows.first} to {rows.first + len(rows) - 1}"
+        kind = "" if isinstance(error, ChildError) else f"{type(error).__name__}: "
+        return RewardError(f"reward {name!r} raised {kind}{shown(error)} in {where}")
 
     def _check_share(self, broken: set[int], rows: Rows) -> None:
         """Raise a RewardError if more than the share of the answers lately failed, this batch included."""
@@ -190,11 +245,11 @@ class Rewards:
 
     def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
         """`Scores` or an exception for each part, in order."""
-        calls = [functools.partial(call_reward, function, dict(part.columns)) for part in parts]
+        calls = [functools.partial(call_reward, function, dict(part.columns), part.tokenizer) for part in parts]
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
-        elif self.timeout is None and len(calls) == 1:
-            outcomes = [_attempt(calls[0])]
+        elif self.timeout is None and (len(calls) == 1 or not self.workers):
+            outcomes = [_attempt(call) for call in calls]
         else:
             outcomes = run_in_threads(calls, self.timeout)
         for outcome in outcomes:
@@ -218,8 +273,8 @@ def _attempt(call: Callable[[], Any]) -> Any:
     """What a call returned, or the exception."""
     try:
         return call()
-    except Exception as error:  # a user's function may raise anything; `_one_by_one` says where
-        return error
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; `_divide` says where
+        return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
 
 
 def _read(outcome: Any, rows: Rows, name: str) -> Any:
@@ -229,6 +284,22 @@ def _read(outcome: Any, rows: Rows, name: str) -> Any:
         return read_scores(outcome, rows, name=name)
     except RewardError as error:
         return error
+
+
+def _joined(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]]) -> Scores:
+    """The scores of parts as those of the whole; None for rows that are in no part."""
+    earned: list[Earned] = [None] * len(rows)
+    failed: set[int] = set()
+    parts: dict[str, list[float | None]] = {}
+    raw: dict[str, list[float | None]] = {}
+    for part, scores in outcomes:
+        start = part.first - rows.first
+        earned[start : start + len(part)] = scores.earned
+        failed |= {start + row for row in scores.failed}
+        for whole, columns in ((parts, scores.parts), (raw, scores.raw)):
+            for key, column in columns.items():
+                whole.setdefault(key, [None] * len(rows))[start : start + len(part)] = column
+    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed))
 
 
 def _scaled(value: Earned, weight: float) -> Earned:

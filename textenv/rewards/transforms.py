@@ -45,9 +45,9 @@ class Normalize:
         self.__name__ = reward_name(function)
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
-    def __call__(self, **columns: Any) -> MaybeScores:
+    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> MaybeScores:
         """Call the function, take its scores in, and return them normalised."""
-        scores = _scores(self.function, columns)
+        scores = _scores(self.function, columns, tokenizer)
         self._add(_known(scores, self.__name__))
         shift = self.mean if self.center else 0.0
         divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
@@ -85,8 +85,8 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Callable[...,
     if not low <= high:
         raise ValueError(f"low and high are {low} and {high}, expected low <= high")
 
-    def clipped(**columns: Any) -> MaybeScores:
-        scores = _scores(function, columns)
+    def clipped(*, tokenizer: Any = None, **columns: Any) -> MaybeScores:
+        scores = _scores(function, columns, tokenizer)
         return [None if score is None else float(np.clip(score, low, high)) for score in scores]
 
     return _named(clipped, function)
@@ -103,8 +103,8 @@ def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable
         [-1.0, 1.0]
     """
 
-    def whitened(**columns: Any) -> MaybeScores:
-        scores = _scores(function, columns)
+    def whitened(*, tokenizer: Any = None, **columns: Any) -> MaybeScores:
+        scores = _scores(function, columns, tokenizer)
         known = _known(scores, reward_name(function))
         if not len(known):
             return scores
@@ -121,14 +121,14 @@ def _named(wrapper: Callable[..., MaybeScores], function: Callable[..., Any]) ->
     return wrapper
 
 
-def _scores(function: Callable[..., Any], columns: dict[str, Any]) -> MaybeScores:
+def _scores(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any) -> MaybeScores:
     """One number an answer, or None.
 
     Raises:
         RewardError: on what no reward function may return, and on rewards by the token, which have no one number.
     """
     rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
-    scores = read_scores(call_reward(function, columns), rows, name=reward_name(function))
+    scores = read_scores(call_reward(function, columns, tokenizer), rows, name=reward_name(function))
     if any(isinstance(earned, np.ndarray) for earned in scores.earned):
         raise RewardError(
             f"reward {reward_name(function)!r} pays by the token, but Normalize, clip and whiten take "

@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -108,10 +109,10 @@ def _result(one: Future[Any], timeout: float | None, end: float | None) -> Any:
         found, failure = one.result(None if end is None else max(0.0, end - time.monotonic()))
     except TimeoutError:
         return _late(timeout)
-    return found if failure is None else _ChildError(failure)
+    return found if failure is None else ChildError(failure)
 
 
-class _ChildError(Exception):
+class ChildError(Exception):
     """What a function raised in a process; only its words cross over, for an exception need not survive pickling."""
 
 
@@ -120,14 +121,15 @@ def _in_child(call: Callable[[], Any], timeout: float | None) -> tuple[Any, str 
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
         return call(), None
-    except Exception as error:  # handed to the parent, which decides
+    except (Exception, SystemExit) as error:  # handed to the parent, which decides
         return None, f"{type(error).__name__}: {error}"
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
 def _end_with_parent() -> None:
-    """Have this process end with its parent: one that was killed cannot tell its processes."""
+    """Have this process end with its parent, which may be killed, and with it all processes that it starts."""
+    os.setsid()  # a group of its own, which is killed as one
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -135,12 +137,15 @@ def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
     for process in list((getattr(pool, "_processes", None) or {}).values()):
-        process.kill()
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended, or is just beginning and has started none
+            process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
 
 
