@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
 from algos.agent import Agent
-from algos.config import ActorCriticConfig
+from algos.config import A2CConfig
 from algos.descent import Term, Totals, add_up, cut
-from algos.invariants import check_range
 from algos.learning import Metrics, Penalty
 from algos.losses import policy_gradient_loss, value_loss
 from algos.metrics import Means, rollout_metrics, sampler_gap
 from algos.normalizers import RewardNormalizer
 from algos.objective import add_advantages, log_ratios, regularizers, weighted_minibatches
 from algos.policy import Policy
-
-
-@dataclass(frozen=True, kw_only=True)
-class A2CConfig(ActorCriticConfig):
-    """Hyper-parameters of A2C; ``gae_lambda=1`` are the n-step advantages of the paper, n being ``steps``."""
-
-    gae_lambda: float = 1.0
-    """Trace decay of generalised advantage estimation."""
-    whiten_advantages: bool = False
-    """Scale the advantages of each rollout to mean 0 and variance 1."""
-    value_coefficient: float = 0.5
-    """Weight of the value loss (half the squared error)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, not_negative=["value_coefficient"])
 
 
 class A2C(Agent[A2CConfig]):
@@ -64,7 +45,7 @@ class A2C(Agent[A2CConfig]):
         add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
         self.descent.schedule(self.progress)
         for batch in weighted_minibatches(
-            rollout, policy=self.policy, generator=self.generator, whiten_advantages=config.whiten_advantages
+            rollout, policy=self.policy, generator=self.generator, normalize_advantage=config.normalize_advantage
         ):
             means.add(self.descent.step(self._loss, cut(batch, config.micro_batch_size)))
         return means.result() | rollout_metrics(rollout)
@@ -74,7 +55,7 @@ class A2C(Agent[A2CConfig]):
         config, mask = self.config, part["mask"]
         evaluation = self.policy.evaluate(part)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, first=True)
+        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, config=config, first=True)
         improvement = policy_gradient_loss(log_ratio=ratios, advantage=part["advantage"], mask=mask)
         error = value_loss(value=evaluation.value, value_target=part["value_target"], mask=mask)
         terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.value_coefficient, error)}

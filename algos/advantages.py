@@ -8,6 +8,9 @@ from torch import Tensor
 
 from textenv.rollout import check_mask, masked_mean
 
+ALIKE = 1e-6
+"""Spread of float32 numbers, as a share of the largest one's size, that is no more than rounding."""
+
 
 def gae(
     *,
@@ -149,7 +152,7 @@ def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor,
 
 
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale to variance 1 over the True entries, and shift to mean 0 unless told to keep the mean.
+    """Scale to variance 1 over the True entries, and shift to mean 0 unless the mean is to stay.
 
     Args:
         x: ``[B, T]``.
@@ -157,7 +160,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         shift_mean: False keeps the mean.
 
     Returns:
-        ``[B, T]``. Fewer than two True entries have no spread and are only shifted.
+        ``[B, T]``. Entries that are all alike, but for rounding (a spread of `ALIKE` of their size), and fewer than two
+        are only shifted: scaled, they would be noise of size 1.
     """
     check_mask(mask, x=x)
     whole = bool(mask.all())
@@ -165,7 +169,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
     if not chosen.numel():
         return torch.zeros_like(x)
     variance, mean = torch.var_mean(chosen, correction=0)
-    scale = variance.sqrt() + 1e-8 if chosen.numel() > 1 else torch.ones_like(mean)
+    spread = variance.sqrt()
+    scale = torch.where(spread > ALIKE * chosen.abs().amax(), spread + 1e-8, 1.0)
     white = (chosen - mean) / scale
     if not shift_mean:
         white = white + mean

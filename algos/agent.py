@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +15,15 @@ from tensordict import TensorDict
 
 from algos.checkpoint import save
 from algos.collection import Cursor, collect
-from algos.config import Config
+from algos.config import ActorCriticConfig, Config, PPOConfig
 from algos.descent import Descent
 from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
 from algos.normalizers import RewardNormalizer
 from algos.policy import Policy
 from algos.state import attributes, load_weights, own_attributes, set_attributes, trained_weights
+from textenv.rollout import is_episode_env
 
+logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
@@ -53,7 +57,7 @@ class Agent(Generic[ConfigT]):
                 f"config is a {type(config).__name__}, {type(self).__name__} needs a {self.config_type.__name__}"
             )
         check_environment(env, policy, config)
-        self.env, self.policy, self.config = env, policy, config
+        self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, penalty)
         self.cursor = Cursor(seed=config.seed)
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -120,3 +124,37 @@ class Agent(Generic[ConfigT]):
     def save(self, folder: str | Path) -> Path:
         """Write policy and config; `algos.load` gives the policy back."""
         return save(self, folder)
+
+
+def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
+    """Fill in what a config leaves to environment and policy.
+
+    Args:
+        config: of an algorithm; a field that has a value keeps it.
+        env: text, whose limits are part of the task and whose episodes are collected whole, or control.
+        policy: what is trained.
+
+    Raises:
+        ValueError: on an advantage that would be normalised by itself.
+    """
+    text = is_episode_env(env)
+    found: dict[str, Any] = {}
+    if config.adam_eps is None:
+        found["adam_eps"] = 1e-8 if text else 1e-5
+    if isinstance(config, ActorCriticConfig):
+        if config.bootstrap_truncated is None:
+            found["bootstrap_truncated"] = not text
+        if config.normalize_advantage in (None, True):
+            by_steps = isinstance(config, PPOConfig) and config.episodes is None
+            found["normalize_advantage"] = "minibatch" if by_steps else "rollout"
+        # A sequential policy's row of several steps has a spread.
+        single = isinstance(config, PPOConfig) and config.minibatch_size == 1
+        single = single and not (policy.sequential and config.episodes is None)
+        if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
+            raise ValueError(
+                "minibatch_size is 1 and normalize_advantage 'minibatch': an advantage normalised by itself is lost. "
+                "Set normalize_advantage=False, or larger minibatches"
+            )
+    if found:
+        logger.info("%s: %s", type(config).__name__, ", ".join(f"{name}={value}" for name, value in found.items()))
+    return dataclasses.replace(config, **found)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from algos.agent import Agent
-from algos.config import Config
+from algos.config import A2CConfig, Config, DQNConfig, GRPOConfig, PPOConfig, REINFORCEConfig, RLOOConfig, TRPOConfig
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
 
 AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn"]
 """What ``--algo`` takes."""
-_CLASSES = {
-    "ppo": "PPO", "a2c": "A2C", "reinforce": "REINFORCE", "rloo": "RLOO", "grpo": "GRPO", "trpo": "TRPO", "dqn": "DQN",
+CONFIGS: dict[str, type[Config]] = {
+    "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
+    "trpo": TRPOConfig, "dqn": DQNConfig,
 }  # fmt: skip
+"""Config of each algorithm."""
 GROUPED = ("rloo", "grpo")
 """Those that compare episodes with one start, so that a control environment is reset by a seed for each slot."""
 
 
-def find_algorithm(name: str) -> type[Agent]:
-    """The class of an algorithm.
+def find_config(name: str) -> type[Config]:
+    """The config class of an algorithm.
 
     Raises:
         ValueError: if there is none of that name.
     """
-    if name not in _CLASSES:
-        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(_CLASSES)}")
-    return getattr(importlib.import_module(f"algos.{name}"), _CLASSES[name])
+    if name not in CONFIGS:
+        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(CONFIGS)}")
+    return CONFIGS[name]
+
+
+def find_algorithm(name: str) -> type[Agent]:
+    """The class of an algorithm; raises as `find_config` does."""
+    return getattr(importlib.import_module(f"algos.{name}"), find_config(name).__name__.removesuffix("Config"))
 
 
 def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ class CNNPolicy(nn.Module):
     def reference(self) -> CNNPolicy:
         """See `Policy.reference`: a frozen copy."""
         return frozen_copy(self)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return self.critic.parameters()
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Nothing is measured: pixels are divided by 255."""

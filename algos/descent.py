@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.adam import Adam
-from algos.config import Config
+from algos.config import ActorCriticConfig, Config
 from algos.violations import LossOf, explain_step
 
 
@@ -34,8 +34,9 @@ class Descent:
 
     Args:
         parameters: what is trained; those that need no gradient are left out.
-        config: learning rates, warm-up, longest gradient, what becomes of a step that is not finite.
-        policy: whose parameters they are: asked what it says about a batch whose gradient is not finite.
+        config: learning rates, warm-up, Adam's numbers, longest gradient, what becomes of a step that is not finite.
+        policy: whose parameters they are: asked which of them only the value depends on, and what it says about a batch
+            whose gradient is not finite.
 
     Example:
         >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
@@ -48,7 +49,23 @@ class Descent:
     def __init__(self, parameters: Iterable[nn.Parameter], config: Config, *, policy: Any = None) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.config, self.policy = config, policy
-        self.optimizer = Adam(self.parameters, learning_rate=config.learning_rate)
+        groups, self._shares = [self.parameters], [1.0]
+        self._cuts: list[tuple[tuple[int, ...], float]] = [((), config.max_grad_norm)]
+        """Groups whose gradient is measured together, all if none is named, and how long it may be."""
+        if isinstance(config, ActorCriticConfig) and (config.value_learning_rate or config.value_max_grad_norm):
+            own = {id(p) for p in policy.value_parameters()}
+            groups = [[p for p in self.parameters if (id(p) in own) is value] for value in (False, True)]
+            self._shares.append((config.value_learning_rate or config.learning_rate) / config.learning_rate)
+            if config.value_max_grad_norm is not None:
+                self._cuts = [((0,), config.max_grad_norm), ((1,), config.value_max_grad_norm)]
+        eps = 1e-5 if config.adam_eps is None else config.adam_eps
+        self.optimizer = Adam(
+            groups,
+            learning_rate=config.learning_rate,
+            eps=eps,
+            betas=config.adam_betas,
+            weight_decay=config.weight_decay,
+        )
 
     def schedule(self, progress: float) -> None:
         """Set the learning rate for a share of the training that is done, 0 to 1.
@@ -62,8 +79,8 @@ class Descent:
         else:
             rest = (progress - config.warmup) / max(1 - config.warmup, 1e-9)
             rate = scheduled(config.learning_rate, config.final_learning_rate, rest)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = rate * share
 
     def state_dict(self) -> dict[str, Any]:
         """What the optimiser has learnt."""
@@ -101,7 +118,8 @@ class Descent:
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        totals["update/grad_norm"] = grad_norm = self.optimizer.grad_norm()
+        norms = [self.optimizer.grad_norm(*groups) for groups, _ in self._cuts]
+        totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # Each is read from the device; the first read waits, and the others find their work done.
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
             if self.config.skip_nonfinite:
@@ -110,7 +128,8 @@ class Descent:
             raise explain_step(
                 loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
-        self.optimizer.cut_and_step(grad_norm, longest=self.config.max_grad_norm)
+        for norm, (groups, longest) in zip(norms, self._cuts, strict=True):
+            self.optimizer.cut_and_step(norm, *groups, longest=longest)
         return totals
 
     def _taken(self) -> int:

@@ -3,73 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
-from torch.nn.functional import mse_loss
+from torch.nn import functional
 
 from algos.agent import Agent
-from algos.config import Config
+from algos.config import DQNConfig
 from algos.descent import Totals, scheduled
-from algos.invariants import check_range
 from algos.learning import Metrics
 from algos.metrics import Means
 from algos.q_network import QPolicy
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DQNConfig(Config):
-    """Hyper-parameters of DQN."""
-
-    steps: int | None = 16
-    """Steps that each environment slot takes between updates."""
-    learning_rate: float = 1e-3
-    """Adam's step size at the start."""
-    max_grad_norm: float = 10.0
-    """Longest gradient; a longer one is scaled down to it."""
-    gamma: float = 0.99
-    """Discount a step."""
-    buffer_size: int = 100_000
-    """Steps that are remembered."""
-    learning_starts: int = 1_000
-    """Steps before the first update."""
-    gradient_steps: int = 8
-    """Steps of the optimiser after each rollout."""
-    batch_size: int = 64
-    """Remembered steps in each of them."""
-    target_every: int = 250
-    """Gradient steps after which the target network becomes the present one."""
-    loss: Callable[[Tensor, Tensor], Tensor] = mse_loss
-    """Of the values ``[b]`` and what they should be. `torch.nn.functional.huber_loss` bounds the pull of each, as Mnih
-    et al. do with rewards of at most 1: where values are large it learns their median, which the few ends of episodes
-    do not move, and they can grow without limit (CartPole's do)."""
-    double: bool = True
-    """The present network chooses the next action and the target network says what it is worth."""
-    exploration_share: float = 0.2
-    """Share of the training in which ε falls from 1 to its end."""
-    final_exploration: float = 0.05
-    """ε afterwards: the probability of a random action."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps is None:
-            raise ValueError(f"DQNConfig.steps is None and episodes {self.episodes}: DQN learns from steps, give them")
-        check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_every"])
-        check_range(self, not_negative=["learning_starts"])
-        check_range(self, unit_interval=["gamma", "exploration_share", "final_exploration"])
-        if self.buffer_size < max(self.learning_starts, self.batch_size):
-            raise ValueError(
-                f"DQNConfig.buffer_size is {self.buffer_size}, but learning waits for learning_starts "
-                f"({self.learning_starts}) and batch_size ({self.batch_size}) remembered steps: remember as many"
-            )
 
 
 class DQN(Agent[DQNConfig]):
@@ -159,7 +110,8 @@ class DQN(Agent[DQNConfig]):
                 open_actions=batch.get("next_action_mask", None),
                 gamma=config.gamma,
             )
-        loss = config.loss(worth, target)
+        loss_of = getattr(functional, config.loss) if isinstance(config.loss, str) else config.loss
+        loss = loss_of(worth, target)
         return loss, {"value/loss": loss, "value/mean": worth.mean()}
 
 

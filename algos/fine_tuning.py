@@ -13,10 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from algos.config import check_range
 from algos.examples import Example, read_example
-from algos.invariants import check_range
 from algos.lm import LMPolicy
 from algos.logs import Logs
+from algos.names import NamedFields
 from algos.packing import TokenRows, check_packing, learnt_log_probs, pack, token_rows
 from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.model import LanguageModel
@@ -26,7 +27,7 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
+class SFTConfig(NamedFields):
     """Hyper-parameters of supervised fine-tuning."""
 
     epochs: int = 1

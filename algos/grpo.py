@@ -6,7 +6,6 @@ works too, and by ``"k1"`` has the right gradient there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,46 +14,11 @@ from torch import Tensor
 
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
-from algos.config import PolicyGradientConfig, check_groups
+from algos.config import GRPOConfig
 from algos.descent import Term, Totals, add_up, cut
-from algos.invariants import check_range
 from algos.learning import Metrics
-from algos.losses import Aggregation, PolicyLoss, clipped_policy_loss, sequence_mean
 from algos.metrics import Means, group_metrics, ratio_metrics, rollout_metrics
-from algos.objective import episode_returns, log_ratios, regularizers, weighted_minibatches
-
-
-@dataclass(frozen=True, kw_only=True)
-class GRPOConfig(PolicyGradientConfig):
-    """Hyper-parameters of GRPO.
-
-    ``scale_by_std=False`` with `fixed_length_mean` or `token_mean` is "Dr. GRPO" (Liu et al. 2025), which favours
-    neither short answers nor groups of little spread.
-    """
-
-    steps: int | None = None
-    """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 32
-    """Whole episodes in a rollout; a multiple of the group's size."""
-    group_size: int = 8
-    """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
-    epochs: int = 2
-    """Passes over each rollout."""
-    minibatch_size: int = 32
-    """Steps in a minibatch, or rows where the policy is sequential (text)."""
-    clip_range: float = 0.2
-    """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
-    scale_by_std: bool = True
-    """Divide by the standard deviation of the group; False only subtracts its mean."""
-    policy_loss: PolicyLoss = clipped_policy_loss
-    """One of `algos.losses`, such as `functools.partial(clipped_policy_loss, clip_higher=0.28)`."""
-    aggregation: Aggregation = sequence_mean
-    """How entries make one loss: `sequence_mean`, `token_mean` or `fixed_length_mean` of `algos.losses`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_groups(self, self.group_size)
-        check_range(self, at_least_one=["epochs", "minibatch_size"], positive=["clip_range"])
+from algos.objective import by_name, episode_returns, log_ratios, regularizers, weighted_minibatches
 
 
 class GRPO(Agent[GRPOConfig]):
@@ -87,7 +51,7 @@ class GRPO(Agent[GRPOConfig]):
             generator=self.generator,
             size=config.minibatch_size,
             epochs=config.epochs,
-            aggregation=config.aggregation,
+            aggregation=by_name(config.aggregation),
         ):
             loss_of = partial(self._loss, first=means.count == 0)
             means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
@@ -98,8 +62,8 @@ class GRPO(Agent[GRPOConfig]):
         """GRPO's objective (eq. 3) on a part of a minibatch, and its terms."""
         config, policy = self.config, self.policy
         evaluation = policy.evaluate(part)
-        ratios = log_ratios(part, evaluation=evaluation, policy=policy, first=first)
-        improvement = config.policy_loss(
+        ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
+        improvement = by_name(config.policy_loss)(
             log_ratio=ratios, advantage=part["advantage"], mask=part["mask"], clip_range=config.clip_range
         )
         terms = {"policy/loss": Term(1.0, improvement)}

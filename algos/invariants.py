@@ -1,4 +1,4 @@
-"""Checks that fail loudly: of configs at construction, of tensors while training.
+"""Checks that fail loudly while training.
 
 What is checked at every minibatch is there anyway (the gradient's norm, the loss); the rest is looked at once an
 iteration. Only what fails is looked at more closely.
@@ -7,9 +7,7 @@ iteration. Only what fails is looked at more closely.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,8 +23,6 @@ ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that rounding may bring an entropy to."""
 WHITE_TOLERANCE = 1e-2
 """Largest distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
-LARGEST = sys.float_info.max
-"""Greatest number of a config."""
 EVEN = 1e-5
 """Spread, as a share of the size, below which float32 advantages are all alike and whitening them is rounding."""
 
@@ -47,31 +43,6 @@ CAUSES = {
 
 class NonFiniteError(InvariantError, FloatingPointError):
     """A column of a rollout, a loss or a gradient is infinite or not a number."""
-
-
-def check_range(
-    config: Any,
-    *,
-    at_least_one: Sequence[str] = (),
-    positive: Sequence[str] = (),
-    not_negative: Sequence[str] = (),
-    unit_interval: Sequence[str] = (),
-) -> None:
-    """Raise a ValueError that names the first field of a config outside its range; None passes where it may stand."""
-    rules = [
-        (at_least_one, lambda x: isinstance(x, int) and x >= 1, "an integer of at least 1"),
-        (positive, lambda x: x > 0, "a number above 0"),
-        (not_negative, lambda x: x >= 0, "a number of at least 0"),
-        (unit_interval, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-    ]
-    optional = {field.name for field in fields(config) if "None" in str(field.type)}
-    for names, holds, expected in rules:
-        for name in names:
-            value = getattr(config, name)
-            if value is None and name in optional:
-                continue
-            if not (isinstance(value, (int, float)) and abs(value) <= LARGEST and holds(value)):
-                raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
 
 
 def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
@@ -179,18 +150,23 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
         return
     before = raw[mask].double()
     deviation = before.std(correction=0).item()
-    if deviation > max(EVEN * before.abs().max().item(), 1e-6):
+    largest = before.abs().max().item()
+    if deviation > max(EVEN * largest, 1e-6):
+        cause = "Was the mask left out, or the mean of something else taken off?"
+        if largest**2 > torch.finfo(raw.dtype).max:
+            cause = f"Advantages of {largest:.3g} overflow when they are squared: scale the rewards down."
         raise InvariantError(
             f"after whitening the mean is {mean:.3g} and the standard deviation {spread:.3g}, expected 0 and 1 "
-            f"(tolerance {WHITE_TOLERANCE}; before it was {before.mean().item():.3g} and {deviation:.3g}). Was the "
-            "mask left out, or the mean of something else taken off?",
+            f"(tolerance {WHITE_TOLERANCE}; before it was {before.mean().item():.3g} and {deviation:.3g}). {cause}",
             tensor="advantage",
             batch=batch.copy().set("advantage_before", raw),
             bad=mask,
         )
 
 
-def check_first(log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype) -> None:
+def check_first(
+    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype, tolerance: float | None = None
+) -> None:
     """Before the first step of an update the policy is the one that acted, and its entropy is one.
 
     Args:
@@ -198,15 +174,17 @@ def check_first(log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation,
         batch: the minibatch.
         evaluation: of it.
         dtype: what the policy computes in.
+        tolerance: nats by which log-probabilities may differ; None is that of the dtype (`RATIO_TOLERANCE`).
 
     Raises:
-        InvariantError: on log-probabilities that differ by more than `RATIO_TOLERANCE`, so that a ratio is not 1; or
+        InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or
             on an entropy below 0 of actions that can be counted. What is no number is left to the gradient, which is
             none either (`algos.descent.Descent.step`); an infinite ratio may have a gradient of 0, and is not.
     """
     if log_ratio.isnan().any():
         return
-    _check_ratio_is_one(log_ratio.detach(), batch, evaluation, dtype)
+    tolerance = RATIO_TOLERANCE.get(dtype, 0.1) if tolerance is None else tolerance
+    _check_ratio_is_one(log_ratio.detach(), batch, evaluation, tolerance)
     if batch["action"].is_floating_point():
         return  # a differential entropy may be negative
     entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
@@ -221,16 +199,16 @@ def check_first(log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation,
         )
 
 
-def _check_ratio_is_one(log_ratio: Tensor, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype) -> None:
+def _check_ratio_is_one(log_ratio: Tensor, batch: TensorDict, evaluation: Evaluation, tolerance: float) -> None:
     worst = log_ratio.abs().max().item() if log_ratio.numel() else 0.0
-    tolerance = RATIO_TOLERANCE.get(dtype, 0.1)
     if not worst <= tolerance:
         bad, scored = ~(log_ratio.abs() <= tolerance), evaluation.log_prob.detach()
         raise InvariantError(
             f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
             f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
             f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
-            "in one of them?",
+            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
+            "config.",
             tensor="log_prob",
             batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,10 @@ class LMPolicy(nn.Module):
         value = self._value(self.lm.hidden(tokens)) if self.critic is None else self.critic.values(tokens)
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return (self.value_head if self.critic is None else self.critic).parameters()
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Nothing is normalised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +149,10 @@ class LSTMPolicy(nn.Module):
         there, which is the policy's: up to the row's beginning both remember alike. Whole episodes it reads by itself.
         """
         return frozen_copy(self)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return self.critic.parameters()
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""

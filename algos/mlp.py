@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,10 @@ class MLPPolicy(nn.Module):
     def reference(self) -> MLPPolicy:
         """See `Policy.reference`: a frozen copy, normaliser included, with its statistics as they are."""
         return frozen_copy(self)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return self.critic.parameters()
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""

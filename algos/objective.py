@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
 from algos.config import ActorCriticConfig, PolicyGradientConfig
 from algos.descent import Term, Terms, Totals, add_up
@@ -57,6 +59,11 @@ def episode_returns(rollout: TensorDict) -> Tensor:
     return to_go.gather(1, rollout["mask"].int().argmax(1, keepdim=True)).squeeze(1)
 
 
+def by_name(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function of `algos.losses` that a config names; a function is returned as it is."""
+    return getattr(losses, function) if isinstance(function, str) else function
+
+
 def weighted_minibatches(
     rollout: TensorDict,
     *,
@@ -64,7 +71,7 @@ def weighted_minibatches(
     generator: torch.Generator,
     size: int | None = None,
     epochs: int = 1,
-    whiten_advantages: bool = False,
+    normalize_advantage: str | bool | None = False,
     aggregation: Aggregation = token_mean,
 ) -> Iterator[TensorDict]:
     """Minibatches with what their losses are averaged by, which does not change when they are cut.
@@ -75,7 +82,8 @@ def weighted_minibatches(
         generator: of the order, where there is more than one.
         size: units in a minibatch; None takes all.
         epochs: passes over the rollout.
-        whiten_advantages: scale the advantages of each minibatch to mean 0 and variance 1.
+        normalize_advantage: over what advantages are scaled to mean 0 and variance 1, ``"rollout"`` or ``"minibatch"``;
+            False leaves them. The rollout itself keeps them as they are.
         aggregation: weight of each entry in the loss.
 
     Yields:
@@ -83,20 +91,20 @@ def weighted_minibatches(
 
     Raises:
         InvariantError: if the advantages are not finite, or anything counts that stands outside the mask; or if those
-            of the first minibatch have not mean 0 and deviation 1 after whitening.
+            of the rollout or first minibatch have not mean 0 and deviation 1 after whitening.
     """
     check_advantages(rollout)
+    if normalize_advantage == "rollout":
+        rollout = rollout.copy()
+        whiten_advantage(rollout)
     by_row = aggregation is not token_mean and not policy.sequential
     if by_row:  # single steps know nothing of their row: weighed before they leave it, 1 on average
         rollout["weight"] = aggregation(mask=rollout["mask"]) * rollout["mask"].sum()
     cuts = minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, epochs=epochs)
     for number, batch in enumerate(cuts):
         mask = batch["mask"]
-        if whiten_advantages:
-            raw = batch["advantage"]
-            batch["advantage"] = whiten(raw, mask=mask)
-            if number == 0:
-                check_whitened(batch, raw=raw)
+        if normalize_advantage == "minibatch":
+            whiten_advantage(batch, check=number == 0)
         batch["share"] = share = token_mean(mask=mask)
         if by_row:
             batch["weight"] = batch["weight"] / len(batch)
@@ -107,7 +115,21 @@ def weighted_minibatches(
         yield batch
 
 
-def log_ratios(part: TensorDict, *, evaluation: Evaluation, policy: Policy, first: bool) -> Tensor:
+def whiten_advantage(batch: TensorDict, *, check: bool = True) -> None:
+    """Replace ``advantage`` by one of mean 0 and variance 1 over the mask; see `algos.advantages.whiten`.
+
+    Raises:
+        InvariantError: if it has not after all, where that is checked.
+    """
+    raw = batch["advantage"]
+    batch["advantage"] = whiten(raw, mask=batch["mask"])
+    if check:
+        check_whitened(batch, raw=raw)
+
+
+def log_ratios(
+    part: TensorDict, *, evaluation: Evaluation, policy: Policy, config: PolicyGradientConfig, first: bool
+) -> Tensor:
     """`log_ratio` to the policy that acted; before the first step of an update every ratio must be 1.
 
     Raises:
@@ -115,7 +137,8 @@ def log_ratios(part: TensorDict, *, evaluation: Evaluation, policy: Policy, firs
     """
     found = log_ratio(log_prob=evaluation.log_prob, old_log_prob=part["log_prob"], mask=part["mask"])
     if first:
-        check_first(found, batch=part, evaluation=evaluation, dtype=scoring_dtype(policy))
+        dtype, tolerance = scoring_dtype(policy), config.ratio_tolerance
+        check_first(found, batch=part, evaluation=evaluation, dtype=dtype, tolerance=tolerance)
     return found
 
 
@@ -136,7 +159,7 @@ def policy_gradient(
 ) -> tuple[Tensor, Totals]:
     """Loss of a part of a rollout, by the policy that acted and without a value; and quantities for the log."""
     evaluation = policy.evaluate(part)
-    ratios = log_ratios(part, evaluation=evaluation, policy=policy, first=True)
+    ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=True)
     improvement = policy_gradient_loss(log_ratio=ratios, advantage=part["advantage"], mask=part["mask"])
     terms = {"policy/loss": Term(1.0, improvement)}
     terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=penalty, config=config)

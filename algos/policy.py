@@ -82,6 +82,10 @@ class Policy(Protocol):
         """What the optimiser trains."""
         ...
 
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of them that only the value depends on: a critic or a value head."""
+        ...
+
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; returns the JSON-able rest that `algos.load` needs."""
         ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,46 +11,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.agent import Agent
-from algos.config import ActorCriticConfig
+from algos.config import PPOConfig
 from algos.descent import Term, Totals, add_up, cut, scheduled
-from algos.invariants import check_range
 from algos.learning import Metrics, Penalty
-from algos.losses import Aggregation, PolicyLoss, clipped_policy_loss, token_mean, value_loss
+from algos.losses import value_loss
 from algos.metrics import Means, ratio_metrics, rollout_metrics
 from algos.normalizers import RewardNormalizer
-from algos.objective import add_advantages, log_ratios, regularizers, weighted_minibatches
+from algos.objective import add_advantages, by_name, log_ratios, regularizers, weighted_minibatches
 from algos.policy import Policy
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(ActorCriticConfig):
-    """Hyper-parameters of PPO."""
-
-    epochs: int = 4
-    """Passes over each rollout."""
-    minibatch_size: int = 128
-    """Steps in a minibatch, or rows where the policy is sequential (text)."""
-    clip_range: float = 0.2
-    """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
-    final_clip_range: float | None = None
-    """Clip range at the end, reached linearly; None keeps it constant."""
-    value_coefficient: float = 0.5
-    """Weight of the value loss (half the squared error)."""
-    value_clip_range: float | None = None
-    """Most that a value may move in an update, in units of the return; None does not clip."""
-    target_kl: float | None = None
-    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None never does."""
-    policy_loss: PolicyLoss = clipped_policy_loss
-    """One of `algos.losses`, such as `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
-    aggregation: Aggregation = token_mean
-    """How entries make one loss: `token_mean`, `sequence_mean` or `fixed_length_mean` of `algos.losses`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(
-            self, at_least_one=["epochs", "minibatch_size"], not_negative=["final_clip_range", "value_coefficient"]
-        )
-        check_range(self, positive=["clip_range", "target_kl", "value_clip_range"])
 
 
 class PPO(Agent[PPOConfig]):
@@ -85,8 +52,6 @@ class PPO(Agent[PPOConfig]):
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)
         config = self.config
-        if config.whiten_advantages and config.minibatch_size == 1 and not policy.sequential:
-            raise ValueError("minibatch_size is 1 and one advantage cannot be whitened: set whiten_advantages=False")
         self.auxiliary = auxiliary
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
 
@@ -113,8 +78,8 @@ class PPO(Agent[PPOConfig]):
             generator=self.generator,
             size=config.minibatch_size,
             epochs=config.epochs,
-            whiten_advantages=config.whiten_advantages,
-            aggregation=config.aggregation,
+            normalize_advantage=config.normalize_advantage,
+            aggregation=by_name(config.aggregation),
         ):
             loss_of = partial(self._loss, first=means.count == 0)
             totals = self.descent.step(loss_of, cut(batch, config.micro_batch_size), *self._auxiliary_losses())
@@ -129,8 +94,8 @@ class PPO(Agent[PPOConfig]):
         clip_range = scheduled(config.clip_range, config.final_clip_range, self.progress)
         evaluation = self.policy.evaluate(part)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, first=first)
-        improvement = config.policy_loss(
+        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, config=config, first=first)
+        improvement = by_name(config.policy_loss)(
             log_ratio=ratios, advantage=part["advantage"], mask=mask, clip_range=clip_range
         )
         error = value_loss(

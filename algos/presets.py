@@ -6,16 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from algos.a2c import A2CConfig
-from algos.algorithms import find_algorithm
-from algos.config import Config
-from algos.dqn import DQNConfig
-from algos.grpo import GRPOConfig
-from algos.losses import sequence_mean
-from algos.ppo import PPOConfig
-from algos.reinforce import REINFORCEConfig
-from algos.rloo import RLOOConfig
-from algos.trpo import TRPOConfig
+from algos.algorithms import find_config
+from algos.config import A2CConfig, Config, DQNConfig, GRPOConfig, PPOConfig, REINFORCEConfig, RLOOConfig, TRPOConfig
 
 CARTPOLE = PPOConfig(
     steps=64,
@@ -163,7 +155,6 @@ TEXT = PPOConfig(
     gae_lambda=0.95,
     value_coefficient=0.5,
     max_grad_norm=1.0,
-    bootstrap_truncated=False,
 )
 """Short texts by small models, with a KL penalty; found here, see the README."""
 
@@ -174,7 +165,7 @@ CARTPOLE_A2C = A2CConfig(
     final_learning_rate=0.0,
     gamma=0.99,
     gae_lambda=0.95,
-    whiten_advantages=True,
+    normalize_advantage=True,
     max_grad_norm=0.5,
 )
 """CartPole-v1 with 16 environments; found here. The linear decline and the number of steps are rl-baselines3-zoo's."""
@@ -183,7 +174,7 @@ CARTPOLE_REINFORCE = REINFORCEConfig(episodes=16, learning_rate=5e-3, final_lear
 """CartPole-v1 with 16 environments; found here."""
 
 CARTPOLE_RLOO = RLOOConfig(
-    episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, aggregation=sequence_mean
+    episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, aggregation="sequence_mean"
 )
 """CartPole-v1 with 16 environments; found here. By sequences, since episodes that are good are long."""
 
@@ -228,9 +219,8 @@ TEXT_A2C = A2CConfig(
     final_learning_rate=1e-4,
     gamma=1.0,
     gae_lambda=0.95,
-    whiten_advantages=True,
+    normalize_advantage=True,
     max_grad_norm=1.0,
-    bootstrap_truncated=False,
 )
 """As `TEXT`; found here."""
 
@@ -256,7 +246,6 @@ TEXT_TRPO = TRPOConfig(
     conjugate_gradient_steps=10,
     critic_epochs=2,
     minibatch_size=32,
-    bootstrap_truncated=False,
 )
 """As `TEXT`, but few and costly steps; found here."""
 
@@ -331,7 +320,7 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
     """
     if (env_id, algorithm) in RECIPES:
         return RECIPES[env_id, algorithm]
-    defaults = find_algorithm(algorithm).config_type
+    defaults = find_config(algorithm)
     if not env_id.startswith("textenv/"):
         return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto")
     if algorithm not in _TEXT:

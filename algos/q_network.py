@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,10 @@ class QPolicy(nn.Module):
     def reference(self) -> QPolicy:
         """See `Policy.reference`."""
         return frozen_copy(self)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`: the values choose the actions, so there are none."""
+        return iter(())
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Nothing is normalised."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from algos.calibration import expected_calibration_error, spearman
-from algos.invariants import check_range
+from algos.config import check_range
+from algos.names import NamedFields
 from algos.reward_rows import Kind, RewardRow, RewardRows, read_reward_rows
 from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.reward_model import RewardModel
@@ -22,7 +23,7 @@ SUREST = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig:
+class RewardModelConfig(NamedFields):
     """Hyper-parameters of reward-model training."""
 
     epochs: int = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,30 +9,11 @@ from tensordict import TensorDict
 
 from algos.advantages import leave_one_out
 from algos.agent import Agent
-from algos.config import PolicyGradientConfig, check_groups
+from algos.config import RLOOConfig
 from algos.descent import cut
 from algos.learning import Metrics
-from algos.losses import Aggregation, token_mean
 from algos.metrics import Means, group_metrics, rollout_metrics
-from algos.objective import episode_returns, policy_gradient, weighted_minibatches
-
-
-@dataclass(frozen=True, kw_only=True)
-class RLOOConfig(PolicyGradientConfig):
-    """Hyper-parameters of RLOO."""
-
-    steps: int | None = None
-    """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 32
-    """Whole episodes in a rollout; a multiple of the group's size."""
-    group_size: int = 4
-    """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
-    aggregation: Aggregation = token_mean
-    """How entries make one loss: `token_mean`, `sequence_mean` or `fixed_length_mean` of `algos.losses`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_groups(self, self.group_size)
+from algos.objective import by_name, episode_returns, policy_gradient, weighted_minibatches
 
 
 class RLOO(Agent[RLOOConfig]):
@@ -59,7 +39,7 @@ class RLOO(Agent[RLOOConfig]):
         self.descent.schedule(self.progress)
         loss_of = partial(policy_gradient, policy=self.policy, penalty=self.penalty, config=config)
         for batch in weighted_minibatches(
-            rollout, policy=self.policy, generator=self.generator, aggregation=config.aggregation
+            rollout, policy=self.policy, generator=self.generator, aggregation=by_name(config.aggregation)
         ):
             means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
         return means.result() | rollout_metrics(rollout) | group_metrics(rollout)

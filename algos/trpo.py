@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,52 +11,20 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from algos.advantages import whiten
 from algos.agent import Agent
-from algos.config import ActorCriticConfig
+from algos.config import TRPOConfig
 from algos.conjugate_gradient import conjugate_gradient
 from algos.descent import Descent, Term, Totals, add_up
-from algos.invariants import check_advantages, check_range, check_whitened
+from algos.invariants import check_advantages
 from algos.learning import Metrics, Penalty
 from algos.losses import token_mean, value_loss
 from algos.metrics import Means, rollout_metrics
 from algos.minibatches import places
 from algos.normalizers import RewardNormalizer
-from algos.objective import add_advantages, log_ratios, weighted_minibatches
+from algos.objective import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
 from algos.policy import Policy
 from algos.violations import explain_step
 from textenv.invariants import PLACE
-
-
-@dataclass(frozen=True, kw_only=True)
-class TRPOConfig(ActorCriticConfig):
-    """Hyper-parameters of TRPO; the learning rate is the critic's."""
-
-    max_kl: float = 0.01
-    """Radius of the trust region: mean KL(new‖old) of an update, nats a step."""
-    conjugate_gradient_steps: int = 15
-    """Steps that solve for the natural gradient."""
-    damping: float = 0.1
-    """Added to the diagonal of the KL's second derivative."""
-    line_search_steps: int = 10
-    """How often the step is shortened until it improves the policy inside the trust region; then it is given up."""
-    line_search_factor: float = 0.8
-    """Length of each step of the line search, as a share of the one before."""
-    critic_epochs: int = 10
-    """Passes over each rollout that fit the value."""
-    minibatch_size: int = 128
-    """Steps in a minibatch of the critic, or rows where the policy is sequential (text)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(
-            self, at_least_one=["conjugate_gradient_steps", "line_search_steps", "critic_epochs", "minibatch_size"]
-        )
-        check_range(self, positive=["max_kl", "line_search_factor"], not_negative=["damping"])
-        if self.line_search_factor >= 1:
-            raise ValueError(f"TRPOConfig.line_search_factor is {self.line_search_factor}, expected less than 1")
-        if self.entropy_coefficient or self.micro_batch_size:
-            raise ValueError("TRPO has no entropy bonus and no micro-batches: leave them at 0 and None")
 
 
 class TRPO(Agent[TRPOConfig]):
@@ -100,12 +67,11 @@ class TRPO(Agent[TRPOConfig]):
         mask = rollout["mask"]
         if not mask.any():
             return rollout_metrics(rollout)
-        if config.whiten_advantages:
-            raw = rollout["advantage"]
-            rollout["advantage"] = whiten(raw, mask=mask)
-            check_whitened(rollout, raw=raw)
+        units = rollout.copy().set(PLACE, places(rollout))
+        if config.normalize_advantage:
+            whiten_advantage(units)
         # Single steps leave behind what the mask leaves out, like minibatches.
-        units = rollout.copy().set(PLACE, places(rollout))[mask.any(dim=1) if self.policy.sequential else mask]
+        units = units[mask.any(dim=1) if self.policy.sequential else mask]
         with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
             metrics = self._improve(units)
         fitted = self._fit_value(rollout)
@@ -155,7 +121,8 @@ class TRPO(Agent[TRPOConfig]):
 
     def _gain(self, rollout: TensorDict, *, first: bool = False) -> Tensor:
         """The surrogate objective, mean of ratio times advantage (eq. 14)."""
-        ratios = log_ratios(rollout, evaluation=self.policy.evaluate(rollout), policy=self.policy, first=first)
+        evaluation = self.policy.evaluate(rollout)
+        ratios = log_ratios(rollout, evaluation=evaluation, policy=self.policy, config=self.config, first=first)
         return (ratios.exp() * rollout["advantage"] * token_mean(mask=rollout["mask"])).sum()
 
     def _kl(self, rollout: TensorDict, old: object) -> Tensor:

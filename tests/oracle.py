@@ -171,14 +171,14 @@ class Optimum:
 
 CONFIG = PPOConfig(
     steps=None, episodes=512, epochs=4, minibatch_size=128, learning_rate=0.05, final_learning_rate=0.0, gamma=1.0,
-    gae_lambda=0.95, value_coefficient=0.5, max_grad_norm=10.0, bootstrap_truncated=False, whiten_advantages=False,
+    gae_lambda=0.95, value_coefficient=0.5, max_grad_norm=10.0, bootstrap_truncated=False, normalize_advantage=False,
     clip_range=0.2,
 )  # fmt: skip
 
 
 def name_of(config):
     """Name of the algorithm that a config belongs to."""
-    return type(config).__module__.rpartition(".")[2]
+    return type(config).__name__.removesuffix("Config").lower()
 
 
 def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG, problem=None):

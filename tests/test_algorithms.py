@@ -237,7 +237,7 @@ def test_row_26_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, 
         env = chain(mode, limit)
         policy, cursor = mlp_for(env), Cursor(seed=0)
         policy.critic = TrainableExactCritic(gamma=0.9)
-        options = dict(gamma=0.9, gae_lambda=0.8, whiten_advantages=False, bootstrap_truncated=bootstrap)
+        options = dict(gamma=0.9, gae_lambda=0.8, normalize_advantage=False, bootstrap_truncated=bootstrap)
         made, found = make_agent(kind, env, policy, config(**options)), []
         for _ in range(3):
             rollout = collect(env, policy, steps=20, cursor=cursor)
@@ -387,7 +387,7 @@ def learn_to_say_good(kind, iterations, **options):
 
 
 LEARNERS = {
-    "a2c": dict(iterations=24, gamma=1.0, whiten_advantages=True, value_coefficient=0.1),
+    "a2c": dict(iterations=24, gamma=1.0, normalize_advantage=True, value_coefficient=0.1),
     "grpo": dict(iterations=14, minibatch_size=16, epochs=2),
     "reinforce": dict(iterations=24, gamma=1.0),
     "rloo": dict(iterations=24),

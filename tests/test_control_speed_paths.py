@@ -244,7 +244,7 @@ def test_adam_equals_torch_with_its_own_clipping():
     first = [nn.Parameter(draws(*shape, dtype=dtype)) for shape, dtype in
              [((4, 3), torch.float32), ((7,), torch.float32), ((2, 2), torch.float64)]]  # fmt: skip
     second = [nn.Parameter(p.detach().clone()) for p in first]
-    ours, theirs = Adam(first, learning_rate=0.1), torch.optim.Adam(second, lr=0.1, eps=1e-5)
+    ours, theirs = Adam([first], learning_rate=0.1), torch.optim.Adam(second, lr=0.1, eps=1e-5)
     for step in range(12):
         ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.1 / (1 + step)
         for place, (a, b) in enumerate(zip(first, second, strict=True)):

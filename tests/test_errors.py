@@ -198,7 +198,7 @@ def test_a_partial_reset_before_a_whole_one():
 def test_one_advantage_cannot_be_whitened():
     env = gymnasium.make_vec("CartPole-v1", num_envs=1)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-    with refused(ValueError, "minibatch_size is 1", "whiten_advantages=False"):
+    with refused(ValueError, "minibatch_size is 1", "normalize_advantage=False"):
         PPO(env, policy, PPOConfig(minibatch_size=1))
 
 

@@ -176,7 +176,7 @@ def dr_grpo(policy, size):
 
 
 def reinforce(policy, size):
-    config = REINFORCEConfig(episodes=size, gamma=1.0, whiten_advantages=False, **STILL)
+    config = REINFORCEConfig(episodes=size, gamma=1.0, normalize_advantage=False, **STILL)
     return REINFORCE(cartpole(), policy, config)
 
 

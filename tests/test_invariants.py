@@ -329,8 +329,9 @@ BROKEN_WHITENING = {
 @pytest.mark.parametrize("how", sorted(BROKEN_WHITENING))
 @pytest.mark.parametrize("kind", ["ppo", "reinforce", "trpo"])
 def test_whitening_that_does_not_whiten_is_caught(how, kind, tmp_path, monkeypatch):
-    module = "algos.trpo" if kind == "trpo" else "algos.objective"
-    monkeypatch.setattr(f"{module}.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0))
+    monkeypatch.setattr(
+        "algos.objective.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
+    )
     error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
     assert "mean is" in str(error) and "standard deviation" in str(error)
     again = whiten(batch["advantage_before"], mask=batch["mask"])

@@ -174,7 +174,7 @@ def test_row_18_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_chec
     env = text_env()
     env.task.scores = [2.0, -1.0, 1.0]
     rollout = scored(play(env, [(7,), (5, 1, 7), (3, 3, 3, 3, 3)]), policy)
-    options = dict(micro_batch_size=micro, whiten_advantages=False, entropy_coefficient=0.03, value_coefficient=0.4)
+    options = dict(micro_batch_size=micro, normalize_advantage=False, entropy_coefficient=0.03, value_coefficient=0.4)
     agent_of(env, policy, **options).update(rollout)
     found, loss = gradients(policy), 0.0
     policy.zero_grad()

@@ -67,7 +67,7 @@ OTHERS = [
         **(BATCH | dict(learning_rate=0.05)), group_size=8, minibatch_size=128, scale_by_std=False,
         aggregation=partial(fixed_length_mean, length=3),
     ),  # "Dr. GRPO": divided by deviations or lengths it has another optimum
-    REINFORCEConfig(**BATCH, gamma=1.0, whiten_advantages=False),
+    REINFORCEConfig(**BATCH, gamma=1.0, normalize_advantage=False),
     RLOOConfig(**BATCH, group_size=8),
     TRPOConfig(**BATCH, **CRITIC, minibatch_size=256, critic_epochs=2, damping=1e-3, max_kl=0.02),
 ]  # fmt: skip

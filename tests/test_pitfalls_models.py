@@ -62,7 +62,7 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
     if chunk is not None:
         monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
-    cut = dict(minibatch_size=minibatch, micro_batch_size=micro, whiten_advantages=minibatch > 1)
+    cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
     agent = agent_of(env, policy, epochs=2, **cut)
     rollout = collect(env, policy, episodes=16)
     agent.update(rollout)
@@ -84,7 +84,7 @@ def test_row_01_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
     if kind == "box":
         env, policy = pendulum()
         rollout = collect(env, policy, steps=10)
-    cut = dict(minibatch_size=minibatch, micro_batch_size=micro, whiten_advantages=minibatch > 1)
+    cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
     agent_of(env, policy, **cut).update(rollout)
     assert len(gaps) == parts(int(rollout["mask"].sum()), minibatch, micro) and max(gaps) < 1e-5
 

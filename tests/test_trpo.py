@@ -13,10 +13,11 @@ from test_pitfalls_update import ANSWERS, with_empty_rows
 
 import algos
 from algos import Cursor, LSTMPolicy, MLPPolicy, collect
+from algos.advantages import whiten
 from algos.conjugate_gradient import conjugate_gradient
 from algos.trpo import TRPO, TRPOConfig
 
-QUIET = dict(whiten_advantages=False, critic_epochs=1, minibatch_size=1000)
+QUIET = dict(normalize_advantage=False, critic_epochs=1, minibatch_size=1000)
 
 
 # --- the solver ------------------------------------------------------------------------------------------------------
@@ -212,7 +213,8 @@ def surrogate_and_kl(old, policy, rollout):
     with torch.no_grad():
         ratio = (policy.evaluate(rollout).log_prob - old.evaluate(rollout).log_prob).exp()
         kl = policy.divergence(rollout, old if hasattr(old, "lm") else old.reference())
-    return ((ratio - 1) * rollout["advantage"])[mask].mean().item(), kl[mask].mean().item()
+    advantage = whiten(rollout["advantage"], mask=mask)
+    return ((ratio - 1) * advantage)[mask].mean().item(), kl[mask].mean().item()
 
 
 @pytest.mark.parametrize("max_kl", [1e-3, 0.1])

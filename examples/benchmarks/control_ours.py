@@ -38,7 +38,7 @@ def run(settings, options, meter):
             value_coefficient=settings["vf"],
             value_clip_range=settings["clip"] if settings["clip_vloss"] else None,
             max_grad_norm=settings["max_grad_norm"],
-            whiten_advantages=settings["norm_adv"],
+            normalize_advantage=settings["norm_adv"],
             seed=options.seed,
         ),
     )
