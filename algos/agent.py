@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from algos.collection import Cursor, collect
 from algos.config import ActorCriticConfig, Config, PPOConfig
 from algos.descent import Descent
 from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
+from algos.names import check_names
 from algos.normalizers import RewardNormalizer
 from algos.policy import Policy
 from algos.state import attributes, load_weights, own_attributes, set_attributes, trained_weights
@@ -117,9 +118,31 @@ class Agent(Generic[ConfigT]):
         if state["penalty"] is not None and self.penalty is not None:
             self.penalty.load_state_dict(state["penalty"])
 
-    def learn(self, total_steps: int, **options: Any) -> list[Metrics]:
-        """Train for that many steps; returns what was logged. The options are those of `algos.learning.learn`."""
-        return learn(self, total_steps, **options)
+    @check_names
+    def learn(
+        self,
+        total_steps: int,
+        *,
+        run_dir: str | Path | None = None,
+        progress: bool = False,
+        on_iteration: Callable[[Metrics], Any] | None = None,
+        diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
+        checkpoint_every: int | None = None,
+        resume: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> list[Metrics]:
+        """Train for that many steps; returns what was logged. See `algos.learning.learn`."""
+        return learn(
+            self,
+            total_steps,
+            run_dir=run_dir,
+            progress=progress,
+            on_iteration=on_iteration,
+            diagnose=diagnose,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            overwrite=overwrite,
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write policy and config; `algos.load` gives the policy back."""

@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from algos.policy import Policy
+from algos.algorithms import CONTROL_POLICIES, find_policy
+from algos.run_folder import draft, remove
 
-FORMAT = 2
-"""Version of the folder's layout."""
-CONTROL_POLICIES = {
-    "CNNPolicy": "algos.cnn", "LSTMPolicy": "algos.lstm", "MLPPolicy": "algos.mlp", "QPolicy": "algos.q_network",
-}  # fmt: skip
-"""Where the policies live that one file of weights and JSON arguments restore."""
+if TYPE_CHECKING:
+    from algos.policy import Policy
+
+FORMAT = 3
+"""Version of the folder's layout; 2, which knew the shape of observations alone, is read too."""
 
 
 def save(agent: Any, folder: str | Path) -> Path:
-    """Write an agent's policy and config; a language model lands in ``policy/`` as a `transformers` folder."""
+    """Write an agent's policy and config; a language model lands in ``policy/`` as a `transformers` folder.
+
+    What the folder held before stays as it was until the new files are whole.
+
+    Raises:
+        OSError: if they cannot be written (a full disk, a folder that is read-only).
+    """
+    from safetensors import SafetensorError
+
     folder = Path(folder)
-    weights = folder / "policy"
-    weights.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, config = folder / "policy", folder / "config.json"
+    drafts = draft(weights), draft(config)
+    try:
+        remove(drafts[0])
+        drafts[0].mkdir()
+        text = json.dumps(_description(agent, agent.policy.save(drafts[0])), indent=2, default=_describe)
+        drafts[1].write_text(text + "\n", encoding="utf-8")
+        remove(weights)
+        drafts[0].rename(weights)
+        drafts[1].replace(config)
+    except SafetensorError as error:
+        raise OSError(f"the agent could not be saved in {folder}: {error}") from error
+    finally:
+        for path in drafts:
+            remove(path)
+    return folder
+
+
+def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` says."""
     rewards, penalty = getattr(agent, "reward_normalizer", None), getattr(agent, "penalty", None)
-    description = {
+    return {
         "format": FORMAT,
         "environment": _environment(agent.env.spec),
         "algorithm": type(agent).__name__,
         "config": dataclasses.asdict(agent.config),
         "policy": type(agent.policy).__name__,
-        "policy_arguments": agent.policy.save(weights),
+        "policy_arguments": policy_arguments,
         "reward_normalizer": None if rewards is None else rewards.state_dict(),
         "penalty": None if penalty is None else penalty.state_dict(),
     }
-    (folder / "config.json").write_text(json.dumps(description, indent=2, default=_describe) + "\n", encoding="utf-8")
-    return folder
 
 
 def load(folder: str | Path) -> Policy:
@@ -49,15 +73,15 @@ def load(folder: str | Path) -> Policy:
     description = read_description(folder)
     weights = Path(folder) / "policy"
     name = description["policy"]
-    if name not in CONTROL_POLICIES and name != "LMPolicy":
-        raise ValueError(f"{folder} holds a {name}, known are {', '.join(CONTROL_POLICIES)} and LMPolicy")
+    known = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]
+    if name not in known and name != "LMPolicy":
+        raise ValueError(f"{folder} holds a {name}, known are {', '.join(known)} and LMPolicy")
     try:
         if name == "LMPolicy":
             from algos.lm import LMPolicy
 
             return LMPolicy.load(weights)
-        policy = getattr(importlib.import_module(CONTROL_POLICIES[name]), name)
-        return policy.load(weights, description["policy_arguments"])
+        return find_policy(name).load(weights, description["policy_arguments"])
     except ImportError:  # says what to install
         raise
     except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
@@ -79,17 +103,21 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON in UTF-8 ({error})") from error
     if not isinstance(description, dict):
         raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
-    if description.get("format") != FORMAT:
+    if description.get("format") not in (2, FORMAT):
         raise ValueError(
-            f"{path} has format {description.get('format')}, this version reads {FORMAT}: "
+            f"{path} has format {description.get('format')}, this version reads 2 and {FORMAT}: "
             "load it by the version of algos that wrote it"
         )
     _check_parts(description, path)
+    arguments = description["policy_arguments"]
+    if description["format"] == 2 and "observation_shape" in arguments:
+        dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
+        arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
     environment = description.get("environment") or {"id": ""}
     if ":" in environment["id"]:  # Gymnasium would import what stands before it
         raise ValueError(
-            f"{path} names the environment {environment['id']!r}, for which a module would be imported: make the "
-            "environment yourself and use algos.evaluate(env, algos.load(folder))"
+            f"{path} names the environment {environment['id']!r}, for which a module would be imported: name it "
+            f"yourself if you trust it, algos evaluate {path.parent} --env module:id"
         )
     return description
 
@@ -100,9 +128,10 @@ def _check_parts(description: dict[str, Any], path: Path) -> None:
     named = env is None or (
         isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
     )
-    if not (named and isinstance(description.get("policy"), str) and "policy_arguments" in description):
+    policy, arguments = description.get("policy"), description.get("policy_arguments")
+    if not (named and isinstance(policy, str) and isinstance(arguments, dict)):
         raise ValueError(
-            f"{path} has the environment {env!r:.100} and the policy {description.get('policy')!r:.100}: expected null "
+            f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected null "
             "or id and kwargs, and a policy's name with policy_arguments"
         )
 
@@ -126,4 +155,4 @@ def _environment(spec: Any) -> dict[str, Any] | None:
         json.dumps(arguments)
     except TypeError:
         return None
-    return {"id": spec.id, "kwargs": arguments}
+    return {"id": spec.id, "kwargs": arguments, "module": getattr(spec, "module", None)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from algos.run_folder import draft, remove
 from algos.state import from_json, to_json
 
-FORMAT = 1
+FORMAT = 2
 """Version of a checkpoint's layout."""
 KEPT = 2
 """Checkpoints that stay: the newest, and the one before for when that is damaged."""
@@ -22,8 +22,8 @@ STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
 def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: int) -> Path:
     """Write a checkpoint beside those that are there, verify it, and only then remove what it replaces.
 
-    It is written under another name, forced to the disk and renamed: a process that is killed leaves the others as
-    they were. Those of more steps go too: they are of a training that was given up, for another one in its folder.
+    It is written under another name, forced to the disk, read back and renamed: a process that is killed leaves the
+    others as they were. Those of more steps go too: the run went on from an earlier one.
 
     Args:
         run_dir: of the run; it goes into ``checkpoints/``.
@@ -34,43 +34,54 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         Its folder.
 
     Raises:
-        OSError: if it cannot be written; says which checkpoint is the last good one.
+        OSError: if it cannot be written (a full disk, a folder that is read-only).
         ValueError: if what is read back is not what was written.
+
+    Both say which checkpoint is the last good one.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     home = Path(run_dir) / "checkpoints"
     before = checkpoints(run_dir)
-    folder, draft = home / f"step-{steps:012d}", home / ".writing"
+    folder = home / f"step-{steps:012d}"
+    new = draft(folder)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        remove(new)
+        new.mkdir(parents=True)
         tensors: dict[str, Any] = {}
-        (draft / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft / TENSORS)
-        files = {name: _checksum(draft / name) for name in (STATE, TENSORS)}
-        (draft / MANIFEST).write_text(json.dumps({"format": FORMAT, "steps": steps, "files": files}), encoding="utf-8")
-        for path in (draft / STATE, draft / TENSORS, draft / MANIFEST, draft):
+        (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
+        files = {name: _checksum(new / name) for name in (STATE, TENSORS)}
+        (new / MANIFEST).write_text(json.dumps({"format": FORMAT, "steps": steps, "files": files}), encoding="utf-8")
+        for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
             _force_to_disk(path)
-        shutil.rmtree(folder, ignore_errors=True)  # of the same step, from before a run went on
-        draft.rename(folder)
+        _verify(new)
+        remove(folder)  # of the same step, from before a run went on
+        new.rename(folder)
         _force_to_disk(home)
-        _verify(folder)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
+    except (OSError, ValueError, SafetensorError) as failure:
+        remove(new)
+        error = OSError(str(failure)) if isinstance(failure, SafetensorError) else failure
         kept = f"the last good one is {before[-1]}" if before else "there is none before it"
         error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
-        raise
+        raise error from (failure if error is not failure else None)
     found = checkpoints(run_dir)
     here = found.index(folder) + 1
     for other in found[: max(here - KEPT, 0)] + found[here:]:
-        shutil.rmtree(other, ignore_errors=True)
+        remove(other)
     return folder
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))
+
+
+def run_of(folder: str | Path) -> Path:
+    """Absolute folder of the run that a checkpoint belongs to; a run's folder is its own."""
+    folder = Path(folder).resolve()
+    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
 
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:

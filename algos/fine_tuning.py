@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from algos.lm import LMPolicy
 from algos.logs import Logs
 from algos.names import NamedFields
 from algos.packing import TokenRows, check_packing, learnt_log_probs, pack, token_rows
+from algos.run_folder import hold
 from algos.supervised import CosineDescent, dropout_on, length_buckets
 from textenv.lm.model import LanguageModel
 
@@ -65,6 +67,7 @@ def sft(
     held_out: Sequence[Any] | None = None,
     run_dir: str | Path | None = None,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> list[dict[str, float]]:
     """Train a language model, in place, to continue as the examples do: mean cross-entropy over the learnt tokens.
 
@@ -79,6 +82,7 @@ def sft(
         held_out: examples to measure after each epoch.
         run_dir: folder for ``metrics.jsonl`` and TensorBoard files.
         progress: show a progress bar.
+        overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
 
     Returns:
         The metrics of every epoch: ``sft/loss`` in nats a token, and of ``held_out`` loss and perplexity;
@@ -88,6 +92,7 @@ def sft(
         TypeError: if the model is neither a `LanguageModel` nor an `LMPolicy`.
         ValueError: on an example of another kind, if there is nothing to learn, if ``max_length`` is more than the
             model reads, or if it cannot pack.
+        FileExistsError: if ``run_dir`` holds a run; BlockingIOError if another process trains in it.
 
     Example:
         >>> policy = LMPolicy.load("gpt2")  # doctest: +SKIP
@@ -106,7 +111,8 @@ def sft(
     descent = CosineDescent(lm.parameters(), config, steps=config.epochs * -(-len(training) // config.batch_size))
     history: list[dict[str, float]] = []
     tokens, start = sum(sum(example.learnt) for example in training), time.perf_counter()
-    with Logs(run_dir, total_steps=config.epochs * tokens, progress=progress) as logs:
+    logged = partial(Logs, run_dir, total_steps=config.epochs * tokens, progress=progress)
+    with hold(run_dir, overwrite=overwrite), logged() as logs:
         for epoch in range(1, config.epochs + 1):
             metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, descent, generator)
             if measured is not None:

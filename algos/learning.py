@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,14 +15,18 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.checkpoints import checkpoints, run_of
 from algos.collection import autoreset_mode
 from algos.config import PolicyGradientConfig
+from algos.flattening import flat_shape
 from algos.frontier import VARIETY, plot_frontier
 from algos.interruption import noted_signals
 from algos.invariants import InvariantError, check_finite, check_inert
 from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
+from algos.names import check_names
 from algos.run import Run
+from algos.run_folder import hold
 from algos.violations import write_violation
 from textenv.rollout import is_episode_env
 
@@ -61,6 +65,7 @@ class Penalty(Protocol):
         ...
 
 
+@check_names
 def learn(
     agent: Agent,
     total_steps: int,
@@ -71,6 +76,7 @@ def learn(
     diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
+    overwrite: bool = False,
 ) -> list[Metrics]:
     """Train until that many steps (True entries) were taken; the iteration under way is finished.
 
@@ -80,13 +86,16 @@ def learn(
         run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
             text also ``frontier.png``.
         progress: show a progress bar.
-        on_iteration: called with the metrics of each iteration, to look at; training ends where it returns True.
+        on_iteration: called with the metrics of every iteration, to look at; training ends where it returns anything
+            that is true.
         diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
         checkpoint_every: steps after which a checkpoint is written to ``checkpoints/`` in the run's folder, and one at
             the end. Ctrl-C and SIGTERM then finish the iteration and write one before they end the training.
         resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
             the last bit on a CPU, as if it had never stopped (but for environments that `algos.env_state` cannot
-            save). Agent and environment are made as they were for that run.
+            save). Agent and environment are made as they were for that run. Where this is ``run_dir`` and has no
+            checkpoint yet, training starts at its beginning: so one call starts a run and goes on with it.
+        overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
@@ -95,29 +104,40 @@ def learn(
     Raises:
         Interrupted: a KeyboardInterrupt, after a signal.
         FileNotFoundError: if there is no checkpoint to go on from.
+        FileExistsError: if ``run_dir`` holds a run, unless that is gone on with or overwritten.
+        BlockingIOError: if another process trains in ``run_dir``.
+        OSError: if the disk is full or read-only; names the last good checkpoint.
         ValueError: if that is damaged, or of another agent.
         InvariantError: if what always holds does not (`algos.invariants`); the offending batch is then in the run's
             folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
-    run = Run(agent) if resume is None else Run.from_checkpoint(agent, resume)
-    logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
-    with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
-        start = time.perf_counter() - run.seconds
-        while run.steps < total_steps:
-            agent.progress = run.steps / total_steps
-            metrics = iterate(agent, run.meters, diagnose)
-            metrics = run.add(metrics, seconds=time.perf_counter() - start)
-            logs.write(metrics)
-            over = run.steps >= total_steps or (on_iteration is not None and on_iteration(metrics) is True)
-            if checkpoint_every is not None and run_dir is not None:
-                run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
-            if over:
-                break
-    if run_dir is not None:
-        agent.save(run_dir)
-        if VARIETY in run.history[-1]:
-            plot_frontier(run.history, Path(run_dir) / "frontier.png")
+    if resume is not None and overwrite:
+        raise ValueError("resume goes on with a run and overwrite removes one: give one of them")
+    here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    with hold(run_dir, goes_on=here, overwrite=overwrite):
+        if resume is None or (here and not checkpoints(run_of(resume))):
+            run = Run(agent)
+        else:
+            run = Run.from_checkpoint(agent, resume)
+        logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
+        with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+            start = time.perf_counter() - run.seconds
+            while run.steps < total_steps:
+                agent.progress = run.steps / total_steps
+                metrics = iterate(agent, run.meters, diagnose)
+                metrics = run.add(metrics, seconds=time.perf_counter() - start)
+                logs.write(metrics)
+                stop = on_iteration is not None and bool(on_iteration(metrics))
+                over = stop or run.steps >= total_steps
+                if checkpoint_every is not None and run_dir is not None:
+                    run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
+                if over:
+                    break
+        if run_dir is not None:
+            agent.save(run_dir)
+            if VARIETY in run.history[-1]:
+                plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
 
 
@@ -139,18 +159,25 @@ def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
         when = {"iteration": len(run.history) + 1, "steps": run.steps}
         if isinstance(error, InvariantError):
             error.add_note(f"in iteration {when['iteration']}, after {when['steps']} steps")
-        if run_dir is None:
-            raise
-        run.agent.save(run_dir)
-        error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
-        if answers := getattr(error, "answers", None):
-            path = Path(run_dir) / "unscored.jsonl"
-            path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
-            error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
-        if isinstance(error, InvariantError) and error.batch is not None:
-            path = write_violation(error, run_dir, **when)
-            error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+        if run_dir is not None:
+            try:
+                _save_what_is_left(error, run, Path(run_dir), when)
+            except OSError as failure:  # of a disk that is full, which may be the error itself
+                error.add_note(f"not everything could be saved in {run_dir}: {failure}")
         raise
+
+
+def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
+    """Write the agent, the answers and the batch of an error, and say where they are."""
+    if answers := getattr(error, "answers", None):
+        path = run_dir / "unscored.jsonl"
+        path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
+        error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+    if isinstance(error, InvariantError) and error.batch is not None:
+        path = write_violation(error, run_dir, **when)
+        error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+    run.agent.save(run_dir)
+    error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
 
 
 def iterate(
@@ -229,6 +256,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise ValueError(
             f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
         )
+    check_spaces(env, policy)
     actions = getattr(policy, "num_actions", None)
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(
@@ -250,3 +278,26 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
             "set steps=None and episodes, or start from algos.presets.TEXT"
         )
+
+
+def check_spaces(env: VectorEnv, policy: Any) -> None:
+    """Refuse a policy that was made for other observations or actions than the environment has.
+
+    Raises:
+        TypeError: on a control policy for text.
+        ValueError: on spaces of all slots, or of another environment.
+    """
+    read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+    if read is None:
+        return
+    name, single = type(policy).__name__, env.single_observation_space
+    if is_episode_env(env):
+        raise TypeError(f"a {name} cannot read text in whole episodes: take an algos.LMPolicy")
+    batched = (read, env.observation_space, single), (chosen, env.action_space, env.single_action_space)
+    if any(own == of_all and own != of_one for own, of_all, of_one in batched):
+        raise ValueError(
+            f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
+            "env.single_observation_space and env.single_action_space"
+        )
+    if flat_shape(read, name) != flat_shape(single, name):
+        raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")

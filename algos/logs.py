@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from algos.run_folder import draft
+
 SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
 """What stands beside the progress bar."""
 
@@ -16,7 +18,7 @@ class Logs:
     """Writes each iteration's metrics as it comes, so that a crash loses nothing.
 
     Args:
-        run_dir: folder for ``metrics.jsonl`` and ``tensorboard/``; None writes no files.
+        run_dir: folder for ``metrics.jsonl`` and ``tensorboard/``, which is there; None writes no files.
         total_steps: length of the progress bar.
         progress: show it.
         before: metrics of the iterations that a run which goes on has behind it; what stood after them goes.
@@ -34,10 +36,10 @@ class Logs:
         self._last: dict[str, float] = {}
         if run_dir is not None:
             folder = Path(run_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = folder / ".metrics.jsonl"  # renamed, so that what stood there is lost at no moment
-            draft.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
-            self._file = draft.replace(folder / "metrics.jsonl").open("a", encoding="utf-8")
+            path = folder / "metrics.jsonl"
+            new = draft(path)  # renamed, so that what stood there is lost at no moment
+            new.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
+            self._file = new.replace(path).open("a", encoding="utf-8")
             self._board = _tensorboard(folder / "tensorboard", after=int(before[-1]["steps"]) if before else None)
         if progress:
             self._bar, self._task = _progress_bar(total_steps)

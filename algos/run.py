@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from algos.checkpoints import read_checkpoint, write_checkpoint
+import numpy as np
+
+from algos.checkpoints import read_checkpoint, run_of, write_checkpoint
 from algos.collection import go_on
 from algos.env_state import env_state, set_env_state
 from algos.frontier import HackingWatch
@@ -18,6 +20,8 @@ from algos.state import attributes, set_attributes
 
 if TYPE_CHECKING:
     from algos.agent import Agent
+
+logger = logging.getLogger(__name__)
 
 
 class History(Sequence[dict[str, float]]):
@@ -36,6 +40,28 @@ class History(Sequence[dict[str, float]]):
         self._rows: list[tuple[tuple[tuple[str, type], ...], array[float]]] = []
         for row in metrics:
             self.append(row)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> History:
+        """What `state` was taken of."""
+        history = cls()
+        kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
+        history._kinds = {kind: kind for kind in kinds}
+        start = 0
+        for number in state["rows"].tolist():
+            end = start + len(kinds[number])
+            history._rows.append((kinds[number], array("d", state["values"][start:end].tolist())))
+            start = end
+        return history
+
+    def state(self) -> dict[str, Any]:
+        """All iterations, for a checkpoint: their names, each set of them once, and their values in one array."""
+        numbers = {kind: number for number, kind in enumerate(self._kinds)}
+        return {
+            "kinds": [[[name, as_type is int] for name, as_type in kind] for kind in numbers],
+            "rows": np.array([numbers[kind] for kind, _ in self._rows], dtype=np.int64),
+            "values": np.concatenate([np.array(values) for _, values in self._rows] or [np.zeros(0)]),
+        }
 
     def append(self, metrics: dict[str, float]) -> None:
         """Take in one iteration's: integers and floats by name."""
@@ -99,6 +125,11 @@ class Run:
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
         """Put agent and environment where they were, and what the run counts."""
         agent = self.agent
+        if state["num_envs"] != agent.env.num_envs:
+            raise ValueError(
+                f"the run has {state['num_envs']} environments side by side and this one {agent.env.num_envs}: make as "
+                "many (leave --num-envs out)"
+            )
         # First the environment: agents that share a random generator with it would find it moved.
         if state["environment"] is not None:
             set_env_state(agent.env, state["environment"])
@@ -111,7 +142,13 @@ class Run:
             agent.cursor.seed = agent.config.seed + int(state["steps"])
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
-        self.history = History(_lines(folder, int(state["iterations"])))
+        self.history = History.from_state(state["history"])
+        path = run_of(folder) / "metrics.jsonl"
+        lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+        if lines < len(self.history):
+            logger.warning(
+                "%s has %d of %d iterations: the others are taken from the checkpoint", path, lines, len(self.history)
+            )
         for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(owner, saved)
 
@@ -143,30 +180,10 @@ class Run:
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
             "seconds": self.seconds,
-            "iterations": len(self.history),
+            "num_envs": self.agent.env.num_envs,
+            "history": self.history.state(),
             "agent": self.agent.state_dict(),
             "environment": env_state(self.agent.env),
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
         return write_checkpoint(run_dir, state, steps=self.steps)
-
-
-def _lines(folder: Path, iterations: int) -> list[dict[str, float]]:
-    """The metrics of so many iterations, from the run that a checkpoint belongs to."""
-    path = (folder.parent.parent if folder.parent.name == "checkpoints" else folder) / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1][:iterations] if path.is_file() else []
-    if len(lines) < iterations:
-        raise ValueError(
-            f"{path} has {len(lines)} iterations, the checkpoint was written after {iterations}: put it back"
-        )
-    return [_metrics(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _metrics(line: bytes, where: str) -> dict[str, float]:
-    try:
-        metrics = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{where} is no JSON in UTF-8 ({error}): put the file back as it was") from error
-    if not isinstance(metrics, dict):
-        raise ValueError(f"{where} is {line[:60]!r}, expected a JSON object: put the file back as it was")
-    return metrics

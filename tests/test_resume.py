@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
 
+import algos
 import textenv  # noqa: F401 (registers the environments)
 from algos import (
     A2C,
@@ -30,12 +32,14 @@ from algos import (
     PPOConfig,
     QPolicy,
     TRPOConfig,
+    run_folder,
 )
 from algos.checkpoints import checkpoints, read_checkpoint, write_checkpoint
 from algos.cli import main
 from algos.env_state import env_state, set_env_state
 from algos.environments import make_vector_environment
 from algos.interruption import Interrupted
+from algos.run import History
 from algos.state import from_json, to_json
 from algos.text_stream import TextLoss
 from textenv import KLPenalty, TextVectorEnv
@@ -234,18 +238,97 @@ def newer(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_which_it_is(tmp_path, monkeypatch):
-    folder = write_checkpoint(tmp_path, {"a": 1}, steps=10)
+FULL = """
+import json, resource, sys
+sys.path.insert(0, {tests!r})
+from test_resume import *
 
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
+run = Path({run!r})
+write_checkpoint(run, {{"a": torch.ones(3)}}, steps=10)
+ppo_sync().save(run)
+env = ppo_sync().env
+wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(256, 256))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+options = dict(run_dir=run / "other", checkpoint_every=1)
+for attempt in (
+    lambda: write_checkpoint(run, {{"a": torch.ones(2**16)}}, steps=20),
+    lambda: PPO(env, wide).save(run),
+    lambda: PPO(env, wide, PPOConfig(steps=16, minibatch_size=32)).learn(64, **options),
+):
+    try:
+        attempt()
+    except OSError as error:
+        print(json.dumps([str(error), *getattr(error, "__notes__", [])]))
+"""
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_checkpoint(tmp_path, {"a": 2}, steps=20)
-    assert str(folder) in caught.value.__notes__[0]
-    assert checkpoints(tmp_path) == [folder] and read_checkpoint(tmp_path) == {"a": 1}
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [folder.name]
+
+def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
+    """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
+    program = FULL.format(tests=str(Path(__file__).parent), run=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    checkpoint, agent, first = map(json.loads, done.stdout.splitlines()[-3:])
+    (good,) = checkpoints(tmp_path)
+    assert "File too large" in checkpoint[0] and f"the last good one is {good}" in checkpoint[1]
+    assert read_checkpoint(tmp_path)["a"].tolist() == [1, 1, 1]
+    assert "File too large" in agent[0] and str(tmp_path) in agent[0]
+    assert algos.load(tmp_path).hidden == (8, 8), "the agent that was there is still whole"
+    assert "there is none before it" in first[1] and "not everything could be saved" in first[2]
+    assert len(logged(tmp_path / "other")) == 1
+    assert not list(tmp_path.rglob(".draft*"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/run", "/proc/self/run"])
+def test_a_folder_that_is_read_only_is_refused_before_training(folder):
+    """Also for root, who may write nearly anywhere."""
+    with pytest.raises(OSError, match="/proc"):
+        short_run(folder)
+
+
+def test_a_folder_that_becomes_unwritable_in_mid_run_says_which_checkpoint_is_good(tmp_path):
+    def spoil(metrics):
+        if metrics["iteration"] == 3:
+            (tmp_path / "checkpoints").rename(tmp_path / "kept")
+            (tmp_path / "checkpoints").write_text("in the way")
+
+    with pytest.raises(OSError, match="checkpoints") as caught:
+        short_run(tmp_path, on_iteration=spoil)
+    assert "could not be written" in caught.value.__notes__[0]
+    assert "the agent, as far as it was trained, is saved" in caught.value.__notes__[1]
+    assert algos.load(tmp_path).hidden == (8, 8)
+
+
+def test_what_a_checkpoint_consists_of_is_forced_to_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """`os.fsync` of each file, of their folder, and after the renaming of the folder of checkpoints."""
+    forced, fsync = [], os.fsync
+
+    def noted(handle):
+        forced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10)
+    draft = Path(forced[0]).parent
+    assert draft.name.startswith(".draft-") and str(os.getpid()) in draft.name
+    names = ["state.json", "state.safetensors", "manifest.json"]
+    assert forced == [*[str(draft / name) for name in names], str(draft), str(folder.parent)]
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_what_is_not_on_the_disk_as_it_was_written_never_becomes_a_checkpoint(name, tmp_path, monkeypatch):
+    """A disk that loses a bit when it is asked to keep one: the checkpoint is read back before it has its name."""
+    good, fsync = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10), os.fsync
+
+    def spoils(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+        if path.name == name:
+            flip(path)
+
+    monkeypatch.setattr(os, "fsync", spoils)
+    with pytest.raises(ValueError, match=f"{name} is not what was written") as caught:
+        write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=20)
+    assert f"the last good one is {good}" in caught.value.__notes__[0]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
 
 
 def test_a_run_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
@@ -263,16 +346,127 @@ def test_two_checkpoints_are_kept(tmp_path):
         read_checkpoint(tmp_path / "checkpoints" / "step-000000000001")
 
 
-def test_another_training_in_the_same_folder_is_the_one_that_goes_on(tmp_path):
-    """Checkpoints of more steps, of a training that was given up, do not stand in its way."""
+def contents(folder):
+    """Every file, but for the lock's own."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+
+
+def test_row_37_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_what_to_do(tmp_path):
     short_run(tmp_path)
-    older, newest = checkpoints(tmp_path)
-    flip(newest / "state.json")
-    (tmp_path / "checkpoints" / ".writing").mkdir()  # a kill has left it
-    ppo_sync().learn(64 * 2, run_dir=tmp_path, checkpoint_every=64)
-    assert read_checkpoint(tmp_path)["steps"] == 128 and not older.exists() and not newest.exists()
-    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-000000000064", "step-000000000128"]
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds a run already: .*--resume .*another folder.*--overwrite"):
+        short_run(tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / "mine.txt").write_text("notes")
+    history = ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True)
+    assert len(history) == len(logged(tmp_path)) == 2 and not checkpoints(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "notes"
+    with pytest.raises(ValueError, match="give one of them"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True, resume=tmp_path)
+
+
+@pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "policy/policy.safetensors", "checkpoints/step-1/x"])
+def test_anything_that_a_run_would_be_missed_by_counts_as_one(left, tmp_path):
+    path = tmp_path / left
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        ppo_sync().learn(64, run_dir=tmp_path)
+
+
+def test_fine_tuning_does_not_empty_a_run_either(tmp_path):
+    lm = algos.LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path)
+    assert contents(tmp_path) == before
+    algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path, overwrite=True)
+
+
+def test_row_37_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(tmp_path):
+    """From within the first one's iteration, and while another process holds the folder."""
+    refused = []
+
+    def second(metrics):
+        with pytest.raises(BlockingIOError, match=rf"in use by process {os.getpid()} on .* since 2.*: wait") as caught:
+            ppo_sync().learn(64, run_dir=tmp_path, resume=tmp_path if metrics["iteration"] > 1 else None)
+        refused.append(caught.value)
+
+    assert len(ppo_sync().learn(64 * 3, run_dir=tmp_path, on_iteration=second)) == 3
+    assert len(refused) == 3 and len(logged(tmp_path)) == 3
+    assert len(ppo_sync().learn(64, run_dir=tmp_path, overwrite=True)) == 1, "the folder is free again"
+
+
+def test_drafts_carry_the_process_and_those_of_a_killed_one_are_removed(tmp_path):
+    for draft in (tmp_path / ".draft-99-policy", tmp_path / "checkpoints" / ".draft-99-step-1"):
+        draft.mkdir(parents=True)
+    assert run_folder.draft(tmp_path / "policy").name == f".draft-{os.getpid()}-policy"
+    short_run(tmp_path)
+    assert not list(tmp_path.rglob(".draft*"))
+
+
+def test_one_command_starts_a_run_and_goes_on_with_it(tmp_path):
+    """`resume` of the run's own folder, which has no checkpoint before the first start, nor after an early death."""
+    both = dict(run_dir=tmp_path / "run", resume=tmp_path / "run", checkpoint_every=64 * 4)
+
+    def dies(metrics):
+        if metrics["iteration"] == 3:
+            raise RuntimeError("died")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="died"):
+            ppo_sync().learn(64 * 6, **both, on_iteration=dies)
+    assert len(ppo_sync().learn(64 * 6, **both)) == 6
+    assert len(ppo_sync().learn(64 * 8, **both)) == 8
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        ppo_sync().learn(64, run_dir=tmp_path / "other", resume=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2])),
+    lambda path: path.write_bytes(b""),
+], ids=["missing", "shorter", "empty"])  # fmt: skip
+def test_metrics_that_are_lost_come_back_from_the_checkpoint_and_that_is_said(damage, tmp_path, caplog):
+    short_run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    damage(tmp_path / "metrics.jsonl")
+    history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=tmp_path)
+    after = (tmp_path / "metrics.jsonl").read_text()
+    assert after.startswith(before) and len(after.splitlines()) == len(history) == 8
+    assert "of 6 iterations: the others are taken from the checkpoint" in caplog.text
+
+
+def test_a_history_is_the_same_after_it_was_saved():
+    rows = [{"steps": 1, "a": 0.5}, {"steps": 2, "a": float("nan"), "b": 3.0}, {"steps": 3, "a": -1e300}, {"steps": 4}]
+    tensors = {}
+    saved = json.loads(json.dumps(to_json(History(rows).state(), tensors)))
+    again = History.from_state(from_json(saved, tensors))
+    again.append({"steps": 5, "a": 1.0})
+    assert str(list(again)) == str([*rows, {"steps": 5, "a": 1.0}])
+    assert list(History.from_state(History([]).state())) == []
+
+
+@pytest.mark.parametrize(("answer", "stops"), [
+    (True, True), (np.True_, True), (1, True), ("enough", True), (None, False), (False, False), (0, False),
+])  # fmt: skip
+def test_every_iteration_is_reported_and_anything_true_stops(answer, stops):
+    seen = []
+
+    def report(metrics):
+        seen.append(metrics["iteration"])
+        return answer if metrics["iteration"] == 2 else None
+
+    history = ppo_sync().learn(64 * 4, on_iteration=report)
+    assert seen == [metrics["iteration"] for metrics in history] == list(range(1, 3 if stops else 5))
+
+
+def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
+    short_run(tmp_path)
+    env = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
+    with pytest.raises(ValueError, match="the run has 4 environments side by side and this one 8: make as many"):
+        PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
 
 
 def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
@@ -397,5 +591,32 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
         main(["train", "--resume", str(tmp_path)])
     assert stop.value.code == 2 and "holds no run that can go on" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
-        main(["train", "CartPole-v1", "--resume", run])
-    assert stop.value.code == 2 and "leave CartPole-v1 out" in capsys.readouterr().err
+        main(["train", "Acrobot-v1", "--resume", run])
+    assert stop.value.code == 2 and "a run on CartPole-v1, not on Acrobot-v1" in capsys.readouterr().err
+
+
+def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
+    """A supervisor repeats it; the start command without --resume is refused and changes nothing."""
+    run = str(tmp_path / "run")
+    command = [*TRAIN, "--seed", "3", "--resume", run, "--total-steps"]
+    main([*command, "256"])
+    remembered = json.loads((tmp_path / "run" / "arguments.json").read_text())
+    assert "--resume" not in remembered and remembered[1] == "CartPole-v1"
+    main([*command, "512"])
+    steps = [json.loads(line)["steps"] for line in capsys.readouterr().out.strip().splitlines()]
+    assert 256 <= steps[0] < 512 <= steps[1]
+    before = contents(tmp_path)
+    for arguments, said in (
+        ([*TRAIN, "--run-dir", run], "holds a run already"),
+        (["train", "--resume", run, "--overwrite"], "give one of them"),
+        (["train", "--resume", run, "--num-envs", "8"], "4 environments side by side and this one 8"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        assert contents(tmp_path) == before
+    main([*TRAIN, "--run-dir", run, "--overwrite", "--total-steps", "64"])
+    assert json.loads(capsys.readouterr().out)["steps"] < 256
+    assert "--overwrite" not in json.loads((tmp_path / "run" / "arguments.json").read_text())
+    main(["train", "--resume", run, "--total-steps", "256"])
+    assert last_step(tmp_path / "run") >= 256
