@@ -16,6 +16,7 @@ from algos.control import count_actions, restore_policy, save_policy, step_diver
 from algos.distributions import action_distribution
 from algos.exploration import refuse_seeds
 from algos.layers import SQRT_2, convolution, linear
+from algos.names import check_names
 from algos.policy import Observation, Step, frozen_copy
 from textenv.rollout import Evaluation
 
@@ -53,6 +54,7 @@ class CNNPolicy(nn.Module):
 
     sequential = False
 
+    @check_names
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
     ) -> None:
@@ -125,8 +127,7 @@ class CNNPolicy(nn.Module):
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> CNNPolicy:
         """Rebuild what `save` wrote."""
-        box = spaces.Box(0, 255, tuple(saved["observation_shape"]), np.uint8)
-        return restore_policy(cls, box, folder, saved)
+        return restore_policy(cls, folder, saved)
 
     def _make_trunk(self) -> nn.Sequential:
         channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]

@@ -15,6 +15,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
 from algos.exploration import episode_seeds
+from algos.flattening import flatten, flatten_one
+from algos.names import check_names
 from algos.policy import Policy, numpy_action
 from algos.subprocess_env import FAILED
 from textenv.rollout import EpisodeEnv, is_episode_env
@@ -41,6 +43,7 @@ class Cursor:
     """Where the reset seeds of groups come from (control); None before the first group."""
 
 
+@check_names
 def collect(
     env: VectorEnv,
     policy: Policy,
@@ -206,7 +209,7 @@ def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | 
         observation, info = env.reset(seed=cursor.seed)
     else:
         observation, info = _reset_each(env, seed)
-    cursor.observation = observation.copy()
+    cursor.observation = flatten(env.single_observation_space, observation).copy()
     cursor.action_mask, cursor.seed = _action_mask(info, env), None
     cursor.ended = np.zeros(env.num_envs, dtype=bool)
     cursor.is_init = np.ones(env.num_envs, dtype=bool)
@@ -227,8 +230,9 @@ def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
     except (TypeError, gymnasium.error.Error) as error:
         raise ValueError(f"{type(env.unwrapped).__name__} takes no list of seeds ({error}): {advice}") from error
+    seen = flatten(env.single_observation_space, observation)
     first = {seed: slot for slot, seed in reversed(list(enumerate(seeds)))}
-    if not all(np.array_equal(observation[slot], observation[first[seed]]) for slot, seed in enumerate(seeds)):
+    if not all(np.array_equal(seen[slot], seen[first[seed]]) for slot, seed in enumerate(seeds)):
         raise ValueError(f"{type(env.unwrapped).__name__} starts differently from equal seeds: {advice}")
     return observation, info
 
@@ -245,11 +249,15 @@ def _one_step(
     if FAILED in info:
         ended, begins = ended | info[FAILED], begins | info[FAILED]
     # Copied, because an environment may write into the array that it handed out.
-    observation = final = observation.copy()
+    space = env.single_observation_space
+    observation = final = flatten(space, observation).copy()
+    action_mask = next_mask = _action_mask(info, env)
     if mode is AutoresetMode.SAME_STEP and done.any():
         final = observation.copy()
         for slot in np.flatnonzero(done):
-            final[slot] = _final_observation(env, info["final_obs"][slot], final.shape[1:])
+            last = flatten_one(space, info["final_obs"][slot])
+            final[slot] = _final_observation(env, last, final.shape[1:])
+        next_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
     columns["observation"].append(cursor.observation)
     columns["next_observation"].append(final)
     columns["action"].append(step.action)
@@ -260,13 +268,14 @@ def _one_step(
     if step.state is not None:
         columns["state"].append(step.state)
     columns["action_mask"].append(cursor.action_mask)
+    columns["next_action_mask"].append(next_mask)
     columns["mask"].append(~ended)
     columns["is_init"].append(begins)
-    action_mask = _action_mask(info, env)
     if mode is AutoresetMode.DISABLED and done.any():
         # The mask is taken out of the options by some environments, so each call gets its own dictionary.
         observation, info = env.reset(options={"reset_mask": done.copy()})
-        observation, action_mask = observation.copy(), _merge(action_mask, _action_mask(info, env), done)
+        observation = flatten(space, observation).copy()
+        action_mask = _merge(action_mask, _action_mask(info, env), done)
     begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
     cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
     cursor.observation, cursor.action_mask, cursor.is_init = observation, action_mask, begun
@@ -322,7 +331,7 @@ def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
 
 
 def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
-    """Action masks of the slots that were reset, and of the others as they were: a reset speaks of its own only."""
+    """Action masks of the slots that are done from ``after``, and of the others from ``before``; None opens all."""
     if before is None and after is None:
         return None
     some = before if before is not None else after
@@ -340,10 +349,12 @@ def _rollout(columns: dict[str, list[Any]]) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
     steps, slots = len(columns["mask"]), len(columns["mask"][0])
     data = {}
-    masks = columns.pop("action_mask")
-    if any(mask is not None for mask in masks):
-        said = next(mask for mask in masks if mask is not None)
-        columns["action_mask"] = [torch.ones_like(said) if mask is None else mask for mask in masks]
+    names = "action_mask", "next_action_mask"
+    said = next((mask for name in names for mask in columns[name] if mask is not None), None)
+    for name in names:
+        masks = columns.pop(name)
+        if said is not None:
+            columns[name] = [torch.ones_like(said) if mask is None else mask for mask in masks]
     for name, column in columns.items():
         if isinstance(column[0], torch.Tensor):
             data[name] = torch.stack(column, dim=1).cpu()

@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.distributions import ActionDistribution, describe_action_space, restore_action_space
+from algos.distributions import ActionDistribution
 from algos.policy import check_same_kind
 
 WEIGHTS = "policy.safetensors"
 """File of a control policy's weights."""
+BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
+"""Dtypes that a saved Box may have."""
 AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
 
 
@@ -42,20 +45,57 @@ def save_policy(policy: Any, folder: Path, **arguments: Any) -> dict[str, Any]:
     from safetensors.torch import save_model
 
     save_model(policy, str(folder / WEIGHTS))
-    shape, action = list(policy.observation_space.shape), describe_action_space(policy.action_space)
-    return {"observation_shape": shape, "action": action} | arguments
+    observation, action = (describe_space(space) for space in (policy.observation_space, policy.action_space))
+    return {"observation": observation, "action": action} | arguments
 
 
-def restore_policy(
-    make: Callable[..., AnyPolicy], observation_space: spaces.Space, folder: Path, saved: dict[str, Any]
-) -> AnyPolicy:
+def restore_policy(make: Callable[..., AnyPolicy], folder: Path, saved: dict[str, Any]) -> AnyPolicy:
     """Rebuild what `save_policy` wrote, by the policy's class."""
     from safetensors.torch import load_model
 
-    arguments = {name: x for name, x in saved.items() if name not in ("observation_shape", "action")}
-    policy = make(observation_space, restore_action_space(saved["action"]), **arguments)
+    arguments = {name: x for name, x in saved.items() if name not in ("observation", "action")}
+    policy = make(restore_space(saved["observation"]), restore_space(saved["action"]), **arguments)
     load_model(policy, str(folder / WEIGHTS))
     return policy
+
+
+def describe_space(space: spaces.Space) -> dict[str, Any]:
+    """What `restore_space` needs, for JSON."""
+    if isinstance(space, spaces.Dict):
+        return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"tuple": [describe_space(part) for part in space]}
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"choices": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"binary": list(space.shape)}
+    return {"shape": list(space.shape or ()), "dtype": str(space.dtype)}
+
+
+def restore_space(saved: dict[str, Any]) -> spaces.Space:
+    """A space that is read and acted on alike; the bounds of a Box are forgotten.
+
+    Raises:
+        ValueError: on another dtype of a Box than environments have.
+    """
+    if "dict" in saved:
+        return spaces.Dict({name: restore_space(part) for name, part in saved["dict"]})
+    if "tuple" in saved:
+        return spaces.Tuple([restore_space(part) for part in saved["tuple"]])
+    if "n" in saved:
+        return spaces.Discrete(saved["n"], start=saved.get("start", 0))
+    if "choices" in saved:
+        choices = np.array(saved["choices"])
+        return spaces.MultiDiscrete(choices, start=np.array(saved.get("start", np.zeros_like(choices))))
+    if "binary" in saved:
+        return spaces.MultiBinary(saved["binary"])
+    dtype = saved.get("dtype", "float32")
+    if dtype not in BOX_DTYPES:
+        raise ValueError(f"a Box of {dtype!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
+    low, high = (-np.inf, np.inf) if dtype.startswith("float") else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, tuple(saved["shape"]), np.dtype(dtype).type)
 
 
 def step_divergence(policy: StepPolicy, other: StepPolicy, rollout: TensorDict) -> Tensor:

@@ -18,13 +18,10 @@ SDE_EPSILON = 1e-6
 
 
 class Categorical(nn.Module):
-    """``Discrete(n)`` from 0: n logits; the only one that knows action masks.
+    """``Discrete(n)``: n logits; the only one that knows action masks.
 
     Args:
         space: the action space.
-
-    Raises:
-        ValueError: if it starts elsewhere.
 
     Example:
         >>> Categorical(spaces.Discrete(3)).score(torch.zeros(3), torch.tensor(1))[0].exp()
@@ -33,19 +30,22 @@ class Categorical(nn.Module):
 
     def __init__(self, space: spaces.Discrete) -> None:
         super().__init__()
-        if space.start != 0:
-            raise ValueError(f"action_space starts at {space.start}, expected Discrete(n) from 0")
-        self.size = int(space.n)
+        self.size, self.start = int(space.n), int(space.start)
 
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``; no gradient."""
-        return _draw(_masked(output, action_mask), generator, deterministic)
+        action, log_prob = _draw(_masked(output, action_mask), generator, deterministic)
+        return (action + self.start if self.start else action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats, of any batch shape."""
-        return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), action)
+        return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), self.index(action))
+
+    def index(self, action: Tensor) -> Tensor:
+        """Number of an action among the logits, from 0."""
+        return action - self.start if self.start else action
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
@@ -55,13 +55,10 @@ class Categorical(nn.Module):
 
 
 class MultiCategorical(nn.Module):
-    """``MultiDiscrete`` from 0 or ``MultiBinary``: independent choices, a binary one being a choice of two.
+    """``MultiDiscrete`` or ``MultiBinary``: independent choices, a binary one being a choice of two.
 
     Args:
         space: the action space.
-
-    Raises:
-        ValueError: if a choice starts elsewhere than at 0.
 
     Example:
         >>> MultiCategorical(spaces.MultiBinary(2)).score(torch.zeros(4), torch.tensor([0, 1]))[0].exp()
@@ -70,9 +67,9 @@ class MultiCategorical(nn.Module):
 
     def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
         super().__init__()
-        if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-            raise ValueError(f"action_space starts at {space.start}, expected MultiDiscrete from 0")
         self.shape = tuple(space.shape)
+        # Integers, not a buffer: what an action means is the space's, not learnt.
+        self.start = torch.as_tensor(space.start) if isinstance(space, spaces.MultiDiscrete) else torch.tensor(0)
         self.choices = _choices(space).flatten().tolist()
         self.size = sum(self.choices)
 
@@ -84,12 +81,12 @@ class MultiCategorical(nn.Module):
         parts = [_draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
         action = torch.stack([action for action, _ in parts], dim=-1)
         log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
-        return action.reshape(*log_prob.shape, *self.shape), log_prob
+        return action.reshape(*log_prob.shape, *self.shape) + self.start.to(action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats, of any batch shape."""
         _refuse_mask(action_mask)
-        chosen = action.reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
+        chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
         parts = [
             _log_prob_and_entropy(logits.log_softmax(-1), one)
             for logits, one in zip(output.split(self.choices, dim=-1), chosen, strict=True)
@@ -256,24 +253,6 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
         f"action_space is {space}, policies choose from Discrete, Box, MultiDiscrete or MultiBinary: "
         "give the environment one of these by gymnasium.wrappers.TransformAction"
     )
-
-
-def describe_action_space(space: spaces.Space) -> dict[str, Any]:
-    """What `restore_action_space` needs, for JSON."""
-    if isinstance(space, spaces.Discrete):
-        return {"n": int(space.n)}
-    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        return {"choices": _choices(space).tolist()}
-    return {"shape": list(space.shape or ())}
-
-
-def restore_action_space(saved: dict[str, Any]) -> spaces.Space:
-    """A space with the same distribution; bounds are forgotten, and MultiBinary comes back as MultiDiscrete."""
-    if "n" in saved:
-        return spaces.Discrete(saved["n"])
-    if "choices" in saved:
-        return spaces.MultiDiscrete(np.array(saved["choices"]))
-    return spaces.Box(-np.inf, np.inf, tuple(saved["shape"]), np.float32)
 
 
 def _choices(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:

@@ -57,10 +57,7 @@ class DQN(Agent[DQNConfig]):
         share = self.config.exploration_share
         done = min(self.progress / share, 1.0) if share else 1.0
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
-        rollout = super().collect()
-        if "action_mask" in rollout.keys():
-            _add_next_mask(rollout, last=self.cursor.action_mask)
-        return rollout
+        return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Remember a rollout and learn from what is remembered; returns metrics."""
@@ -98,7 +95,8 @@ class DQN(Agent[DQNConfig]):
     def _loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
         """The loss of Q(s, a) against `q_target` on a batch ``[b]``."""
         config, network = self.config, self.policy.action_values
-        worth = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        action = self.policy.distribution.index(batch["action"])
+        worth = network(batch["observation"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             next_target = self.target.action_values(batch["next_observation"])
             next_online = network(batch["next_observation"]) if config.double else next_target
@@ -151,12 +149,3 @@ def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
     buffer.set_rng(generator)
     return buffer
-
-
-def _add_next_mask(rollout: TensorDict, *, last: Tensor | None) -> None:
-    """Write which actions each next state has: after the last step ``last`` (None: all), after a limit all."""
-    masks = rollout["action_mask"]
-    last = torch.ones_like(masks[:, 0]) if last is None else last
-    following = torch.cat([masks[:, 1:], last[:, None]], dim=1)
-    following[rollout["truncated"]] = True
-    rollout["next_action_mask"] = following

@@ -7,23 +7,35 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
+from algos.environments import is_text, make_vector_environment
+from algos.learning import check_spaces
 from algos.metrics import EpisodeMeter, reference_metrics
+from algos.names import check_names
 from algos.policy import Policy
+from textenv.env import TextEnv
 from textenv.rollout import is_episode_env
 
 
+@check_names
 def evaluate(
-    env: VectorEnv, policy: Policy, *, episodes: int = 20, deterministic: bool = False, seed: int = 0
+    env: VectorEnv | gymnasium.Env | str,
+    policy: Policy,
+    *,
+    episodes: int = 20,
+    deterministic: bool = False,
+    seed: int = 0,
 ) -> tuple[list[float], TensorDict]:
     """Play whole episodes.
 
     Args:
-        env: reset with ``seed`` first.
+        env: reset with ``seed`` first. Of an id, as `algos.environments.make_vector_environment` takes it, up to 16 are
+            played side by side (of text on the prompts of the test split); a single environment is played by itself.
         policy: who plays; afterwards its generator and what it remembers of its slots are as they were.
         episodes: exactly this many.
         deterministic: the most probable action instead of a sample.
@@ -31,9 +43,15 @@ def evaluate(
 
     Returns:
         The return of each episode, as the environment paid it, and the rollout itself.
+
+    Raises:
+        TypeError: on arguments in another order.
+        ValueError: if the policy was made for other spaces, or there is no environment of that id.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
+    env = _vector_env(env, policy, episodes)
+    check_spaces(env, policy)
     # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
     player = copy.copy(policy)
     state = policy.generator.get_state()
@@ -45,6 +63,21 @@ def evaluate(
     finally:
         policy.generator.set_state(state)
     return EpisodeMeter().finished(rollout)[0], rollout
+
+
+def _vector_env(env: Any, policy: Any, episodes: int) -> VectorEnv:
+    """The environment given, or a vector environment of it."""
+    if not hasattr(policy, "act"):
+        raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
+    if isinstance(env, str):
+        split: dict[str, Any] = {"split": "test"} if is_text(env) else {}
+        return make_vector_environment(env, min(episodes, 16), **split)
+    if isinstance(env, gymnasium.Env):
+        inner = env.unwrapped
+        return inner.vector if isinstance(inner, TextEnv) else SyncVectorEnv([lambda: env])
+    if not isinstance(env, VectorEnv):
+        raise TypeError(f"env is {env!r:.100}, expected an environment, a vector environment or an id of Gymnasium's")
+    return env
 
 
 def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:

@@ -6,78 +6,78 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space, iterate
-
-from textenv.rollout import is_episode_env
 
 
-class FlattenedObservations(VectorWrapper):
-    """Each slot's observation by `gymnasium.spaces.flatten`: one-hot where it is Discrete, parts side by side.
-
-    Gymnasium's own ``wrappers.vector.FlattenObservation`` refuses environments in SAME_STEP mode; here the final
-    observations in ``info["final_obs"]`` are flattened too, and all three modes work.
+def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]:
+    """Shape of an observation as it is read: a Box's own, else the numbers of `gymnasium.spaces.flatten`.
 
     Args:
-        env: a vector environment whose observations have a fixed size.
+        space: of one observation.
+        reader: who reads it, for the error.
 
     Raises:
-        ValueError: if they have not.
+        ValueError: if a part of it has no fixed size (Text, Sequence, Graph).
 
     Example:
-        >>> import gymnasium
-        >>> env = FlattenedObservations(gymnasium.make_vec("FrozenLake-v1", num_envs=3))
-        >>> env.reset(seed=0)[0].shape
-        (3, 16)
+        >>> flat_shape(spaces.Discrete(16)), flat_shape(spaces.Box(0, 1, (2, 3)))
+        ((16,), (2, 3))
     """
-
-    def __init__(self, env: VectorEnv) -> None:
-        _check_flattenable(env.single_observation_space, env)
-        super().__init__(env)
-        self.single_observation_space = spaces.flatten_space(env.single_observation_space)
-        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Reset, with the observation flattened."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._flatten(observation), info
-
-    def step(self, actions: Any) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
-        """Step, with the observation and the final observations flattened."""
-        observation, reward, terminated, truncated, info = self.env.step(actions)
-        if "final_obs" in info:
-            final = np.full(self.num_envs, None, dtype=object)
-            for slot in np.flatnonzero(info["_final_obs"]):
-                final[slot] = spaces.flatten(self.env.single_observation_space, info["final_obs"][slot])
-            info = info | {"final_obs": final}
-        return self._flatten(observation), reward, terminated, truncated, info
-
-    def _flatten(self, observation: Any) -> np.ndarray:
-        space = self.env.single_observation_space
-        slots = iterate(self.env.observation_space, observation)
-        return np.stack([np.asarray(spaces.flatten(space, x)) for x in slots])
+    if isinstance(space, spaces.Box):
+        return space.shape
+    parts = [space]
+    for part in parts:
+        if isinstance(part, (spaces.Dict, spaces.Tuple)):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            raise ValueError(
+                f"observation_space is {space}, of which {reader} cannot read {part}, expected Box, Discrete, "
+                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: encode it by "
+                "gymnasium.wrappers.TransformObservation"
+            )
+    return (spaces.flatdim(space),)
 
 
-def flatten_observations(env: VectorEnv) -> VectorEnv:
-    """The environment in `FlattenedObservations`, unless it is one of text or shows a Box already.
+def flatten(space: spaces.Space, observation: Any) -> Any:
+    """A batch of observations as they are read; those of a Box, and what was flattened already, come back as they are.
 
-    Raises:
-        ValueError: if its observations have no fixed size.
+    Args:
+        space: of one observation.
+        observation: as a vector environment gives it: an array ``[N, *]``, or a dictionary or tuple of them.
+
+    Returns:
+        For a Box the array itself; else float32 ``[N, numbers]``, row by row what `gymnasium.spaces.flatten` gives:
+        one-hot where it is discrete, parts side by side.
+
+    Example:
+        >>> flatten(spaces.Discrete(3, start=5), np.array([5, 7]))
+        array([[1., 0., 0.],
+               [0., 0., 1.]], dtype=float32)
     """
-    if isinstance(env.single_observation_space, spaces.Box) or is_episode_env(env.unwrapped):
-        return env
-    return FlattenedObservations(env)
+    if isinstance(space, spaces.Box):
+        return observation
+    if isinstance(observation, np.ndarray) and observation.shape[1:] == flat_shape(space):
+        return observation.astype(np.float32, copy=False)
+    return np.concatenate(_columns(space, observation), axis=1, dtype=np.float32)
 
 
-def _check_flattenable(space: spaces.Space, env: VectorEnv) -> None:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for part in space.values() if isinstance(space, spaces.Dict) else space:
-            _check_flattenable(part, env)
-    elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise ValueError(
-            f"{env} observes {env.single_observation_space}, of which {space} cannot be flattened into a Box, expected "
-            "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these: encode it by "
-            "gymnasium.wrappers.TransformObservation"
-        )
+def flatten_one(space: spaces.Space, observation: Any) -> Any:
+    """As `flatten`, of a single observation."""
+    if isinstance(space, spaces.Box):
+        return observation
+    return np.asarray(spaces.flatten(space, observation), dtype=np.float32)
+
+
+def _columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
+    """The parts of a batch, ``[N, numbers]`` each."""
+    if isinstance(space, spaces.Dict):
+        return [column for name, part in space.items() for column in _columns(part, observation[name])]
+    if isinstance(space, spaces.Tuple):
+        return [column for part, x in zip(space, observation, strict=True) for column in _columns(part, x)]
+    rows = np.asarray(observation)
+    rows = rows.reshape(len(rows), -1)
+    if isinstance(space, spaces.Discrete):
+        return [rows == np.arange(space.start, space.start + space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        choices = zip(rows.T, space.nvec.ravel(), space.start.ravel(), strict=True)
+        return [column[:, None] == np.arange(start, start + count) for column, count, start in choices]
+    return [rows]

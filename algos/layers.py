@@ -13,10 +13,17 @@ SQRT_2 = math.sqrt(2)
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
+def widths(hidden: Sequence[int]) -> tuple[int, ...]:
+    """Widths of hidden layers; raises a ValueError unless they are a sequence."""
+    if not isinstance(hidden, Sequence):
+        raise ValueError(f"hidden is {hidden!r}, expected the width of each hidden layer, such as (64, 64)")
+    return tuple(hidden)
+
+
 def linear(before: int, after: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer with orthogonal weights of this gain and zero biases (Huang et al. 2022)."""
     if not (isinstance(before, int) and isinstance(after, int) and before > 0 and after > 0):
-        raise ValueError(f"a layer is to lead from {before!r} to {after!r} numbers, expected integers of at least 1")
+        raise ValueError(f"layer sizes must be positive integers, got in_features={before!r}, out_features={after!r}")
     # Created without values: nn.Linear's own initialisation would draw from the global generator.
     return _orthogonal(nn.utils.skip_init(nn.Linear, before, after), gain, generator)
 

@@ -17,9 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 from algos.control import count_actions, restore_policy, save_policy
 from algos.distributions import action_distribution
 from algos.exploration import refuse_seeds
+from algos.flattening import flat_shape, flatten
 from algos.layers import SQRT_2, linear, lstm
+from algos.names import check_names
 from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, box_shape, check_same_kind, frozen_copy
+from algos.policy import Observation, Step, check_same_kind, frozen_copy
 from textenv.rollout import Evaluation
 
 
@@ -31,7 +33,7 @@ class LSTMPolicy(nn.Module):
     through the row, or to the episode's beginning in it. Initialisation as in `MLPPolicy`.
 
     Args:
-        observation_space: of one environment, a Box.
+        observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
         action_space: of one environment; see `algos.distributions`.
         hidden: width of encoder and LSTM.
         normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
@@ -48,6 +50,7 @@ class LSTMPolicy(nn.Module):
 
     sequential = True
 
+    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -58,7 +61,7 @@ class LSTMPolicy(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._shape = box_shape(observation_space, "LSTMPolicy")
+        self._shape = flat_shape(observation_space, "LSTMPolicy")
         self.distribution = action_distribution(action_space)
         self.observation_space, self.action_space, self.hidden = observation_space, action_space, hidden
         size = math.prod(self._shape)
@@ -79,7 +82,7 @@ class LSTMPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        features = self._encode(torch.as_tensor(observation))
+        features = self._encode(torch.as_tensor(flatten(self.observation_space, observation)))
         before = features.new_zeros(len(features), 2, self.hidden) if self._state is None else self._state
         if len(before) != len(features):
             raise ValueError(
@@ -166,8 +169,7 @@ class LSTMPolicy(nn.Module):
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> LSTMPolicy:
         """Rebuild what `save` wrote; it remembers nothing."""
-        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
-        return restore_policy(cls, box, folder, saved)
+        return restore_policy(cls, folder, saved)
 
     def _remembered(self, rollout: TensorDict) -> Tensor:
         """The LSTM's output ``[m, hidden]`` at the True entries."""

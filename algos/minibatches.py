@@ -10,7 +10,7 @@ from torch import Tensor
 
 from textenv.invariants import PLACE
 
-ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group")
+ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask")
 """Columns that advantages are made from and that nothing reads afterwards."""
 
 

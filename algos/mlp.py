@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
 from algos.distributions import ActionDistribution, Gaussian, StateDependentGaussian, action_distribution
 from algos.exploration import HeldMatrices, refuse_seeds
-from algos.layers import tower
+from algos.flattening import flat_shape, flatten
+from algos.layers import tower, widths
+from algos.names import check_names
 from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, box_shape, frozen_copy
+from algos.policy import Observation, Step, frozen_copy
 from algos.twin_towers import acting_output, tower_output, twin_towers
 from textenv.rollout import Evaluation
 
@@ -31,7 +33,7 @@ class MLPPolicy(nn.Module):
     2020, "Implementation matters in deep policy gradients"; Huang et al. 2022, "The 37 implementation details").
 
     Args:
-        observation_space: of one environment, a Box.
+        observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
         action_space: of one environment; see `algos.distributions`.
         hidden: width of each hidden layer.
         normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
@@ -53,6 +55,7 @@ class MLPPolicy(nn.Module):
 
     sequential = False
 
+    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -65,8 +68,8 @@ class MLPPolicy(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._shape = box_shape(observation_space, "MLPPolicy")
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, tuple(hidden)
+        self._shape = flat_shape(observation_space, "MLPPolicy")
+        self.observation_space, self.action_space, self.hidden = observation_space, action_space, widths(hidden)
         size = math.prod(self._shape)
         # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
         self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
@@ -101,7 +104,7 @@ class MLPPolicy(nn.Module):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = np.asarray(observation)
+        seen = np.asarray(flatten(self.observation_space, observation))
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
             seen = self._read(torch.from_numpy(seen)).numpy()
         if self._held is None:
@@ -170,8 +173,7 @@ class MLPPolicy(nn.Module):
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> MLPPolicy:
         """Rebuild what `save` wrote."""
-        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
-        return restore_policy(cls, box, folder, saved)
+        return restore_policy(cls, folder, saved)
 
     @torch.no_grad()
     def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:

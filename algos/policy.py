@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -108,24 +107,6 @@ def check_same_kind(policy: Any, other: Any) -> None:
             f"the exact KL of a {type(policy).__name__} needs a reference of its kind, not {type(other).__name__}: "
             "pass policy.reference(), or take an estimator that only needs log-probabilities (k1, k2)"
         )
-
-
-def box_shape(space: spaces.Space, reader: str) -> tuple[int, ...]:
-    """Shape of the observations that a policy reads.
-
-    Args:
-        space: of one observation.
-        reader: the policy's name, for the error.
-
-    Raises:
-        ValueError: unless it is a Box; names the wrapper that makes it one.
-    """
-    if not isinstance(space, spaces.Box):
-        raise ValueError(
-            f"observation_space is {space}, {reader} reads a Box: wrap the environment by "
-            "algos.flattening.FlattenedObservations(env)"
-        )
-    return space.shape
 
 
 def numpy_action(action: Tensor) -> np.ndarray:

@@ -13,11 +13,13 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.control import restore_policy, save_policy, step_divergence, step_values
+from algos.control import restore_policy, save_policy, step_divergence
 from algos.distributions import Categorical
 from algos.exploration import refuse_seeds
-from algos.layers import tower
-from algos.policy import Observation, Step, box_shape, frozen_copy
+from algos.flattening import flat_shape, flatten
+from algos.layers import tower, widths
+from algos.names import check_names
+from algos.policy import Observation, Step, frozen_copy
 from textenv.rollout import Evaluation
 
 
@@ -28,8 +30,8 @@ class QPolicy(nn.Module):
     Its value is that of the best action.
 
     Args:
-        observation_space: of one environment, a Box.
-        action_space: of one environment, ``Discrete(n)`` from 0.
+        observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
+        action_space: of one environment, ``Discrete(n)``.
         hidden: width of each hidden layer.
         seed: of the initial weights and of the sampled actions.
 
@@ -45,6 +47,7 @@ class QPolicy(nn.Module):
     sequential = False
     trained_by_values = True
 
+    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -54,11 +57,11 @@ class QPolicy(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self._shape = box_shape(observation_space, "QPolicy")
+        self._shape = flat_shape(observation_space, "QPolicy")
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"action_space is {action_space}, QPolicy compares the actions of a Discrete(n): take PPO")
         self.distribution = Categorical(action_space)
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, tuple(hidden)
+        self.observation_space, self.action_space, self.hidden = observation_space, action_space, widths(hidden)
         self.generator = torch.Generator().manual_seed(seed)
         self.network = tower(
             math.prod(self._shape), self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
@@ -80,7 +83,8 @@ class QPolicy(nn.Module):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        log_probs = self._log_probs(self.action_values(torch.as_tensor(observation)), action_mask)
+        seen = torch.as_tensor(flatten(self.observation_space, observation))
+        log_probs = self._log_probs(self.action_values(seen), action_mask)
         return Step(
             *self.distribution.sample(
                 log_probs, generator=self.generator, action_mask=action_mask, deterministic=deterministic
@@ -96,7 +100,7 @@ class QPolicy(nn.Module):
         action_mask = rollout.get("action_mask", None)
         worth = self.action_values(rollout["observation"])
         log_prob, entropy = self.distribution.score(self._log_probs(worth, action_mask), rollout["action"], action_mask)
-        return Evaluation(log_prob, entropy, worth.max(-1).values)
+        return Evaluation(log_prob, entropy, _best(worth, action_mask))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Log-probabilities of all actions, ``[*, n]``."""
@@ -109,7 +113,10 @@ class QPolicy(nn.Module):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        return step_values(lambda observation: self.action_values(observation).max(-1).values, rollout)
+        masks = (rollout.get(name, None) for name in ("action_mask", "next_action_mask"))
+        worths = (self.action_values(rollout[name]) for name in ("observation", "next_observation"))
+        value, following = (_best(worth, mask) for worth, mask in zip(worths, masks, strict=True))
+        return value, following
 
     def reference(self) -> QPolicy:
         """See `Policy.reference`."""
@@ -129,8 +136,7 @@ class QPolicy(nn.Module):
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> QPolicy:
         """Rebuild what `save` wrote; it acts greedily."""
-        box = spaces.Box(-np.inf, np.inf, tuple(saved["observation_shape"]), np.float32)
-        return restore_policy(cls, box, folder, saved)
+        return restore_policy(cls, folder, saved)
 
     def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
         """The ε-greedy distribution over the actions that are open."""
@@ -139,3 +145,8 @@ class QPolicy(nn.Module):
         best = worth.masked_fill(~open_actions, lowest).argmax(-1, keepdim=True)
         spread = self.exploration * open_actions / open_actions.sum(-1, keepdim=True)
         return spread.scatter_add(-1, best, torch.full_like(spread, 1 - self.exploration)).log().clamp(min=lowest)
+
+
+def _best(worth: Tensor, action_mask: Tensor | None) -> Tensor:
+    """Value of the best open action, ``[*, n]`` to ``[*]``."""
+    return (worth if action_mask is None else worth.masked_fill(~action_mask, -torch.inf)).max(-1).values

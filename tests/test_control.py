@@ -9,14 +9,16 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 from test_errors import refused
 
 import algos
 from algos import PPO, CNNPolicy, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.cli import main
-from algos.distributions import action_distribution, describe_action_space, restore_action_space
-from algos.environments import make_policy, make_vector_environment
-from algos.flattening import FlattenedObservations, flatten_observations
+from algos.control import describe_space, restore_space
+from algos.distributions import action_distribution
+from algos.environments import make_policy
+from algos.flattening import flatten, flatten_one
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
@@ -107,7 +109,6 @@ OBSERVATIONS = {
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
     env, flat = counter(OBSERVATIONS[name], mode)
-    env = flatten_observations(env)
     policy = make_policy(env)
     rollout = collect(env, policy, steps=23, cursor=Cursor(seed=0))
     for slot, length in enumerate([5, 4]):
@@ -120,27 +121,27 @@ def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
     assert len(evaluate(env, policy, episodes=3)[0]) == 3
 
 
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_a_batch_is_flattened_as_gymnasium_flattens_each_observation(name):
+    space = OBSERVATIONS[name]
+    space.seed(0)
+    samples = [space.sample() for _ in range(7)]
+    batch = concatenate(space, samples, create_empty_array(space, 7))
+    expected = np.stack([np.asarray(spaces.flatten(space, sample), dtype=np.float32) for sample in samples])
+    found = flatten(space, batch)
+    if isinstance(space, spaces.Box):
+        assert found is batch
+    else:
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.float32 and flatten(space, found) is found
+        np.testing.assert_array_equal(flatten_one(space, samples[0]), expected[0])
+
+
 def test_observations_without_a_fixed_size_are_refused():
     for space in (spaces.Text(5), spaces.Sequence(PLANE), spaces.Dict({"a": PLANE, "b": spaces.Text(3)})):
-        env = SyncVectorEnv([lambda s=space: Counter(s, [s.sample() for _ in range(6)])], observation_mode="same")
-        with refused(ValueError, "cannot be flattened", "expected Box", "TransformObservation"):
-            flatten_observations(env)
-
-
-@pytest.mark.parametrize("policy", [MLPPolicy, LSTMPolicy])
-def test_a_policy_names_the_wrapper_for_a_space_that_it_cannot_read(policy):
-    for space in OBSERVATIONS.values():
-        with refused(ValueError, "observation_space is", "reads a Box", "FlattenedObservations"):
-            policy(space, spaces.Discrete(2))
-
-
-def test_a_box_and_a_text_environment_are_left_as_they_are():
-    import textenv  # noqa: F401
-
-    env = make_vector_environment("CartPole-v1", 2)
-    assert flatten_observations(env) is env and not isinstance(env, FlattenedObservations)
-    text = make_vector_environment("textenv/Copy-v0", 2)
-    assert flatten_observations(text) is text and isinstance(text.single_observation_space, spaces.Dict)
+        for policy in (MLPPolicy, LSTMPolicy):
+            with refused(ValueError, "observation_space is", "cannot read", "expected Box", "TransformObservation"):
+                policy(space, spaces.Discrete(2))
 
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
@@ -148,7 +149,7 @@ def test_a_box_and_a_text_environment_are_left_as_they_are():
 def test_the_action_mask_of_taxi_comes_through_in_every_mode(mode, name):
     """Every action is open in the recorded mask, the masks are those of the states, and scoring obeys them."""
     make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
-    env = flatten_observations(SyncVectorEnv([make] * 3, autoreset_mode=mode))
+    env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
     policy = make_policy(env, policy=name)
     rollout = collect(env, policy, steps=40, cursor=Cursor(seed=3))
     gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
@@ -194,8 +195,19 @@ def test_a_wrapper_that_forgets_the_final_observation_is_found_out():
 
 # Action spaces
 
-PRODUCTS = [spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete(np.array([[2, 1], [3, 2]])), spaces.MultiBinary(3)]
-ACTIONS = [spaces.Discrete(4), *PRODUCTS, spaces.Box(-1, 1, (2, 2), np.float32), spaces.Box(-1, 1, (), np.float32)]
+PRODUCTS = [
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete(np.array([[2, 1], [3, 2]])),
+    spaces.MultiBinary(3),
+    spaces.MultiDiscrete([2, 3], start=[7, -1]),
+]
+ACTIONS = [
+    spaces.Discrete(4),
+    spaces.Discrete(4, start=3),
+    *PRODUCTS,
+    spaces.Box(-1, 1, (2, 2), np.float32),
+    spaces.Box(-1, 1, (), np.float32),
+]
 
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
@@ -214,7 +226,7 @@ def test_samples_are_scored_as_they_were_drawn(space):
     best, best_log_prob = distribution.sample(output, deterministic=True, **options)
     assert (best_log_prob >= log_prob - 1e-6).all() and entropy.shape == (50,)
     # As part of a rollout, [B, T] in front, and after saving.
-    again = action_distribution(restore_action_space(describe_action_space(space)))
+    again = action_distribution(restore_space(json.loads(json.dumps(describe_space(space)))))
     wide = again.score(output.view(5, 10, -1), action.view(5, 10, *space.shape))
     torch.testing.assert_close(wide[0].flatten(), log_prob, atol=1e-6, rtol=0)
 
@@ -225,6 +237,8 @@ def test_a_product_of_choices_sums_to_one_and_is_sampled_so(space):
     generator = torch.Generator().manual_seed(1)
     output = torch.randn(distribution.size, generator=generator)
     every = torch.tensor(list(itertools.product(*[range(n) for n in distribution.choices])))
+    if isinstance(space, spaces.MultiDiscrete):
+        every = every + torch.as_tensor(space.start).flatten()
     log_prob, entropy = distribution.score(output.expand(len(every), -1), every.view(-1, *space.shape))
     assert log_prob.exp().sum().item() == pytest.approx(1)
     assert entropy[0].item() == pytest.approx(-(log_prob.exp() * log_prob).sum().item(), abs=1e-5)
@@ -239,10 +253,6 @@ def test_action_spaces_that_no_policy_chooses_from_are_refused():
     for space in (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([PLANE]), spaces.Text(3)):
         with refused(ValueError, "action_space is", "Discrete, Box, MultiDiscrete or MultiBinary", "TransformAction"):
             MLPPolicy(PLANE, space)
-    with refused(ValueError, "starts at 1", "from 0"):
-        MLPPolicy(PLANE, spaces.Discrete(3, start=1))
-    with refused(ValueError, "starts at", "from 0"):
-        MLPPolicy(PLANE, spaces.MultiDiscrete([2, 2], start=[0, 1]))
     with refused(ValueError, "int", "expected floats"):
         MLPPolicy(PLANE, spaces.Box(0, 3, (2,), np.int64))
     with refused(ValueError, "action_mask", "Discrete"):

@@ -318,3 +318,76 @@ def test_a_rollout_of_another_source_can_be_learnt_from():
     agent = make()
     rollout = algos.collect(agent.env, agent.policy, steps=20, cursor=Cursor(seed=0))
     assert "value/loss" in agent.update(rollout)
+
+
+class Closed(gym.Env):
+    """One state and no reward; action 1 is never open, and every third step is cut by a limit."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def _state(self):
+        return np.ones(1, dtype=np.float32), {"action_mask": np.array([1, 0], dtype=np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._state()
+
+    def step(self, action):
+        assert action == 0
+        self.time += 1
+        observation, info = self._state()
+        return observation, 0.0, False, self.time == 3, info
+
+
+@MODES
+def test_row_35_a_time_limit_does_not_open_actions_that_the_final_state_has_not(mode):
+    """The closed action is worth 5 by the network as it begins: every target that looks at it would be 4.95."""
+    env = SyncVectorEnv([Closed] * 2, autoreset_mode=mode)
+    agent = make(env, learning_starts=16, batch_size=16, gradient_steps=20)
+    with torch.no_grad():
+        agent.policy.network[-1].weight.zero_()
+        agent.policy.network[-1].bias.copy_(torch.tensor([0.0, 5.0]))
+    rollouts = []
+    for _ in range(5):
+        rollouts.append(agent.collect())
+        agent.update(rollouts[-1])
+    steps = torch.cat([rollout[rollout["mask"]] for rollout in rollouts])
+    assert steps["truncated"].sum() >= 8
+    assert (steps["next_action_mask"] == torch.tensor([True, False])).all()
+    worth = agent.policy.action_values(torch.ones(1, 1))[0]
+    assert worth[0].item() == 0.0
+
+
+def test_values_of_a_policy_are_those_of_open_actions():
+    env = SyncVectorEnv([Closed] * 2)
+    policy = q_policy(env)
+    with torch.no_grad():
+        policy.network[-1].bias.copy_(torch.tensor([0.0, 5.0]))
+    rollout = algos.collect(env, policy, steps=8)
+    open_action = policy.action_values(torch.ones(1))[0].item()
+    value, following = policy.values(rollout)
+    for found in (value, following, policy.evaluate(rollout).value):
+        assert found[rollout["mask"]].tolist() == pytest.approx([open_action] * int(rollout["mask"].sum()))
+
+
+@pytest.mark.parametrize("start", [0, 5, -3])
+def test_actions_that_begin_elsewhere_than_at_0_are_stored_and_learnt_as_they_are(start):
+    """Two actions, of which the second pays 1 and ends the episode."""
+
+    class Paid(Closed):
+        action_space = spaces.Discrete(2, start=start)
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return self._state()[0], float(action - start), True, False, {}
+
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {}
+
+    agent = make(SyncVectorEnv([Paid] * 4), learning_rate=1e-2)
+    agent.learn(400)
+    assert set(agent.buffer[:]["action"].tolist()) == {start, start + 1}
+    worth = agent.policy.action_values(torch.ones(1, 1))[0]
+    assert worth.tolist() == pytest.approx([0.0, 1.0], abs=0.1)
+    assert agent.policy.act(np.ones((3, 1), dtype=np.float32), deterministic=True).action.tolist() == [start + 1] * 3

@@ -22,6 +22,8 @@ key                           control                                text
 ``state``                     ``[B, T, *]`` of recurrent policies,    absent
                               before the action, detached
 ``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
+``next_action_mask``          bool ``[B, T, A]``, of                 absent
+                              ``next_observation``
 ``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
                               a reset seed
 ``value``, ``next_value``,    added by whoever needs them            the same
