@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,8 +71,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "presets":
-        return importlib.import_module("algos.presets")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'algos' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"algos.{name}") is not None:
+        return importlib.import_module(f"algos.{name}")
+    raise AttributeError(f"module 'algos' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

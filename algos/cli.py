@@ -1,4 +1,7 @@
-"""The command line: ``algos train|evaluate|compare|check|check-reward``, also ``textenv`` and ``python -m algos``."""
+"""The command line: ``algos train|evaluate|compare|merge|check|check-reward``; also ``textenv``, ``python -m algos``.
+
+Nothing here imports torch before it is known what is to be done: help and errors come at once.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from algos import presets
-from algos.algorithms import AlgorithmName
+from algos.algorithms import CONFIGS, AlgorithmName, PolicyName
 from algos.compare import DEFAULT_CASES
 from algos.config import Config
-from algos.environments import PolicyName
 from algos.interruption import Interrupted
-from algos.invariants import InvariantError
+from algos.names import OURS
+from algos.run_folder import check_new, hold
+from textenv.invariants import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.rendering import printable
 
@@ -65,7 +69,10 @@ class Train(Generic[ConfigT]):
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before they end it."""
     resume: Path | None = None
-    """Run folder, or one of its checkpoints, to go on from; its other arguments are remembered."""
+    """Run folder, or one of its checkpoints, to go on from; its other arguments are remembered. With ENV and the others
+    given too it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
+    overwrite: bool = False
+    """Remove the run that is in the folder; without it, a folder that holds one is refused."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
     config: ConfigT
@@ -75,7 +82,6 @@ class Train(Generic[ConfigT]):
         """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
         from algos.algorithms import GROUPED, make_agent
         from algos.environments import is_text, make_policy, make_vector_environment
-        from algos.evaluation import summarise
 
         start = time.perf_counter()
         if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
@@ -84,14 +90,20 @@ class Train(Generic[ConfigT]):
             )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
-        options = self._environment_arguments()
+        if self.resume is None:
+            check_new(run_dir, overwrite=self.overwrite)
+        elif self.overwrite:
+            raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
+        options, more = self._environment_arguments(), _json_object(self.policy_kwargs, "--policy-kwargs")
         env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **options)
-        more = _json_object(self.policy_kwargs, "--policy-kwargs")
+        _one_thread()
+        from algos.evaluation import summarise
+
         policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **more)
         agent = make_agent(self.algo, env, policy, config)
-        if self.resume is None:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / ARGUMENTS).write_text(json.dumps(list(arguments)) + "\n", encoding="utf-8")
+        with hold(run_dir, goes_on=self.resume is not None, overwrite=self.overwrite):
+            if not (run_dir / ARGUMENTS).is_file():
+                (run_dir / ARGUMENTS).write_text(json.dumps(_to_remember(arguments)) + "\n", encoding="utf-8")
         every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
         history = agent.learn(
             self.total_steps, run_dir=run_dir, progress=not self.json, checkpoint_every=every, resume=self.resume
@@ -128,6 +140,8 @@ class Evaluate:
 
     folder: tyro.conf.Positional[Path]
     """Run folder of a trained agent."""
+    env: str | None = None
+    """Another environment than the agent was trained on; or module:id, where a module registers it."""
     episodes: int = 20
     """Episodes to play (prompts of the test split in text)."""
     deterministic: bool = False
@@ -143,9 +157,12 @@ class Evaluate:
         """Load and play."""
         from algos.checkpoint import load, read_description
         from algos.environments import remake_environment
+
+        description, slots = read_description(self.folder), max(1, min(self.episodes, 64))
+        env = remake_environment(description, num_envs=slots, env_id=self.env)
+        _one_thread()
         from algos.evaluation import summarise
 
-        env = remake_environment(read_description(self.folder), num_envs=min(self.episodes, 64))
         options = {"episodes": self.episodes, "deterministic": self.deterministic, "seed": self.seed}
         return summarise(env, load(self.folder), **options)
 
@@ -162,6 +179,8 @@ class Compare:
     """Steps of every run; None is the budget of each one's preset."""
     run_dir: Path = Path("runs/compare")
     """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
+    overwrite: bool = False
+    """Remove runs of these cases and seeds that are in the folder; without it they are refused."""
     json: bool = False
     """Print one JSON object last, instead of a table."""
 
@@ -174,8 +193,33 @@ class Compare:
             cases=parse_cases(self.cases),
             seeds=self.seeds,
             total_steps=self.total_steps,
+            overwrite=self.overwrite,
             quiet=self.json,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Write a language model that was trained with an adapter (LoRA) as a plain model folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """Run folder of a trained agent."""
+    to: tyro.conf.Positional[Path]
+    """Folder to write; it must not be there yet."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Load, merge, write."""
+        from algos.checkpoint import load, read_description
+
+        if self.to.exists():
+            raise FileExistsError(f"{self.to} is there already: give a folder that is not")
+        name = read_description(self.folder)["policy"]
+        if name != "LMPolicy":
+            raise ValueError(f"{self.folder} holds a {name}, and only language models have adapters")
+        policy: Any = load(self.folder)
+        return {"merged": str(policy.merge(self.to))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +237,20 @@ class Check:
         """Check every form that the environment has."""
         import gymnasium
 
-        from textenv.checker import checked_variants, run_checks
+        from textenv.rewards.calling import read_module
 
         found: dict[str, str] = {}
         sound = True
+        module, _, env_id = self.env.rpartition(":")
+        arguments = _json_object(self.env_kwargs, "--env-kwargs")
+        if module:
+            read_module(module)
         try:
-            forms = checked_variants(self.env, **_json_object(self.env_kwargs, "--env-kwargs"))
+            gymnasium.spec(env_id)
+            _one_thread()
+            from textenv.checker import checked_variants, run_checks
+
+            forms = checked_variants(env_id, **arguments)
             for form, make in forms:
                 results = run_checks(make())
                 found |= {f"{form}: {result.name}": result.verdict for result in results}
@@ -253,22 +305,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         arguments = _with_remembered(given)
+        _refuse_foreign_flags(arguments)
         commands = (
             _train_command(arguments)
             | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
             | Annotated[Compare, tyro.conf.subcommand("compare")]
+            | Annotated[Merge, tyro.conf.subcommand("merge")]
             | Annotated[Check, tyro.conf.subcommand("check")]
             | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
         )
         description = "Train and compare policies for control and text by one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
-        _one_thread()
         with _code_of_models(command, given):
             result = command.run(arguments) if isinstance(command, Train) else command.run()
     except Interrupted as stop:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
-    except (ValueError, TypeError, FileNotFoundError, ImportError, InvariantError) as error:
+    except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
         told = [str(error), *getattr(error, "__notes__", [])]  # where what the run has produced was saved
         print("\n".join(f"algos: {printable(line)}" for line in told), file=sys.stderr)
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
@@ -285,19 +338,50 @@ def _with_remembered(arguments: list[str]) -> list[str]:
     resume = _named(arguments, "--resume", "")
     if arguments[:1] != ["train"] or not resume:
         return arguments
-    if not arguments[1].startswith("-"):
-        raise ValueError(f"--resume goes on in the run's own environment: leave {arguments[1]} out")
     run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
-    path = run / ARGUMENTS
+    path, env = run / ARGUMENTS, "" if arguments[1].startswith("-") else arguments[1]
+    if not path.is_file() and env:  # to be started
+        return [*arguments, "--run-dir", str(run)]
     if not path.is_file():
-        raise FileNotFoundError(f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir")
+        raise FileNotFoundError(
+            f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir; or the environment and "
+            "the other arguments too, to start one there"
+        )
     try:
         remembered = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ValueError(f"{path} is no JSON in UTF-8 ({error}): write the run's arguments anew") from error
     if not isinstance(remembered, list) or not all(isinstance(word, str) for word in remembered):
         raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
-    return [*remembered, *arguments[1:], "--run-dir", str(run)]
+    if env and env != remembered[1]:
+        raise ValueError(f"{run} holds a run on {remembered[1]}, not on {env}: leave {env} out, or give another folder")
+    return [*remembered, *arguments[2 if env else 1 :], "--run-dir", str(run)]
+
+
+def _to_remember(arguments: Sequence[str]) -> list[str]:
+    """The arguments that a run goes on with: less those that say how it begins."""
+    kept = list(arguments)
+    if "--resume" in kept:
+        del kept[kept.index("--resume") : kept.index("--resume") + 2]
+    return [word for word in kept if word != "--overwrite" and not word.startswith("--resume=")]
+
+
+def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
+    """Raise a ValueError that suggests our flag for one of another library, or of a config without its prefix."""
+    commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
+    if not arguments or arguments[0] not in commands:
+        return
+    own = [field.name for field in fields(commands[arguments[0]])]
+    config = CONFIGS.get(_named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
+    hyper = [] if config is None else [field.name for field in fields(config)]
+    for word in arguments[1:]:
+        name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
+        if not word.startswith("--") or name in own or (word.startswith("--config.") and name in hyper):
+            continue
+        ours = name if name in hyper else OURS.get(name, "")
+        prefix = "" if ours in own else "config."
+        if ours in (*own, *hyper):
+            raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos import presets
+from algos.algorithms import CONFIGS
+from algos.run_folder import check_new
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -57,7 +60,7 @@ class Run:
 
 
 def parse_cases(texts: Iterable[str]) -> list[Case]:
-    """Cases from ``ENV`` or ``ENV:ALGO,ALGO``.
+    """Cases from ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
 
     Raises:
         ValueError: on an environment or algorithm that there is not, or that do not go together.
@@ -65,15 +68,21 @@ def parse_cases(texts: Iterable[str]) -> list[Case]:
     import gymnasium
 
     import textenv  # noqa: F401 (registers the environments)
+    from textenv.rewards.calling import read_module
 
     cases = []
     for text in texts:
-        env, _, algorithms = text.partition(":")
+        env, _, algorithms = text.rpartition(":")
+        if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
+            env, algorithms = text, "ppo"
+        module, _, env_id = env.rpartition(":")
+        if module:
+            read_module(module)
         try:
-            gymnasium.spec(env)
+            gymnasium.spec(env_id)
         except gymnasium.error.Error as error:
             raise ValueError(f"case {text!r}: {error}") from error
-        cases += [Case(env, algorithm) for algorithm in (algorithms or "ppo").split(",")]
+        cases += [Case(env, algorithm) for algorithm in algorithms.split(",")]
     for case in cases:
         presets.recipe(case.env, case.algorithm)
     if not cases or len(set(cases)) < len(cases):
@@ -89,6 +98,7 @@ def compare(
     cases: Sequence[Case],
     seeds: int = 3,
     total_steps: int | None = None,
+    overwrite: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
@@ -98,6 +108,7 @@ def compare(
         cases: what is trained; see `parse_cases`.
         seeds: runs of each, at least 1.
         total_steps: budget of every run; None is each recipe's own.
+        overwrite: remove runs of these cases and seeds that are in the folder; else they are refused.
         quiet: print nothing.
 
     Returns:
@@ -108,7 +119,7 @@ def compare(
 
     start = time.perf_counter()
     run_dir.mkdir(parents=True, exist_ok=True)
-    runs = train_all(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, quiet=quiet)
+    runs = train_all(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, overwrite=overwrite, quiet=quiet)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
@@ -128,6 +139,7 @@ def train_all(
     total_steps: int | None = None,
     episodes: int | None = None,
     deterministic: bool = False,
+    overwrite: bool = False,
     quiet: bool = False,
 ) -> list[Run]:
     """Train every case with seeds 1, 2, …, two runs at a time.
@@ -139,6 +151,7 @@ def train_all(
         total_steps: budget of every run; None is each recipe's own.
         episodes: of each evaluation; None is `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate by the most probable actions.
+        overwrite: remove the runs that are in these folders; else they are refused.
         quiet: print nothing.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
@@ -147,12 +160,14 @@ def train_all(
         from textenv.lm.loading import EMBEDDED, model_folder
 
         model_folder(EMBEDDED)  # made once, before the workers start
+    for case, seed in itertools.product(cases, range(1, seeds + 1)):
+        check_new(_folder(run_dir, case, seed), overwrite=overwrite)
     for case in cases:  # what cannot be made is known now, and not when other cases have been trained
         try:
             _make_agent(case, seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
-    options = (run_dir, total_steps, episodes, deterministic, quiet)
+    options = (run_dir, total_steps, episodes, deterministic, overwrite, quiet)
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     # Two processes on one thread each beat one process on two threads.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -167,10 +182,10 @@ def _run(
     total_steps: int | None,
     episodes: int | None,
     deterministic: bool,
+    overwrite: bool,
     quiet: bool,
 ) -> Run:
     """Train and evaluate once, in a process of its own."""
-    import gymnasium
     import torch
 
     from algos.environments import is_text, make_vector_environment
@@ -192,13 +207,18 @@ def _run(
             returns = metrics["episode/return"]
             print(f"{case} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
-    folder = run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
-    budget = total_steps or recipe.total_steps
-    history = agent.learn(budget, run_dir=folder, on_iteration=report, diagnose=update_kl)
+    budget, folder = total_steps or recipe.total_steps, _folder(run_dir, case, seed)
+    history = agent.learn(budget, run_dir=folder, on_iteration=report, diagnose=update_kl, overwrite=overwrite)
     after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
-    size, best = sum(p.numel() for p in policy.parameters()), gymnasium.spec(case.env).reward_threshold
+    size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
+    best = None if spec is None else spec.reward_threshold
     return Run(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
+
+
+def _folder(run_dir: Path, case: Case, seed: int) -> Path:
+    """Folder of one run."""
+    return run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
 
 
 def _make_agent(case: Case, seed: int) -> Agent:

@@ -318,6 +318,7 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
     Raises:
         ValueError: if there is no such algorithm, or it is not for text.
     """
+    env_id = env_id.rpartition(":")[2]
     if (env_id, algorithm) in RECIPES:
         return RECIPES[env_id, algorithm]
     defaults = find_config(algorithm)

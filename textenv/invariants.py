@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tensordict import TensorDict
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from torch import Tensor
 
 PLACE = "place"
 """Column of minibatches, int64: ``row * 2**32 + column`` of each entry in the rollout that it was taken from."""
@@ -22,6 +25,7 @@ class InvariantError(RuntimeError):
 
     Example:
         >>> import torch
+        >>> from tensordict import TensorDict
         >>> batch = TensorDict({"reward": torch.tensor([[0.0, torch.inf]])}, batch_size=[1, 2])
         >>> print(InvariantError("infinite.", tensor="reward", batch=batch, bad=batch["reward"].isinf()))
         reward: infinite. It is at [row, column] [0, 1] of the rollout, 1 entry in all.

@@ -58,7 +58,12 @@ class ReasoningGym:
     """
 
     def __init__(
-        self, dataset: str, split: str = "train", *, extract: Callable[[str], str] | None = None, **config: Any
+        self,
+        dataset: str = "chain_sum",
+        split: str = "train",
+        *,
+        extract: Callable[[str], str] | None = None,
+        **config: Any,
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")

@@ -96,7 +96,7 @@ def load_function(name: str) -> Callable[..., Any]:
     place, _, function_name = name.rpartition(":")
     if not place or not function_name.isidentifier():
         raise ValueError(f"{name!r} names no function: write my_rewards.py:name or package.module:name")
-    module = _read_file(Path(place)) if place.endswith(".py") else _read_module(place)
+    module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
     found = getattr(module, function_name, None)
     if not callable(found):
         here = [key for key, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
@@ -116,7 +116,8 @@ def _read_file(path: Path) -> ModuleType:
     return module
 
 
-def _read_module(name: str) -> ModuleType:
+def read_module(name: str) -> ModuleType:
+    """Import a module, also from the present folder; raises a ValueError that says why it cannot be."""
     with _explained(name, Path.cwd()):
         return importlib.import_module(name)
 

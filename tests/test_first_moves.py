@@ -1,0 +1,271 @@
+"""What a new user types first, wrong calls that everybody makes included."""
+
+import json
+import pydoc
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import WORDS, make_gpt2, make_tokenizer
+from gymnasium import spaces
+from test_errors import refused
+
+import algos
+import textenv
+from algos import PPO, A2CConfig, DQNConfig, LMPolicy, LSTMPolicy, MLPPolicy, PPOConfig, SFTConfig, collect, evaluate
+from algos.cli import main
+from algos.config import Config
+from algos.names import OURS, nearest
+from textenv import TextEnv
+from textenv.registration import NAMES
+
+DATA = Path(__file__).parent / "data"
+RAW = ["FrozenLake-v1", "Blackjack-v1", "Taxi-v4", "CartPole-v1"]
+
+
+def said(capsys, *arguments):
+    """What the command line says about wrong input, with status 2."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in arguments])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def made(env, **options):
+    return MLPPolicy(env.single_observation_space, env.single_action_space, **options)
+
+
+# --- row 39: a policy reads the space that it was made for ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", RAW)
+def test_row_39_an_agent_reads_the_plain_environment_everywhere(env_id, tmp_path, capsys):
+    """Trained by name; then loaded, and played by its id, one environment, several, and the command line."""
+    arguments = ["--total-steps", "400", "--episodes", "5", "--config.steps", "32", "--num-envs", "4", "--json"]
+    main(["train", env_id, "--run-dir", str(tmp_path), *arguments])
+    capsys.readouterr()
+    policy = algos.load(tmp_path)
+    env = gymnasium.make_vec(
+        env_id, num_envs=5, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}
+    )
+    expected = evaluate(env, policy, episodes=5, deterministic=True, seed=3)[0]
+    assert policy.observation_space == env.single_observation_space or env_id == "CartPole-v1"
+    observation, _ = env.reset(seed=0)
+    assert policy.act(observation).action.shape == (5,), "a raw observation"
+    assert evaluate(gymnasium.make(env_id), policy, episodes=3)[0]
+    assert len(evaluate(env_id, policy, episodes=5)[0]) == 5
+    main(["evaluate", str(tmp_path), "--episodes", "5", "--deterministic", "--seed", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)["mean_return"]
+    if env_id != "CartPole-v1":  # whose own vector environment draws other starts
+        assert found == pytest.approx(np.mean(expected))
+
+
+def test_an_agent_of_the_former_format_is_read():
+    """Written by version 0.1.0, which knew the flattened shape alone; its actions and log-probs were printed there."""
+    policy = algos.load(DATA / "agent-format-2")
+    step = policy.act(np.eye(16, dtype=np.float32), deterministic=True)
+    assert step.action.tolist() == [3, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 3, 0]
+    assert step.log_prob[:3].tolist() == pytest.approx([-1.382601, -1.374863, -1.385396], abs=1e-5)
+    assert len(evaluate(gymnasium.make_vec("FrozenLake-v1", num_envs=2), policy, episodes=3)[0]) == 3
+
+
+def test_a_text_environment_is_played_by_its_id_and_by_itself():
+    tokenizer = make_tokenizer(WORDS)
+    single = TextEnv(prompts=["a b"], reward=lambda completions: [1.0] * len(completions), tokenizer=tokenizer)
+    assert evaluate(single, LMPolicy(make_gpt2(), tokenizer), episodes=3)[0] == [1.0] * 3
+    returns, rollout = evaluate("textenv/Copy-v0", LMPolicy.load("embedded"), episodes=4)
+    assert len(returns) == 4 and rollout.shape[0] == 4
+
+
+# --- wrong calls ------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=4)
+    policy = made(env)
+    with refused(TypeError, "expected one that acts", r"evaluate\(env, policy\), in this order"):
+        evaluate(policy, env)
+    with refused(TypeError, "env is 3, expected an environment, a vector environment or an id"):
+        evaluate(3, policy)
+    with refused(ValueError, "CartPol", "Did you mean: `CartPole`"):
+        evaluate("CartPol-v1", policy)
+    batched = MLPPolicy(env.observation_space, env.action_space)
+    half = MLPPolicy(env.single_observation_space, env.action_space)
+    for wrong in (batched, half):
+        for call in (lambda p: PPO(env, p), lambda p: evaluate(env, p)):
+            with refused(ValueError, "spaces of all 4 slots", "env.single_observation_space"):
+                call(wrong)
+    other = MLPPolicy(spaces.Box(-1, 1, (5,)), spaces.Discrete(2))
+    with refused(ValueError, r"MLPPolicy reads Box.*\(5,\)", r"shows Box.*\(4,\)", "from the same space"):
+        evaluate(env, other)
+    with (
+        closing(gymnasium.make_vec("textenv/Copy-v0", num_envs=2)) as text,
+        refused(TypeError, "take an algos.LMPolicy"),
+    ):
+        evaluate(text, policy)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda env: made(env, hidden=64), ["hidden is 64", r"such as \(64, 64\)"]),
+    (lambda env: made(env, hidden=(64, 0)), ["layer sizes must be positive integers", "out_features=0"]),
+    (lambda env: LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8)),
+     ["layer sizes must be positive integers"]),
+    (lambda env: made(env, hidden_sizes=(64,)), ["MLPPolicy has no 'hidden_sizes': did you mean 'hidden'"]),
+    (lambda env: PPOConfig(lr=1e-3), ["PPOConfig has no 'lr': did you mean 'learning_rate'", "clip_range"]),
+    (lambda env: PPOConfig(n_steps=8), ["did you mean 'steps'"]),
+    (lambda env: PPOConfig(whiten_advantages=False), ["did you mean 'normalize_advantage'"]),
+    (lambda env: PPOConfig(learningrate=1.0), ["did you mean 'learning_rate'"]),
+    (lambda env: PPOConfig(wholly_unknown=1.0), ["PPOConfig has no 'wholly_unknown'. It has steps"]),
+    (lambda env: A2CConfig(ent_coef=0.1), ["did you mean 'entropy_coefficient'"]),
+    (lambda env: DQNConfig(exploration_fraction=0.1), ["did you mean 'exploration_share'"]),
+    (lambda env: SFTConfig(n_epochs=2), ["SFTConfig has no 'n_epochs': did you mean 'epochs'"]),
+    (lambda env: PPO(env, made(env)).learn(64, callback=print), ["has no 'callback': did you mean 'on_iteration'"]),
+    (lambda env: PPO(env, made(env)).learn(total_timesteps=64), ["did you mean 'total_steps'"]),
+    (lambda env: collect(env, made(env), n_steps=8), ["collect has no 'n_steps': did you mean 'steps'"]),
+    (lambda env: evaluate(env, made(env), n_eval_episodes=8), ["evaluate has no .*did you mean 'episodes'"]),
+])  # fmt: skip
+def test_names_of_other_libraries_and_slips_are_refused_with_ours(call, words):
+    with refused((TypeError, ValueError), *words):
+        call(gymnasium.make_vec("CartPole-v1", num_envs=2))
+
+
+def test_every_foreign_name_leads_to_one_that_there_is():
+    """Of a config, of `learn`, `collect`, `evaluate`, a policy, an environment by name, or a flag."""
+    from algos.algorithms import CONFIGS
+    from algos.cli import Compare, Evaluate, Train
+
+    known = {name for config in (*CONFIGS.values(), SFTConfig) for name in config.__dataclass_fields__}
+    known |= {name for command in (Train, Evaluate, Compare) for name in command.__dataclass_fields__}
+    for function in (PPO.learn, collect, evaluate, MLPPolicy.__init__):
+        known |= set(pydoc.inspect.signature(function).parameters)
+    assert not {ours for ours in OURS.values() if ours not in known}
+    assert not set(OURS) & set(Config.__dataclass_fields__)
+    assert nearest("lr", ["gamma"]) is None and nearest("gama", ["gamma"]) == "gamma"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("train CartPole-v1 --lr 3", "there is no --lr: did you mean --config.learning-rate?"),
+    ("train CartPole-v1 --learning-rate=3", "there is no --learning-rate: did you mean --config.learning-rate?"),
+    ("train CartPole-v1 --config.n-steps 3", "did you mean --config.steps?"),
+    ("train CartPole-v1 --n-envs 3", "did you mean --num-envs?"),
+    ("train CartPole-v1 --total_timesteps 3", "did you mean --total-steps?"),
+    ("train CartPole-v1 --algo dqn --exploration-fraction 3", "did you mean --config.exploration-share?"),
+    ("evaluate runs/x --n-eval-episodes 3", "did you mean --episodes?"),
+    ('train CartPole-v1 --env-kwargs {"max_episode_steps":-5}', "max_episode_steps is -5, expected an integer"),
+    ('train textenv/Periods-v0 --env-kwargs {"k":Infinity}', "k is inf, expected an integer of at least 1"),
+])  # fmt: skip
+def test_flags_of_others_and_numbers_that_cannot_be_get_a_sentence(arguments, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in said(capsys, *arguments.split())
+    assert not list(tmp_path.iterdir())
+
+
+# --- help, errors and typos come at once ------------------------------------------------------------------------------
+
+HEAVY = """
+import sys
+from algos.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    print("status", stop.code)
+print("heavy", [m for m in ("torch", "tensordict", "transformers", "torchrl", "matplotlib") if m in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(("arguments", "status"), [
+    (["--help"], 0), (["train", "--help"], 0), (["train", "CartPole-v1", "--algo", "grpo", "--help"], 0),
+    (["compare", "--help"], 0), (["evaluate", "--help"], 0),
+    (["trian"], 2), (["train"], 2), (["train", "CartPole-v1", "--sed", "1"], 2),
+    (["train", "CartPole-v1", "--lr", "1"], 2),
+    (["train", "CartPol-v1"], 2), (["train", "CartPole-v1", "--env-kwargs", "{"], 2), (["evaluate", "nowhere"], 2),
+    (["train", "--resume", "nowhere"], 2), (["train", "no_module:Own-v0"], 2), (["check", "textenv/Poems-v0"], 2),
+], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
+def test_help_errors_and_typos_import_nothing_heavy(arguments, status, tmp_path):
+    program = [sys.executable, "-c", HEAVY, *arguments]
+    root = str(Path(algos.__file__).parent.parent)
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": root, "PATH": ""})
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == [f"status {status}", "heavy []"], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_packages_show_their_names_and_modules_are_attributes():
+    for package in (algos, textenv):
+        assert set(package.__all__) <= set(dir(package))
+        classes = {name for name, _ in pydoc.inspect.getmembers(package, pydoc.inspect.isclass)}  # as help() does
+        assert classes >= {name for name in package.__all__ if isinstance(getattr(package, name), type)}
+    program = "import algos, textenv; print(algos.losses.__name__, textenv.rewards.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["algos.losses", "textenv.rewards"]
+    with refused(AttributeError, "has no attribute 'nonsense'", "PPO"):
+        _ = algos.nonsense
+    assert {"run_dir", "resume", "overwrite", "on_iteration"} <= set(pydoc.inspect.signature(PPO.learn).parameters)
+
+
+# --- environments by name ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_registered_id_is_made_without_further_arguments(name):
+    if name == "ReasoningGym":
+        pytest.importorskip("reasoning_gym", reason="install the extra: pip install '.[reasoning-gym]'")
+    with closing(gymnasium.make(f"textenv/{name}-v0")) as env:
+        assert env.observation_space.contains(env.reset(seed=0)[0])
+    with closing(gymnasium.make_vec(f"textenv/{name}-v0", num_envs=2)) as env:
+        assert env.observation_space.contains(env.reset(seed=0)[0])
+
+
+OWN = """
+import gymnasium
+import textenv
+
+gymnasium.register("Own-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+gymnasium.register("OwnText-v0", "textenv.registration:make_env", kwargs={"task": "Copy"})
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a module that registers environments, from which commands are typed."""
+    (tmp_path / "own_envs.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    forget()
+
+
+def forget():
+    """As in a new process."""
+    for name in ("Own-v0", "OwnText-v0"):
+        gymnasium.registry.pop(name, None)
+    sys.modules.pop("own_envs", None)
+
+
+def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(own, capsys):
+    short = ["--total-steps", "64", "--episodes", "2", "--json"]
+    main(["train", "own_envs:Own-v0", "--run-dir", "run", *short])
+    saved = json.loads(Path("run/config.json").read_text())["environment"]
+    assert (saved["id"], saved["module"]) == ("Own-v0", "own_envs")
+    forget()
+    assert "imported only if you name it: --env own_envs:Own-v0" in said(capsys, "evaluate", "run")
+    assert "own_envs" not in sys.modules
+    main(["evaluate", "run", "--env", "own_envs:Own-v0", "--episodes", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["mean_return"] <= 20
+    main(["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    forget()
+    main(["train", "--resume", "run", "--total-steps", "128"])
+    capsys.readouterr()
+    forget()
+    main(["compare", "own_envs:Own-v0:ppo,a2c", "--seeds", "1", "--total-steps", "64", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {"own_envs:Own-v0:ppo", "own_envs:Own-v0:a2c"} <= set(found)
+    assert "holds a run already" in said(capsys, "compare", "own_envs:Own-v0:ppo", "--seeds", "1", "--json")
+    forget()
+    main(["check", "own_envs:OwnText-v0", "--json"])
+    assert json.loads(capsys.readouterr().out)["sound"] is True
+    assert "cannot be imported" in said(capsys, "check", "no_module:Own-v0").replace("could not", "cannot")
