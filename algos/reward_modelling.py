@@ -83,7 +83,8 @@ def train_reward_model(
 ) -> RewardReport:
     """Train a reward model in place: least squares on scores, Bradley-Terry on pairs.
 
-    The texts become ids as they do when it pays (`RewardModel.encode`), so afterwards it is a reward function at once.
+    The texts become ids as they do when it pays (`RewardModel.encode`), closed by EOS as a policy closes them, so
+    afterwards it is a reward function at once.
 
     Args:
         model: around a sequence classifier with one output (``num_labels=1``). Those of its parameters are trained
@@ -107,6 +108,7 @@ def train_reward_model(
             f"the model has {model.model.config.num_labels} outputs, expected one, the reward: make it with "
             "num_labels=1"
         )
+    model.model.config.trained_with_eos = True
     rows = read_reward_rows(data, model)
     given = None if held_out is None else read_reward_rows(held_out, model)
     training, measured = _split(rows, given, config)

@@ -91,7 +91,7 @@ def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel)
             f"row {index} has the prompt {row['prompt']!r:.100} and the {answer} answer {row[answer]!r:.100}, expected "
             "text of both, or chat messages of both"
         )
-    return model.encode(row["prompt"], row[answer])
+    return model.encode(row["prompt"], row[answer], ended=bool(row.get("terminated", True)))
 
 
 def _number(index: int, row: Mapping[str, Any], name: str) -> float:

@@ -7,7 +7,8 @@ import torch
 import transformers as tr
 from conftest import WORDS, make_tokenizer
 
-from textenv import FunctionTask, RewardModel, TextVectorEnv
+from textenv import FunctionTask, RewardModel, Rewards, TextVectorEnv
+from textenv.rewards import clip
 from textenv.tasks import Reviews
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
@@ -196,7 +197,46 @@ def test_a_folder_is_loaded_in_its_own_dtype_and_pays_in_an_environment(tmp_path
     env.reset(seed=0)
     env.step([5])
     reward = env.step([EOS])[1]
-    assert reward[0] == pytest.approx(rate(["a b"], [" good"])[0], abs=1e-4) != 0
+    assert reward[0] == pytest.approx(rate.score_rows([[0, 1, 5, EOS]]).item(), abs=1e-4) != 0
+
+
+def paying(rate, tokenizer, actions, **options):
+    """What an environment pays for an answer of these ids to "a b"."""
+    env = TextVectorEnv(prompts=["a b"], reward=rate, tokenizer=tokenizer, num_envs=1, max_new_tokens=3, **options)
+    env.reset(seed=0)
+    for action in actions:
+        reward = env.step([action])[1]
+    return reward[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: Rewards({"rate": f}), lambda f: clip(f, -1e9, 1e9)])
+def test_the_policys_own_ids_are_read_where_the_tokenizers_agree(wrap):
+    """Ids that no text would give: an unknown piece, EOS in the middle of a prompt, and the end of the answer."""
+    rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
+    for answer in ([5, EOS], [EOS], [5, 0, 5]):
+        expected = alone(rate.model, [0, 1, *answer])[0].item()
+        assert paying(wrap(rate), make_tokenizer(WORDS), answer) == pytest.approx(expected, abs=1e-4)
+    ids = {"prompts": ["?"], "completions": ["?"], "prompt_ids": [[3, EOS]], "completion_ids": [[2]]}
+    assert rate(**ids, tokenizer=make_tokenizer(WORDS)) == pytest.approx([alone(rate.model, [3, EOS, 2])[0].item()])
+
+
+def test_texts_are_read_where_the_tokenizers_differ_and_closed_if_the_model_learnt_so():
+    """The policy's ids are the reward model's backwards, so ids would be another text."""
+    rate, other = RewardModel(make_model("llama"), make_tokenizer(WORDS)), make_tokenizer(WORDS[::-1])
+    good, end = 8 - 5, 8 - EOS
+    for trained, expected in ((False, [0, 1, 5]), (True, [0, 1, 5, EOS])):
+        rate.model.config.trained_with_eos = trained
+        assert paying(rate, other, [good, end]) == pytest.approx(alone(rate.model, expected)[0].item(), abs=1e-4)
+    unended = alone(rate.model, [0, 1, 5, 5, 5])[0].item()
+    assert paying(rate, other, [good] * 3) == pytest.approx(unended, abs=1e-4)
+
+
+def test_ids_that_are_too_many_lose_their_beginning(caplog):
+    rate = RewardModel(make_model("gpt2", positions=8), make_tokenizer(WORDS))
+    ids = [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
+    found = rate(["?"], ["?"], prompt_ids=ids[:1], completion_ids=ids[1:], tokenizer=make_tokenizer(WORDS))
+    assert found == pytest.approx([alone(rate.model, [*ids[0], *ids[1]][-8:])[0].item()], abs=1e-5)
+    assert "a text of 10 tokens loses its beginning: the model reads 8" in caplog.text
 
 
 def test_reviews_pay_the_probability_of_positive():

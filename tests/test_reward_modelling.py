@@ -123,13 +123,17 @@ def test_training_scores_a_text_as_paying_does():
     config = RewardModelConfig(learning_rate=1e-12, batch_size=8)
     rows = PAIRS[:9]
     report = train_reward_model(rate, rows, config, held_out=PAIRS[9:10])
-    rewards = [rate([row["prompt"] for row in rows], [row[name] for row in rows]) for name in ("chosen", "rejected")]
+
+    def paid(rows, name):
+        return rate([row["prompt"] for row in rows], [row[name] for row in rows], terminated=[True] * len(rows))
+
+    rewards = [paid(rows, name) for name in ("chosen", "rejected")]
     expected = -torch.nn.functional.logsigmoid(torch.tensor(rewards[0]) - torch.tensor(rewards[1])).mean()
     assert report.history[0]["reward/loss"] == pytest.approx(expected.item(), abs=1e-5)
     read = read_reward_rows(SCORED, rate).rows
     for row, source in list(zip(read, SCORED, strict=True))[:20]:
-        paid = rate([source["prompt"]], [source["completion"]])[0]
-        assert _losses(rate, [row], "scores").item() == pytest.approx((paid - source["score"]) ** 2, abs=1e-5)
+        found = paid([source], "completion")[0]
+        assert _losses(rate, [row], "scores").item() == pytest.approx((found - source["score"]) ** 2, abs=1e-5)
 
 
 def test_one_epoch_is_what_torch_does_by_hand():
@@ -144,13 +148,15 @@ def test_one_epoch_is_what_torch_does_by_hand():
     config = RewardModelConfig(learning_rate=1e-2, weight_decay=0.0, warmup=0.0, max_grad_norm=0.1)
     train_reward_model(rate, rows, config, held_out=[{"prompt": "c", "completion": "", "score": 1}])
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.0)
-    for ids, score in (([0, 1, 5], 0.8), ([3], 0.3), ([1, 6], 0.0)):
+    for ids, score in (([0, 1, 5, 7], 0.8), ([3, 7], 0.3), ([1, 6, 7], 0.0)):  # closed by EOS
         ((other(input_ids=torch.tensor([ids])).logits[0, 0] - score).square() / 3).backward()
     torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     optimizer.step()
     texts = ["a b good", "d", "c c"]
     found = rate.scores(texts)
-    after = [other.eval()(input_ids=torch.tensor([ids])).logits[0, 0].item() for ids in ([0, 1, 5], [3], [2, 2])]
+    after = [
+        other.eval()(input_ids=torch.tensor([ids])).logits[0, 0].item() for ids in ([0, 1, 5, 7], [3, 7], [2, 2, 7])
+    ]
     assert found.tolist() == pytest.approx(after, abs=1e-3)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from textenv.limits import check_at_least
 from textenv.prompts import SPLITS, PromptList, split_prompts
-from textenv.task import Turn
+from textenv.task import Turn, rows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,8 +36,7 @@ class Periods(PromptList):
         from textenv.embedded.grammar import openings
 
         super().__init__(split_prompts(openings(), split))
-        if not k >= 1:
-            raise ValueError(f"k is {k}, expected at least 1 full stop for the best score")
+        check_at_least("k", k, 1)
         self.k = k
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
@@ -75,7 +75,8 @@ class Reviews(PromptList):
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
-        return self.classifier.scores([turn.prompt_text + turn.completion for turn in turns]).tolist()
+        rows = rows_of(turns)
+        return self.classifier(tokenizer=rows.tokenizer, **rows.columns)
 
     @staticmethod
     def accepts(turn: Turn) -> bool:

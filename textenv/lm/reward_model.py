@@ -27,9 +27,10 @@ POSITIVE = "positive"
 class RewardModel:
     """What a model says about prompt and answer together: its score, or how likely a label is.
 
-    A causal model is read at the last real token, whatever the padding and whatever the pad token: `transformers`
-    finds it by comparing ids with the pad id, which goes wrong where a text ends with the token that pads. Texts that
-    are too long lose their beginning, and a warning says so once.
+    Where the policy's tokenizer means the same by every id, the model reads the policy's own ids, an EOS included;
+    else it reads the texts. A causal model is read at the last real token, whatever the padding and whatever the pad
+    token: `transformers` finds it by comparing ids with the pad id, which goes wrong where a text ends with the token
+    that pads. Texts that are too long lose their beginning, and a warning says so once.
 
     Args:
         model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
@@ -70,6 +71,8 @@ class RewardModel:
         self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
         self.max_tokens = _most_tokens(model, tokenizer)
         self._has_warned = False
+        self._seen: tuple[Any, bool] | None = None
+        """The policy's tokenizer, and whether its ids are this model's."""
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
@@ -88,14 +91,52 @@ class RewardModel:
         model = from_pretrained(auto, name, "classifier", use_safetensors=True, dtype="auto")
         return cls(model, from_pretrained(AutoTokenizer, name, "classifier"), **options)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score answers as a reward function does: prompt and answer as one text, or as one chat."""
-        ids = [self.encode(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
-        return self.score_rows(ids).tolist()
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        prompt_ids: Sequence[list[int]] | None = None,
+        completion_ids: Sequence[list[int]] | None = None,
+        terminated: Sequence[bool] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Score answers as a reward function does: the policy's ids, or prompt and answer as one text or chat.
+
+        Args:
+            prompts: texts or chats.
+            completions: the same.
+            prompt_ids: that the policy read.
+            completion_ids: that it chose.
+            terminated: whether it ended the answer itself.
+            tokenizer: that the ids are of; without one, or with another than the model's, texts are read.
+            columns: others, which are not looked at.
+        """
+        if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
+            pairs = zip(prompt_ids, completion_ids, strict=True)
+            return self.score_rows([self._cut([*asked, *said]) for asked, said in pairs]).tolist()
+        ended = terminated if terminated is not None and self.reads_ends else [False] * len(prompts)
+        rows = zip(prompts, completions, ended, strict=True)
+        return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in rows]).tolist()
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether the model was trained on answers that end with EOS (`algos.train_reward_model` does so)."""
+        return bool(getattr(self.model.config, "trained_with_eos", False))
+
+    def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Any] = ()) -> bool:
+        """Whether a policy's tokenizer means the same as this model's by every id, and by a chat if one is asked."""
+        if tokenizer is None:
+            return False
+        if self._seen is None or self._seen[0] is not tokenizer:
+            self._seen = tokenizer, tokenizer.get_vocab() == self.tokenizer.get_vocab()
+        texts = all(isinstance(prompt, str) for prompt in prompts)
+        return self._seen[1] and (texts or tokenizer.chat_template == self.tokenizer.chat_template)
 
     def scores(self, texts: Sequence[str]) -> Tensor:
-        """Score of each text, float32 ``[len(texts)]``."""
-        return self.score_rows([self.encode(text, "") for text in texts])
+        """Score of each text, which is taken to have ended: float32 ``[len(texts)]``."""
+        return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
 
     @torch.no_grad()
     def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -135,22 +176,34 @@ class RewardModel:
         with _pad_id(self.model.config.get_text_config(), pad):
             return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
 
-    def encode(self, prompt: Any, completion: Any) -> list[int]:
+    def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
         """Ids of prompt and answer; never none, since a model reads at least one token.
 
-        No special token is among them but the tokenizer's and the chat template's own: an answer that spells one out
-        is text, as `textenv.special_tokens` has it.
+        An answer to a text that has ended is closed by EOS, where the tokenizer has one; a chat's template closes its
+        own. No special token is among them but the tokenizer's and the chat template's own: an answer that spells one
+        out is text, as `textenv.special_tokens` has it.
         """
         is_text = isinstance(prompt, str)
         ids = ordinary_ids(prompt + completion, self.tokenizer) if is_text else self._chat_ids([*prompt, *completion])
+        eos = self.tokenizer.eos_token_id
+        end = [eos] if ended and is_text and eos is not None and ids[-1:] != [eos] else []
+        if is_text and len(ids) + len(end) > self.max_tokens:
+            cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # which keeps the tokenizer's own
+            self._warn(len(ids))
+            ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
+        known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
+        return self._cut(ids + end) or [next((token for token in known if token is not None), 0)]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The last ids that the model can read."""
         if len(ids) > self.max_tokens:
-            if not self._has_warned:
-                logger.warning("a text of %d tokens loses its beginning: the model reads %d", len(ids), self.max_tokens)
-                self._has_warned = True
-            cut = {"truncation": True, "max_length": self.max_tokens}  # which keeps the tokenizer's own
-            ids = ordinary_ids(prompt + completion, self.tokenizer, **cut) if is_text else ids[-self.max_tokens :]
-        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.bos_token_id)
-        return ids or [next((token for token in known if token is not None), 0)]
+            self._warn(len(ids))
+        return ids[-self.max_tokens :]
+
+    def _warn(self, length: int) -> None:
+        if not self._has_warned:
+            logger.warning("a text of %d tokens loses its beginning: the model reads %d", length, self.max_tokens)
+            self._has_warned = True
 
     def _reward_of(self, logits: Tensor) -> Tensor:
         if self.index is None:

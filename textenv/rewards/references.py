@@ -75,7 +75,7 @@ def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") 
 
         return RewardModel.load(model, label=label)
 
-    def sentiment(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-        return load()(prompts, completions)
+    def sentiment(prompts: list[Any], completions: list[Any], *, tokenizer: Any = None, **columns: Any) -> list[float]:
+        return load()(prompts, completions, tokenizer=tokenizer, **columns)
 
     return sentiment
