@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from algos.critic import HEAD, Critic, fresh_head
 from algos.exploration import UniformStreams
 from algos.policy import Observation, Step
-from textenv.lm.adapters import save_model
+from textenv.lm.adapters import merged, save_model
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, no_progress_bars
 from textenv.lm.model import LanguageModel
@@ -162,7 +162,7 @@ class LMPolicy(nn.Module):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
         assert isinstance(observation, dict), "a language model reads the observations of a text environment"
-        tokens, length = observation["tokens"], observation["length"]
+        tokens, length = observation["tokens"], observation["length"].reshape(-1)
         if self._decoder is None or self._decoder.shape != tokens.shape:
             self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
         decoder = self._decoder
@@ -219,10 +219,24 @@ class LMPolicy(nn.Module):
 
         Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.adapters`).
         """
+        self._write(self.lm.model, folder)
+        return {}
+
+    def merge(self, folder: str | Path) -> Path:
+        """Write the policy with its adapter (LoRA) worked into the weights: a plain `transformers` folder.
+
+        Value head or critic stand beside it, as in `save`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write(merged(self.lm.model), folder)
+        return folder
+
+    def _write(self, model: Any, folder: Path) -> None:
         from safetensors.torch import save_file
 
         with no_progress_bars():
-            save_model(self.lm.model, folder)
+            save_model(model, folder)
         self.lm.tokenizer.save_pretrained(folder)
         options = {
             "temperature": self.temperature,
@@ -238,7 +252,6 @@ class LMPolicy(nn.Module):
             save_file(self.value_head.state_dict(), folder / HEAD, metadata=metadata)
         else:
             self.critic.save(folder / CRITIC, metadata=metadata)
-        return {}
 
     def _value(self, hidden: Tensor) -> Tensor:
         hidden = hidden.detach() if self.detach_value else hidden
@@ -260,6 +273,8 @@ def _read_head(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         options = json.loads(file.metadata()["options"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if options.get("autocast") not in (None, "bfloat16"):
+        raise ValueError(f"{path} has the autocast {options['autocast']!r:.50}, expected null or 'bfloat16'")
     if options.get("autocast") is not None:
-        options["autocast"] = getattr(torch, options["autocast"])
+        options["autocast"] = torch.bfloat16
     return weights, options

@@ -1,6 +1,8 @@
 """Adapters (LoRA): a reference without a second copy of the base, training, saving and loading."""
 
 import copy
+import json
+import shutil
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ from pitfall_tools import agent_of, gradients, play, text_env
 
 import algos
 from algos import LMPolicy, collect
+from algos.cli import main
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
 from textenv.invariants import InvariantError
 from textenv.lm import model as model_module
 from textenv.lm.frozen import FrozenLanguageModel
+from textenv.lm.loading import load_causal_lm
 
 peft = pytest.importorskip("peft")
 MAKERS = {"gpt2": (make_gpt2, ["c_attn"]), "llama": (make_llama, ["q_proj", "v_proj", "down_proj"])}
@@ -303,3 +307,67 @@ def test_a_bfloat16_base_with_a_float32_adapter_is_held_to_the_tolerance_of_bflo
     assert dtypes == {torch.float32} and policy.lm.model.dtype is torch.bfloat16
     _, history = train(policy, 2, penalty=KLPenalty(policy.reference(), 0.1))
     assert history[0]["policy/sampler_gap"] < 0.1
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def log_probs(policy, rollout):
+    return policy.evaluate(rollout).log_prob.detach()
+
+
+@pytest.fixture
+def trained_on_a_folder(tmp_path, monkeypatch):
+    """A run in ``run`` whose base was loaded by a relative name, from where commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    make_gpt2().save_pretrained("model")
+    make_tokenizer(WORDS).save_pretrained("model")
+    policy = LMPolicy(adapted(base=load_causal_lm("model")), make_tokenizer(WORDS))
+    agent, _ = train(policy, 2)
+    agent.save("run")
+    rollout = collect(text_env(), policy, episodes=4)
+    return tmp_path, policy, rollout
+
+
+def test_a_run_on_a_base_of_a_relative_name_opens_from_anywhere(trained_on_a_folder, tmp_path_factory, monkeypatch):
+    home, policy, rollout = trained_on_a_folder
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    loaded = algos.load(home / "run")
+    torch.testing.assert_close(log_probs(loaded, rollout), log_probs(policy, rollout), atol=0, rtol=0)
+    (home / "model").rename(home / "gone")
+    with pytest.raises(ValueError, match=rf"its base model '{home / 'model'}' is not there: put the base into .*base"):
+        algos.load(home / "run")
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["same folder", "another folder"])
+def test_a_base_without_a_name_stays_with_the_adapter_that_goes_on(again, tmp_path):
+    policy = lora_policy()
+    agent, _ = train(policy, 2)
+    agent.save(tmp_path / "run")
+    rollout = collect(text_env(), policy, episodes=4)
+    loaded = algos.load(tmp_path / "run")
+    place = tmp_path / ("run" if again else "other")
+    agent_of(text_env(), loaded).save(place)
+    if not again:
+        shutil.rmtree(tmp_path / "run")
+    torch.testing.assert_close(log_probs(algos.load(place), rollout), log_probs(policy, rollout), atol=0, rtol=0)
+
+
+def test_merging_writes_a_plain_folder_that_transformers_reads(trained_on_a_folder, capsys):
+    from transformers import AutoModelForCausalLM
+
+    home, policy, rollout = trained_on_a_folder
+    main(["merge", "run", "plain", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"merged": "plain"}
+    (home / "model").rename(home / "gone")  # nothing of it is needed any more
+    merged = LMPolicy.load("plain")
+    torch.testing.assert_close(log_probs(merged, rollout), log_probs(policy, rollout), atol=1e-5, rtol=0)
+    assert all(p.requires_grad for p in merged.parameters()) and not (home / "plain" / "adapter_config.json").exists()
+    value = merged.evaluate(rollout).value
+    torch.testing.assert_close(value, policy.evaluate(rollout).value, atol=1e-5, rtol=0)
+    plain = AutoModelForCausalLM.from_pretrained("plain")
+    assert type(plain).__name__ == "GPT2LMHeadModel"
+    for folder, to, said in (("run", "plain", "is there already"), ("nowhere", "x", "no saved agent")):
+        with pytest.raises(SystemExit) as stop:
+            main(["merge", folder, to])
+        assert stop.value.code == 2 and said in capsys.readouterr().err

@@ -37,29 +37,40 @@ def check_adapter(model: Any) -> None:
         )
 
 
+def merged(model: Any) -> PreTrainedModel:
+    """A copy of the model, with the adapters worked into its weights."""
+    copied = copy.deepcopy(model)
+    return copied.merge_and_unload() if _is_adapted(model) else copied
+
+
 def merged_trunk(model: Any) -> PreTrainedModel:
-    """A copy of the model without its output layer, with the adapters worked into its weights."""
-    if _is_adapted(model):
-        return copy.deepcopy(model).merge_and_unload().base_model
-    return copy.deepcopy(model.base_model)
+    """As `merged`, without the output layer."""
+    trunk: Any = merged(model).base_model if _is_adapted(model) else copy.deepcopy(model.base_model)
+    return trunk
 
 
 def save_model(model: Any, folder: Path) -> None:
     """Write a model, or only its adapter.
 
-    An adapter's folder names the base model that it was made on; a base without a name (made from a configuration)
-    is written to ``base/`` beside it. What the folder held before is not loaded with it.
+    An adapter's folder names the base model that it was made on: a hub name, or the absolute path of a folder. A base
+    without a name (made from a configuration), and one that was such, is written to ``base/`` beside it. What the
+    folder held before is not loaded with it.
     """
     model.save_pretrained(folder)
     if not _is_adapted(model):
         (folder / CONFIG).unlink(missing_ok=True)
         return
     name = plain_model(model).name_or_path
-    if not name:
-        # A copy, for taking the adapter out changes the modules.
-        copy.deepcopy(model).unload().save_pretrained(folder / BASE)
-    elif Path(name).resolve() != (folder / BASE).resolve():  # else it was loaded from here, and goes on from there
-        shutil.rmtree(folder / BASE, ignore_errors=True)
+    if not name or (Path(name).name == BASE and is_adapter(Path(name).parent)):
+        if not name or Path(name).resolve() != (folder / BASE).resolve():
+            # A copy, for taking the adapter out changes the modules.
+            copy.deepcopy(model).unload().save_pretrained(folder / BASE)
+        return
+    shutil.rmtree(folder / BASE, ignore_errors=True)
+    if Path(name).is_dir():
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings["base_model_name_or_path"] = str(Path(name).resolve())
+        (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -85,10 +96,11 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     beside = Path(folder) / BASE
     name = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     base = str(beside) if beside.is_dir() else name
-    if not base:
+    if not base or (Path(base).is_absolute() and not Path(base).is_dir()):
+        missing = f"its base model {name!r} is not there" if name else f"its {CONFIG} names no base model"
         raise ValueError(
-            f"{folder} holds an adapter whose {CONFIG} names no base model: put the base into {beside}, or its path or "
-            "hub name into base_model_name_or_path"
+            f"{folder} holds an adapter, but {missing}: put the base into {beside}, or its path or hub name into "
+            f"base_model_name_or_path of {CONFIG}"
         )
     return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
