@@ -69,7 +69,7 @@ class TabularPolicy(nn.Module):
         self.streams = None
 
     def act(self, observation, *, action_mask=None, deterministic=False):
-        tokens, length = torch.from_numpy(observation["tokens"]), torch.from_numpy(observation["length"])
+        tokens, length = torch.from_numpy(observation["tokens"]), torch.from_numpy(observation["length"]).flatten()
         last = (length - 1).clamp(min=0)
         state = state_index(tokens).gather(1, last[:, None])[:, 0]
         logits = self.logits.detach()[state]

@@ -63,7 +63,7 @@ def play(env, tokens, seed=0):
 
 
 def ids(observation, slot=0):
-    return observation["tokens"][slot, : observation["length"][slot]].tolist()
+    return observation["tokens"][slot, : observation["length"][slot, 0]].tolist()
 
 
 def test_the_answer_is_appended_to_the_ids_and_each_turn_is_paid_when_it_ends():
@@ -104,7 +104,7 @@ def test_a_turn_that_is_cut_goes_on_and_max_turns_and_max_length_truncate():
 
 
 def first_seed_with(prompt_length):
-    return next(seed for seed in range(20) if make_env().reset(seed=seed)[0]["length"][0] == prompt_length)
+    return next(seed for seed in range(20) if make_env().reset(seed=seed)[0]["length"][0, 0] == prompt_length)
 
 
 def test_what_the_game_calls_a_truncation_is_one():

@@ -160,7 +160,7 @@ def test_the_oracles_play_as_well_by_tokens(game, player, letters):
     env = TokenVectorEnv(game, tokenizer=letters, max_prompt_tokens=500, max_new_tokens=40, max_length=2000)
 
     def tokens(observation):
-        return observation["tokens"][0, : observation["length"][0]].tolist()
+        return observation["tokens"][0, : observation["length"][0, 0]].tolist()
 
     returns = []
     for seed in range(5):

@@ -249,7 +249,7 @@ def test_row_21_state_ids_are_prompt_ids_and_action_ids_at_every_step():
     observation, _ = env.reset(seed=0)
     ids = [1, 0]
     for action in [1, 0, 1, 0, 4]:
-        assert observation["tokens"][0, : observation["length"][0]].tolist() == ids
+        assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == ids
         observation, *_, info = env.step(np.array([action]))
         ids = ids + [action]
     assert seen == [("ba", "baba", [1, 0, 1, 0, 4])] and info["completion"][0] == "baba"
@@ -262,7 +262,7 @@ def test_row_21_state_ids_are_prompt_ids_and_action_ids_at_every_step():
 def test_row_21_a_prompt_begins_with_one_bos(prompt):
     env = TextVectorEnv(prompts=[prompt], reward=lambda **_: [0.0], tokenizer=merging_tokenizer(bos=True))
     observation, _ = env.reset(seed=0)
-    assert observation["tokens"][0, : observation["length"][0]].tolist() == [3, 2]
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == [3, 2]
 
 
 def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():

@@ -185,7 +185,7 @@ def test_chat_messages_are_rendered_by_the_template_and_the_reward_gets_messages
     )  # fmt: skip
     observation, _ = env.reset(seed=0)
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert observation["tokens"][0, : observation["length"][0]].tolist() == expected
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == expected
     env.step(np.array([GOOD]))
     env.step(np.array([tokenizer.eos_token_id]))
     assert seen == [([messages], [[{"role": "assistant", "content": seen[0][1][0][0]["content"]}]])]

@@ -415,7 +415,7 @@ def test_steps_are_those_of_slots_played_by_hand(script, mode):
     for _ in range(12):
         for slot in range(slots):
             length = len(text[slot])
-            assert observation["length"][slot] == length
+            assert observation["length"][slot, 0] == length
             assert observation["tokens"][slot].tolist() == text[slot] + [PAD] * (env.max_length - length)
         actions = np.array([0 if over[s] else answers[turn[s] % len(answers)][len(said[s])] for s in range(slots)])
         observation, reward, terminated, truncated, _ = env.step(actions)

@@ -77,7 +77,7 @@ def test_a_prompt_and_its_answer_are_the_ids_of_the_environment(bos, completion)
     state = env.reset(seed=0)[0]
     for token in (5, 6, EOS):
         state = env.step(np.array([token]))[0]
-    ids = state["tokens"][0, : state["length"][0]].tolist()
+    ids = state["tokens"][0, : state["length"][0, 0]].tolist()
     assert example.ids == ids == [4] * bool(bos) + [0, 1, 5, 6, EOS]
     assert example.learnt == [False] * (len(ids) - 3) + [True] * 3
 
@@ -97,7 +97,7 @@ def test_a_chat_is_the_ids_of_the_conversation_and_what_the_assistant_says_is_le
     good, bad, end = (CHAT_WORDS.index(word) for word in ("good", "bad", "<|im_end|>"))
     for token in (good, good, end, bad, end):
         state = env.step(np.array([token]))[0]
-    assert example.ids == state["tokens"][0, : state["length"][0]].tolist()
+    assert example.ids == state["tokens"][0, : state["length"][0, 0]].tolist()
     assert example.ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     learnt = [token for token, on in zip(*example, strict=True) if on]
     assert learnt == [good, good, end, bad, end]
@@ -107,7 +107,7 @@ def first_greeting(env, word):
     """A seed whose first observation says this word."""
     for seed in range(20):
         state = env.reset(seed=seed)[0]
-        if CHAT_WORDS.index(word) in state["tokens"][0, : state["length"][0]]:
+        if CHAT_WORDS.index(word) in state["tokens"][0, : state["length"][0, 0]]:
             return seed
     raise AssertionError
 

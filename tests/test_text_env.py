@@ -30,13 +30,13 @@ def make_env(num_envs=2, **options):
 def test_an_observation_is_the_prefix_and_an_action_the_next_token():
     env = make_env(num_envs=1)
     observation, _ = env.reset(seed=3)
-    start = int(observation["length"][0])
+    start = int(observation["length"][0, 0])
     prompt = observation["tokens"][0, :start].tolist()
     assert prompt in [[0, 1], [2], [3, 0, 1]]
     for action in (5, 6):
         observation, reward, terminated, truncated, _ = env.step(np.array([action]))
         assert reward[0] == 0 and not terminated[0] and not truncated[0]
-    assert observation["tokens"][0, : observation["length"][0]].tolist() == [*prompt, 5, 6]
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == [*prompt, 5, 6]
     observation, reward, terminated, truncated, info = env.step(np.array([EOS]))
     assert (reward[0], terminated[0], truncated[0]) == (1.0, True, False)
     assert info["end_reason"][0] == "eos" and info["completion"][0] == " good bad"
@@ -87,8 +87,8 @@ def test_autoreset_modes_follow_gymnasium(mode):
         assert info["final_obs"][1] is None
         assert info["_final_obs"].tolist() == [True, False]
         assert info["final_info"]["end_reason"][0] == "eos"
-        assert observation["tokens"][0, observation["length"][0] - 1] != EOS
-    assert final["tokens"][0, final["length"][0] - 1] == EOS
+        assert observation["tokens"][0, observation["length"][0, 0] - 1] != EOS
+    assert final["tokens"][0, final["length"][0, 0] - 1] == EOS
     if mode is AutoresetMode.DISABLED:
         with pytest.raises(ValueError, match="reset_mask"):
             env.step(np.array([1, 1]))
@@ -96,8 +96,8 @@ def test_autoreset_modes_follow_gymnasium(mode):
     if mode is AutoresetMode.NEXT_STEP:
         observation, reward, terminated, truncated, _ = env.step(np.array([EOS, 1]))
         assert not terminated[0] and not truncated[0] and reward[0] == 0
-    assert observation["tokens"][0, : observation["length"][0]].tolist() in [[0, 1], [2], [3, 0, 1]]
-    assert observation["tokens"][1, observation["length"][1] - 1] == 1
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() in [[0, 1], [2], [3, 0, 1]]
+    assert observation["tokens"][1, observation["length"][1, 0] - 1] == 1
 
 
 def play_by_hand(env, actions, prompts):
@@ -111,7 +111,7 @@ def play_by_hand(env, actions, prompts):
             observation, reward, terminated, truncated, _ = env.step(token)
             rewards.append(reward)
             done = terminated or truncated
-        tokens = observation["tokens"][: observation["length"]].tolist()
+        tokens = observation["tokens"][: observation["length"][0]].tolist()
         episodes.append((tokens, rewards, terminated, truncated))
     return episodes
 

@@ -85,7 +85,7 @@ def test_a_game_by_tokens():
     env = TokenVectorEnv(make_game, tokenizer=tokenizer, max_prompt_tokens=24, max_new_tokens=1, max_turns=4)
 
     def text(observation):
-        return tokenizer.decode(observation["tokens"][0, : observation["length"][0]])
+        return tokenizer.decode(observation["tokens"][0, : observation["length"][0, 0]])
 
     for seed in range(6):
         observation, _ = env.reset(seed=seed)

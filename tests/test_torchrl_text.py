@@ -7,8 +7,12 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from test_torchrl import DISABLED, EOS, text_arguments, text_vector_env
+from torch import nn
 from torchrl.data import Categorical
 from torchrl.envs.utils import check_env_specs
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 from textenv import TextEnv, TextVectorEnv
 from textenv.registration import NAMES
@@ -131,3 +135,50 @@ def test_what_torchrl_cannot_wrap_is_refused():
             to_torchrl(TextVectorEnv(**text_arguments(num_envs=2, autoreset_mode=mode)))
     with pytest.raises(TypeError, match=r"'CartPole-v1', expected a gymnasium.Env or VectorEnv: make it by"):
         to_torchrl("CartPole-v1")
+
+
+@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")  # at import
+def test_torchrls_own_collector_and_clipped_loss_learn_periods(model_folder):
+    """Its GAE, its loss, its actor: nothing of ours but the environment; three full stops of three tokens earn 1."""
+    from torchrl.collectors import Collector
+
+    torch.manual_seed(1)
+    options = dict(model=str(model_folder), k=3, max_new_tokens=3, max_prompt_tokens=32)
+    env = to_torchrl(gymnasium.make_vec("textenv/Periods-v0", num_envs=8, autoreset_mode=DISABLED, **options))
+
+    class Body(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(36, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+            )
+
+        def forward(self, tokens, length):
+            return self.layers(torch.cat([tokens, length], dim=-1).float())
+
+    keys = ["tokens", "length"]
+    logits = TensorDictModule(Body(len(WORDS)), in_keys=keys, out_keys=["logits"])
+    actor = ProbabilisticActor(
+        logits, in_keys=["logits"], out_keys=["action"], distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )  # fmt: skip
+    critic = ValueOperator(Body(1), in_keys=keys)
+    loss = ClipPPOLoss(actor, critic, entropy_coeff=0.0, normalize_advantage=True)
+    gae = GAE(gamma=1.0, lmbda=0.95, value_network=critic)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
+    returns = []
+    options = dict(frames_per_batch=256, total_frames=256 * 20, auto_register_policy_transforms=False)
+    for batch in Collector(env, actor, **options):
+        done = batch["next", "done"]
+        returns.append(batch["next", "reward"].sum().item() / done.sum().item())
+        for _ in range(8):
+            with torch.no_grad():
+                gae(batch)
+            steps = batch.reshape(-1)
+            for index in torch.randperm(len(steps)).split(64):
+                found = loss(steps[index])
+                optimizer.zero_grad()
+                (found["loss_objective"] + found["loss_critic"]).backward()
+                nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                optimizer.step()
+    assert returns[0] < 0.5 and returns[-1] > 0.9

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from textenv.probe import LONGEST, Probe, Seen
+from textenv.probe import LONGEST, Probe, Seen, length_of
 from textenv.rollout import allowed_tokens, is_episode_env
 
 NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
@@ -114,7 +114,7 @@ def _check_end_tokens(probe: Probe) -> str:
     """EOS ends a turn, pad does not (unless it is EOS), and what follows the text is padding."""
     for _ in range(2):
         probe.reset(None)
-        tokens, length = probe.observation["tokens"][0], int(probe.observation["length"][0])
+        tokens, length = probe.observation["tokens"][0], length_of(probe.observation["length"][0])
         beyond = set(tokens[length:].tolist())
         _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
     if probe.eos is None or not probe.may(probe.eos):
@@ -334,7 +334,7 @@ def _next_start(probe: Probe, seen: Seen) -> list[int]:
     if mode is AutoresetMode.SAME_STEP:
         final = seen.info.get("final_obs")
         _demand(
-            final is not None and final["tokens"][: int(final["length"])].tolist() == seen.ids,
+            final is not None and final["tokens"][: length_of(final["length"])].tolist() == seen.ids,
             "in SAME_STEP mode info has no final_obs of the slot whose episode is over, or another text there",
         )
     if mode is AutoresetMode.NEXT_STEP:

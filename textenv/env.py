@@ -45,7 +45,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         observation, reward, terminated, truncated, info = self.vector.step(np.asarray([action]))
         return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
-    def render(self) -> str | None:
+    def render(self) -> Any:
         """See `TextVectorEnv.render`."""
         texts = self.vector.render()
         return None if texts is None else texts[0]

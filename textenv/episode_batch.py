@@ -64,4 +64,4 @@ class EpisodeBatch:
     def observe(self) -> dict[str, np.ndarray]:
         """Prefix of each slot; an idle one has length 0."""
         length = np.where(self.running, self.transcript.length[self.episode], 0)
-        return {"tokens": self.transcript.tokens[self.episode], "length": length}
+        return {"tokens": self.transcript.tokens[self.episode], "length": length[:, None]}

@@ -44,7 +44,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         """Step, and the reference's log-probability of the token where it was chosen."""
         before, allowed = self._observation, self._text.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
-        logits = self._decoder.logits(before["tokens"][None], before["length"][None])
+        logits = self._decoder.logits(before["tokens"][None], before["length"])
         logits = restrict(logits, temperature=self.reference.temperature, allowed=allowed)
         self._observation = observation
         return observation, float(reward), terminated, truncated, info, logits.log_softmax(-1)[0, int(token)].item()

@@ -79,7 +79,7 @@ class Probe:
     @property
     def ids(self) -> list[int]:
         """The state of slot 0."""
-        return self.observation["tokens"][0, : int(self.observation["length"][0])].tolist()
+        return self.observation["tokens"][0, : length_of(self.observation["length"][0])].tolist()
 
     @property
     def mask(self) -> np.ndarray | None:
@@ -143,7 +143,7 @@ class Probe:
             if self._ended[slot] and self.mode is AutoresetMode.SAME_STEP:
                 observation = said.get("final_obs") or {"tokens": np.zeros(0, dtype=np.int64), "length": 0}
                 said |= _of_slot(info.get("final_info", {}), slot)
-            ids = observation["tokens"][: int(observation["length"])].tolist()
+            ids = observation["tokens"][: length_of(observation["length"])].tolist()
             found.append(Seen(ids, float(reward[slot]), bool(terminated[slot]), bool(truncated[slot]), said))
         return found
 
@@ -168,7 +168,7 @@ class Probe:
             actions = np.array([self.scripted(slot, number, masks[slot]) for slot in range(slots)])
             for slot, seen in enumerate(self._step(actions)):
                 if playing[slot]:
-                    tokens, length = before[slot]["tokens"], int(before[slot]["length"])
+                    tokens, length = before[slot]["tokens"], length_of(before[slot]["length"])
                     yield slot, number, tokens[:length].tolist(), seen
                     playing[slot] = not seen.done
             number += 1
@@ -202,3 +202,8 @@ class Probe:
 def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
     columns = {name: column for name, column in info.items() if isinstance(column, np.ndarray)}
     return {name: column[slot] for name, column in columns.items() if not name.startswith("_")}
+
+
+def length_of(length: Any) -> int:
+    """The number that an observation's ``length`` is, whatever its shape."""
+    return int(np.ravel(length)[0])

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from textenv.transcript import Transcript
 
 _END = "\x1b[0m"
+HEIGHT, WIDTH, LINE = 360, 640, 20
+"""Of a picture and of its lines, in pixels."""
 
 
 def render_rollout(
@@ -50,6 +52,38 @@ def render_transcript(transcript: Transcript, row: int) -> str:
     return shade(tokens, transcript.tokenizer, chosen=chosen, values=values)
 
 
+def draw_transcript(transcript: Transcript, row: int) -> np.ndarray:
+    """A picture of one slot's text so far, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as `render_transcript` does.
+
+    What does not fit is left out at the beginning.
+    """
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    length = int(transcript.length[row])
+    chosen, values = transcript.chosen[row, :length], transcript.reward[row, :length]
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
+    letter, scale = font.getlength("m"), _scale(values[chosen])
+    columns, lines = int(WIDTH // letter), HEIGHT // LINE
+    placed, line, column = [], 0, 0
+    texts = pieces(transcript.tokens[row, :length].tolist(), transcript.tokenizer)
+    for text, was_chosen, value in zip(texts, chosen, values, strict=True):
+        for character in text.replace("\t", " "):
+            if character == "\n" or column == columns:
+                line, column = line + 1, 0
+            if character != "\n":
+                placed.append((line, column, character, _background(value / scale if scale else 0.0), was_chosen))
+                column += 1
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw = ImageDraw.Draw(image)
+    for at, column, character, colour, was_chosen in placed:
+        x, y = column * letter, (at - max(0, line + 1 - lines)) * LINE
+        if was_chosen:
+            draw.rectangle((x, y, x + letter, y + LINE), fill=colour)
+        draw.text((x, y), character, font=font, fill="white" if was_chosen else "black")
+    return np.asarray(image)
+
+
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
     """Text with ANSI colours: chosen tokens underlined, on a background of their value, the others as they are.
 
@@ -59,8 +93,7 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
         chosen: bool ``[len(tokens)]``.
         values: float ``[len(tokens)]``; what stands at tokens that were not chosen has no effect.
     """
-    used = np.abs(values[chosen])
-    scale = float(used.max()) if used.size and np.isfinite(used).all() else 0.0
+    scale = _scale(values[chosen])
     parts = []
     for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
         parts.append(f"{_colour(value / scale if scale else 0.0)}{text}{_END}" if was_chosen and text else text)
@@ -98,6 +131,16 @@ def printable(text: str) -> str:
 
 def _colour(strength: float) -> str:
     """Underlined, on green (above zero) or red (below), from black at 0 to full at 1."""
+    red, green, blue = _background(strength)
+    return f"\x1b[4;97;48;2;{red};{green};{blue}m"
+
+
+def _background(strength: float) -> tuple[int, int, int]:
+    """Red, green and blue of a value as a share of the greatest."""
     level = round(40 + 160 * min(abs(strength), 1.0)) if strength else 0
-    red, green = (level, 0) if strength < 0 else (0, level)
-    return f"\x1b[4;97;48;2;{red};{green};0m"
+    return (level, 0, 0) if strength < 0 else (0, level, 0)
+
+
+def _scale(values: np.ndarray) -> float:
+    """The greatest absolute value; 0 if there is none, or one is not finite."""
+    return float(np.abs(values).max()) if values.size and np.isfinite(values).all() else 0.0

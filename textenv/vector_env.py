@@ -19,7 +19,7 @@ from textenv.figures import figures
 from textenv.kl import KLPenalty
 from textenv.limits import Ends, Limits, check_at_least
 from textenv.prompts import PromptList, PromptOrder
-from textenv.rendering import render_transcript
+from textenv.rendering import draw_transcript, render_transcript
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.scores import Scores
 from textenv.step_info import end_info, final_info
@@ -29,12 +29,12 @@ from textenv.transcript import Transcript
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RENDER_MODES = ["ansi", "human"]
+RENDER_MODES = ["ansi", "human", "rgb_array"]
 CHECKED_PROMPTS = 10_000
 """Prompts that are tokenised at construction to see whether they fit; those beyond are seen when they are dealt."""
 
 Observation = dict[str, np.ndarray]
-"""``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs]``."""
+"""``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
 
 
 class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
@@ -63,7 +63,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         allowed: constrained decoding: from the turn so far (`Turn`) to the ids that may come next, or None for all.
         autoreset_mode: what follows the end of an episode, as Gymnasium defines it.
         penalty: a KL penalty that agents charge after each rollout.
-        render_mode: ``"ansi"``, ``"human"`` (printed at each step) or None.
+        render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (pictures) or None.
 
     Raises:
         ValueError: on an empty prompt list, a prompt that does not fit, ids outside the vocabulary, or a limit
@@ -96,7 +96,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     ) -> None:
         check_at_least("num_envs", num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
-            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human' or None")
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         self.task = choose_task(task, prompts, reward)
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
@@ -136,7 +136,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         n = self.ends.num_tokens
         self.single_action_space = spaces.Discrete(n)
         self.single_observation_space = spaces.Dict(
-            tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (), np.int64)
+            tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (1,), np.int64)
         )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -227,13 +227,16 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             self._begin(np.array(list(over)))
         return self._observe(), reward, terminated, truncated, self._info() | info
 
-    def render(self) -> tuple[str, ...] | None:
+    def render(self) -> tuple[Any, ...] | None:
         """The text of each slot so far, its chosen tokens shaded by their reward; None without a render mode.
 
-        In mode ``"human"`` it is printed and None is returned.
+        In mode ``"human"`` it is printed and None is returned; in mode ``"rgb_array"`` each is a picture, uint8
+        ``[height, width, 3]``.
         """
         if self.render_mode is None:
             return None
+        if self.render_mode == "rgb_array":
+            return tuple(draw_transcript(self._slots, row) for row in range(self.num_envs))
         frames = tuple(render_transcript(self._slots, row) for row in range(self.num_envs))
         if self.render_mode == "ansi":
             return frames
@@ -365,7 +368,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return score_turns(self.task, turns) if turns else Scores(earned=[])
 
     def _observe(self) -> Observation:
-        return {"tokens": self._slots.tokens.copy(), "length": self._slots.length.copy()}
+        return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}
 
     def _current_batch(self) -> EpisodeBatch:
         if self._batch is None:
