@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from algos.statistics import bootstrap_interval
+from algos.statistics import FEWEST, bootstrap_interval
 from algos.study import POINTS, QUANTITIES, Figure, curves, summary
 from textenv.rendering import printable
 
@@ -67,9 +67,17 @@ def table_rows(result: Result) -> list[list[tuple[str, str]]]:
 
 
 def _cell(figure: Figure) -> tuple[str, str]:
-    """A mean, and its limits where the seeds differ."""
-    same = math.isclose(figure.low, figure.high, rel_tol=1e-9)
-    return _number(figure.mean), "" if same else f"{_number(figure.low)} to {_number(figure.high)}"
+    """A mean, and where the seeds differ its limits; of few seeds, what each has."""
+    if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
+        return _number(figure.mean), ""
+    if figure.low is None or figure.high is None:
+        return _number(figure.mean), ", ".join(map(_number, figure.values))
+    return _number(figure.mean), f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _spread(seeds: int) -> str:
+    """What stands below a mean."""
+    return "95 % limits by the bootstrap" if seeds >= FEWEST else f"each seed ({FEWEST} give 95 % limits)"
 
 
 def _number(value: float) -> str:
@@ -90,7 +98,8 @@ def print_table(result: Result) -> None:
         "reference/kl": "KL to the reference",
         "steps_per_second": "steps a second",
     }
-    table = Table("", *chief.values(), title="After training: means over the seeds, with 95 % limits")
+    seeds = max(len(figures["mean_return"].values) for figures in result.values())
+    table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
     for case, figures in result.items():
         cells = [_cell(figures[key]) if key in figures else ("–", "") for key in chief]
         table.add_row(
@@ -119,7 +128,7 @@ def _summary_rows(result: Result, by_case: Mapping[str, Sequence[Run]]) -> Itera
         run, seeds = by_case[name][0], len(by_case[name])
         for quantity, figure in figures.items():
             identity = {"environment": run.env, "algorithm": run.algorithm, "seeds": seeds, "quantity": quantity}
-            yield identity | figure._asdict()
+            yield identity | figure._asdict() | {"values": " ".join(map(str, figure.values))}
 
 
 def _curve_rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
@@ -138,7 +147,7 @@ def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _draw(by_case: Mapping[str, Sequence[Run]], study: Sequence[Run]) -> bytes:
-    """A panel for each quantity, with every case over the share of its budget: mean and 95 % limits over the seeds."""
+    """A panel for each quantity, with every case over the share of its budget: mean, and limits or every seed."""
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=(11, 9.5), layout="constrained")
@@ -153,7 +162,10 @@ def _draw(by_case: Mapping[str, Sequence[Run]], study: Sequence[Run]) -> bytes:
                 continue
             colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
             axis.plot(grid, found.mean(0), style, color=colour)
-            axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
+            if len(found) >= FEWEST:
+                axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
+            elif len(found) > 1:
+                axis.plot(grid, found.T, style, color=colour, alpha=0.4, linewidth=0.7)
     for axis in panels[-1]:
         axis.set_xlabel("share of the budget of steps")
     handles = [
@@ -180,13 +192,14 @@ def _page(by_case: Mapping[str, Sequence[Run]], result: Result, picture: str, se
     rows = [[("policy", ""), *policies], *table_rows(result)]
     every = [runs[0] for runs in by_case.values()]
     seeds = len(next(iter(by_case.values())))
+    bands = "bands 95 % limits" if seeds >= FEWEST else "thin lines single seeds"
     unknown = sorted({run.env for run in every if run.best is None})
     aside = f" {', '.join(unknown)}: no such figure, so 1 is the best evaluation of these runs." if unknown else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
 <h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
-differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them their 95 % limits by the bootstrap. Returns
+differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
 <div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
@@ -194,7 +207,7 @@ solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_esc
 than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
 the new policy from the old, over all its gradient steps, on the rollout that it learnt from.</small></p>
 <h2>While learning</h2>
-<p><small>Lines are means over the seeds, bands 95 % limits. Each case has a budget of its own, so the axis is the share
+<p><small>Lines are means over the seeds, {bands}. Each case has a budget of its own, so the axis is the share
 of it that is spent (the steps are in <code>curves.csv</code>). What an algorithm does not have is not drawn. Once every
 episode earns the same, there is no variance left for the value to explain, and the share that it explains means
 nothing.</small></p>

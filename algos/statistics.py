@@ -10,6 +10,10 @@ RESAMPLES = 2_000
 """Of a bootstrap; 95 % limits then move by about a percent of their distance."""
 
 
+FEWEST = 5
+"""Seeds from which on limits are given: those of fewer are no more than the least and the greatest value."""
+
+
 def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
     """Mean of the middle half along an axis: the lowest and the highest quarter (rounded down) are left out.
 
@@ -32,7 +36,7 @@ def bootstrap_interval(
         seed: of the resampling.
 
     Returns:
-        Low and high, ``[*]`` each; of one seed both are its value.
+        Low and high, ``[*]`` each; of one seed both are its value, and of fewer than `FEWEST` they mean little.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     found = statistic(x[chosen], axis=1)

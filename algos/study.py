@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from algos.config import PolicyGradientConfig
 from algos.losses import log_ratio
-from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
+from algos.statistics import FEWEST, bootstrap_interval, interquartile_mean, on_grid
 from textenv.kl_estimators import k3
 from textenv.rollout import masked_mean
 
@@ -39,9 +39,11 @@ class Figure(NamedTuple):
     """A quantity over the seeds."""
 
     mean: float
-    low: float
-    """95 % limits of the mean, by the bootstrap."""
-    high: float
+    low: float | None
+    """95 % limits of the mean, by the bootstrap; None of fewer than `FEWEST` seeds."""
+    high: float | None
+    values: tuple[float, ...]
+    """Of each seed."""
 
 
 @torch.no_grad()
@@ -106,18 +108,18 @@ def summary(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> dict[str, Figu
             columns.setdefault(name, []).append(value)
     found = {}
     for name, column in columns.items():
-        values = np.array(column)
-        if len(values) < len(runs):  # not in every run
-            continue
-        low, high = bootstrap_interval(values)
-        found[name] = Figure(float(values.mean()), float(low), float(high))
+        if len(column) == len(runs):  # in every run
+            found[name] = _figure(column, np.mean)
     if "normalised score" in columns:
-        values = np.array(columns["normalised score"])
-        low, high = bootstrap_interval(values, interquartile_mean)
-        found["normalised score, interquartile mean"] = Figure(
-            float(interquartile_mean(values)), float(low), float(high)
-        )
+        found["normalised score, interquartile mean"] = _figure(columns["normalised score"], interquartile_mean)
     return found
+
+
+def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
+    values = np.array(column)
+    limits = bootstrap_interval(values, statistic) if len(values) >= FEWEST else None
+    low, high = (None, None) if limits is None else (float(limits[0]), float(limits[1]))
+    return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
 
 
 def _figures(run: Run, score: Score | None) -> dict[str, float]:

@@ -97,15 +97,34 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
         run_of(2, returns=[0.0, 0.0, 5.0, 9.5], after=9.0, **columns),
     ]
     found = summary(runs)
-    assert found["mean_return"] == (9.5, 9, 10) and found["normalised score"] == (0.95, 0.9, 1)
-    assert found["steps to 0.9"] == (350, 300, 400) and found["reached 0.9"].mean == 1
-    assert found["update/kl"] == pytest.approx((0.2, 0.2, 0.2))
+    assert found["mean_return"] == (9.5, None, None, (10.0, 9.0))
+    assert found["normalised score"] == (0.95, None, None, (1.0, 0.9))
+    assert found["steps to 0.9"] == (350, None, None, (300.0, 400.0)) and found["reached 0.9"].mean == 1
+    assert found["update/kl"].values == pytest.approx((0.2, 0.2))
     assert found["seconds"].mean == 16 and found["share of time: update"].mean == 0.75
     assert found["steps_per_second"].mean == 400 / 16
     assert "policy/clip_frac" not in found and "reference/kl" not in found
     drawn = curves(runs, "normalised score")
     assert drawn.shape == (2, POINTS) and drawn[0, 50] == 0.5 and drawn[1, 75] == 0.5
     assert curves(runs, "policy/clip_frac") is None
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5])
+def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_path):
+    from algos.report import table_rows, write_report
+
+    runs = [run_of(seed, returns=[0.0, 5.0 + seed], after=5.0 + seed) for seed in range(seeds)]
+    figure = summary(runs)["mean_return"]
+    (cell,) = [row[1] for row in table_rows({"case": summary(runs)}) if row[0][0] == "return after training"]
+    page = write_report(tmp_path, runs, seconds=1.0).read_text()
+    if seeds < 5:
+        assert figure.low is None and figure.high is None and figure.values == tuple(5.0 + s for s in range(seeds))
+        assert cell[1] == ("" if seeds == 1 else ", ".join(f"{5 + s}" for s in range(seeds)))
+        assert "each seed (5 give 95 % limits)" in page and "bands 95 % limits" not in page
+    else:
+        low, high = bootstrap_interval(np.array(figure.values))
+        assert (figure.low, figure.high) == (low, high) and cell[1] == f"{low:.3g} to {high:.3g}"
+        assert "95 % limits by the bootstrap" in page and "bands 95 % limits" in page
 
 
 def test_a_score_that_was_never_reached_is_said_and_not_averaged():
@@ -144,7 +163,9 @@ def test_a_small_study_from_end_to_end(tmp_path, capsys):
     with (tmp_path / "summary.csv").open(newline="") as file:
         rows = {(row["algorithm"], row["quantity"]): row for row in csv.DictReader(file)}
     scores = rows["ppo", "mean_return"]
-    assert float(scores["low"]) <= float(scores["mean"]) <= float(scores["high"]) and scores["seeds"] == "2"
+    values = [float(word) for word in scores["values"].split()]
+    assert scores["seeds"] == "2" and len(values) == 2 and float(scores["mean"]) == pytest.approx(np.mean(values))
+    assert (scores["low"], scores["high"]) == ("", "") and "each seed (5 give 95 % limits)" in page
     with (tmp_path / "curves.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {(line["algorithm"], line["seed"]) for line in lines} == {
