@@ -17,6 +17,8 @@ from torch import Tensor, nn
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 """numpy's, which are made again by name."""
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Where torch's generators may be."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
 """By what they are called in JSON; a size is a tuple too, and comes first."""
 
@@ -74,6 +76,8 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
         array = tensors[content].numpy().copy()
         return array if kind == "array" else array[()]
     if kind == "words":
+        if np.dtype(str(saved["dtype"])).kind not in "SU":
+            raise ValueError(f"words of dtype {saved['dtype']!r:.50} were saved, expected bytes or text")
         return np.array(content, dtype=saved["dtype"])
     if kind == "numpy_generator":
         state = from_json(content, tensors)
@@ -83,6 +87,8 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
         bits.state = state
         return np.random.Generator(bits)
     if kind == "torch_generator":
+        if str(saved["device"]).partition(":")[0] not in DEVICES:
+            raise ValueError(f"a generator on {saved['device']!r:.50} was saved, expected one on {', '.join(DEVICES)}")
         generator = torch.Generator(device=saved["device"])
         generator.set_state(tensors[content].to(torch.uint8))
         return generator

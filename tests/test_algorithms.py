@@ -64,7 +64,8 @@ def agent(kind, env, policy, *, penalty=None, **options):
     name = name_of(config)
     if name == "trpo":
         options = {key: x for key, x in options.items() if key not in ("micro_batch_size", "entropy_coefficient")}
-    given = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    # Control's eps, under which a gradient that is nothing but rounding moves nothing.
+    given = {field: getattr(config, field) for field in config.__dataclass_fields__} | {"adam_eps": 1e-5}
     return find_algorithm(name)(env, policy, type(config)(**(given | options)), penalty=penalty)
 
 

@@ -372,3 +372,9 @@ def test_a_percent_sign_that_the_data_leave_out_is_no_error():
     answers = ["60%", "60 %", "60", "0.6", "6%"]
     assert score(prompts=["?"] * 5, completions=answers, answer=["60"] * 5) == [1, 1, 1, 0, 0]
     assert score(prompts=["?"] * 5, completions=answers, answer=["60%"] * 5) == [1, 1, 0, 1, 0]
+
+
+def test_of_a_very_long_answer_the_last_characters_are_read():
+    long = "1," * 500_000
+    said = long + " so it is 42", "42 " + long, long
+    assert rate(rewards.numeric_answer(), *said, answer=["42", "42", "1"]) == [1.0, 0.0, 1.0]

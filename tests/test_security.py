@@ -13,12 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import WORDS, make_gpt2, make_tokenizer
+from safetensors.torch import save_file
 from test_compare import run_of
 
 from algos import LMPolicy, TextLoss, load
 from algos.cli import main
+from algos.environments import make_policy, make_vector_environment
 from algos.examples import read_example
+from algos.state import from_json
 from textenv import Question, RewardModel, TerminalAsker, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.chat import chat_ids, prompt_ids, reply_ids, text_ids
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
@@ -308,7 +312,7 @@ def test_a_game_that_echoes_its_player_opens_no_turn():
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     for token in [*written, end]:
         observation, *_ = env.step(np.array([token]))
-    ids = observation["tokens"][0, : observation["length"][0]].tolist()
+    ids = observation["tokens"][0, : observation["length"][0, 0]].tolist()
     assert tokenizer.decode(ids).count("<|im_end|>") == 5
     assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3, "the template's, less the two as text"
 
@@ -317,7 +321,7 @@ def test_a_prompt_cannot_end_the_answer_to_itself():
     tokenizer = tokenizer_of("byte-level")
     env = TextVectorEnv(prompts=["a<|endoftext|>b"], reward=lambda **_: [0.0], tokenizer=tokenizer)
     observation, _ = env.reset(seed=0)
-    assert tokenizer.eos_token_id not in observation["tokens"][0, : observation["length"][0]]
+    assert tokenizer.eos_token_id not in observation["tokens"][0, : observation["length"][0, 0]]
 
 
 def test_demonstrations_and_plain_texts_end_where_they_end():
@@ -423,6 +427,44 @@ def test_code_that_a_model_brings_is_not_run(tmp_path, monkeypatch, options):
     with pytest.raises(ValueError, match=r"brings Python code of its own.*--trust-remote-code"):
         LMPolicy.load(tmp_path)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("settings", [
+    {"attn_implementation": "theirs/kernel"},
+    {"_attn_implementation": "theirs/kernel:attention"},
+    {"attn_implementation": {"": "theirs/kernel"}},
+    {"experts_implementation": "theirs/kernel"},
+    {"text_config": {"attn_implementation": "flash|theirs/kernel@main"}},
+])  # fmt: skip
+def test_code_that_a_config_asks_a_hub_for_is_not_fetched(tmp_path, settings):
+    saved_model(tmp_path)
+    edit(tmp_path / "config.json", **settings)
+    for load_by in (LMPolicy.load, RewardModel.load):
+        with pytest.raises(ValueError, match="asks for code from a hub .*theirs/kernel.* in its config.json.*--trust"):
+            load_by(tmp_path)
+    if "_attn_implementation" in settings or isinstance(settings.get("attn_implementation"), str):
+        with trust_remote_code(), pytest.raises(ImportError, match="kernels"):  # or the test above is none
+            LMPolicy.load(tmp_path)
+
+
+def test_names_in_files_come_from_lists(tmp_path):
+    """A dtype, a device and an option of a saved head that name something else."""
+    for saved, said in (
+        ({"words": ["a"], "dtype": "O"}, "words of dtype 'O'"),
+        ({"torch_generator": "0", "device": "privateuseone"}, "a generator on 'privateuseone'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            from_json(saved, {"0": torch.zeros(1)})
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    policy.save(tmp_path)
+    head = tmp_path / "value_head.safetensors"
+    for autocast in ("load", "hub", "float16"):
+        options = {"options": json.dumps({"autocast": autocast})}
+        save_file(policy.value_head.state_dict(), head, metadata=options)
+        with pytest.raises(ValueError, match=f"has the autocast '{autocast}', expected null or 'bfloat16'"):
+            LMPolicy.load(tmp_path)
+    with pytest.raises(ValueError, match="dtype is 'load', expected one of float32"):
+        make_policy(make_vector_environment("textenv/Copy-v0", 1), dtype="load")
 
 
 @pytest.mark.parametrize("options", [{}, {"tokenizer": True}], ids=["model", "tokenizer"])
@@ -602,7 +644,7 @@ def test_a_megabyte_without_a_space_is_asked_about_and_answered():
         ("p.jsonl", b'{"prompt": ' + b"9" * 10_000 + b"}", "record 2: no JSON"),
         ("p.jsonl", b'{"prompt": ' + b"[" * 1_000_000, "record 2: no JSON"),
         ("p.csv", b"\xff\xfe", "record 2: no CSV in UTF-8"),
-        ("p.csv", b'"' + b"a" * 1_000_000, "record 2: no CSV"),
+        ("p.csv", b'"' + b"a" * 1_000_000, "record 2: a value of more than 131,072 characters: write JSON lines"),
     ],
 )  # fmt: skip
 def test_a_broken_or_hostile_line_is_named(tmp_path, name, line, says):

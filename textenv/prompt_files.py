@@ -145,6 +145,9 @@ class CSVRecords(_Records):
         try:
             return read()
         except (csv.Error, UnicodeDecodeError) as error:
+            if "field limit" in str(error):
+                most = csv.field_size_limit()
+                raise self._broken(index, f"a value of more than {most:,} characters: write JSON lines") from error
             raise self._broken(index, f"no CSV in UTF-8 ({error})") from error
 
 

@@ -87,6 +87,12 @@ def _refuse_code(folder: str, name: str | Path) -> None:
             settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue  # not there or unreadable: the loader says so
+        if isinstance(settings, dict) and (kernel := _hub_kernel(settings)):
+            raise ValueError(
+                f"{str(name)!r} asks for code from a hub ({kernel} in its {file}), and none is fetched unless asked "
+                "for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
+                "textenv.lm.loading.trust_remote_code()), or take that line out of the file"
+            )
         if isinstance(settings, dict) and settings.get("auto_map"):
             raise ValueError(
                 f"{str(name)!r} brings Python code of its own ('auto_map' in its {file}), and none is run unless asked "
@@ -94,6 +100,18 @@ def _refuse_code(folder: str, name: str | Path) -> None:
                 "textenv.lm.loading.trust_remote_code()). Where transformers knows the model by itself, take "
                 "'auto_map' out of that file instead."
             )
+
+
+def _hub_kernel(settings: Any, implementation: str = "") -> str:
+    """The first attention or experts implementation, at any depth, that is a name on a hub; empty if there is none."""
+    if isinstance(settings, str):
+        return f"{implementation} {settings!r:.100}" if implementation and "/" in settings else ""
+    if isinstance(settings, list):
+        return next(filter(None, (_hub_kernel(item, implementation) for item in settings)), "")
+    if not isinstance(settings, dict):
+        return ""
+    names = {key: str(key) if "implementation" in str(key) else implementation for key in settings}
+    return next(filter(None, (_hub_kernel(settings[key], name) for key, name in names.items())), "")
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from textenv.rewards.answer import answer_text, column_of
 MAX_DIGITS = 400
 """Longer numbers, and powers of ten beyond, are not read: an answer of ``1e999999999`` would take the memory."""
 
+MAX_TEXT = 100_000
+"""Characters that are looked at, for a policy may write a megabyte of commas."""
+
 # A digit right after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
 _DECIMAL = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
@@ -31,7 +34,8 @@ def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
 
     The answer's number is that of its last complete ``\\boxed{}``, else what follows its last ``####`` (GSM8K), else
     its last number. Read are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and ``1.5e3``,
-    with a point for the decimals; no mixed numbers (``1 1/2`` is one half), and nothing longer than 400 digits.
+    with a point for the decimals; no mixed numbers (``1 1/2`` is one half), and nothing longer than 400 digits. Of a
+    text of more than 100,000 characters the last ones are read.
     Compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3; ``60%`` is 60 too where the column has no percent sign.
 
     Args:
@@ -71,6 +75,7 @@ def find_number(text: str) -> Fraction | None:
     >>> find_number(r"2 + 2 = \\boxed{\\frac{8}{2}}, not 5")
     Fraction(4, 1)
     """
+    text = text[-MAX_TEXT:]
     boxed = last_boxed(text)
     if boxed is not None:
         return _last_number(boxed)
