@@ -296,7 +296,8 @@ def _draw_few(logits: np.ndarray, generator: torch.Generator, deterministic: boo
 
 
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    # Below -1e3 the probability is 0; times the lowest finite number (`_masked`) its gradient would be NaN.
+    entropy = -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1)
     return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
 

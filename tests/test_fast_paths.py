@@ -40,6 +40,13 @@ def make_qwen(**options):
     return Qwen3ForCausalLM(config)
 
 
+def make_biased():
+    """An output layer with a bias, so that logits are scored by autograd."""
+    model = make_llama()
+    model.lm_head = torch.nn.Linear(32, len(WORDS))
+    return model
+
+
 def recording_decoder(make, monkeypatch, after=4):
     monkeypatch.setattr(recording, "RECORDED_AFTER", after)
     lm = LanguageModel(make(), make_tokenizer(WORDS))
@@ -303,6 +310,32 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(size, what):
     expected = log_probs.gather(-1, action[:, None]).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1)
     for ours, theirs in zip((*found, *gradients(found)), (*expected, *gradients(expected)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 10.0, 1e3])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("make", [make_llama, make_biased], ids=["plain head", "head with a bias"])
+def test_the_gradient_of_the_entropy_is_finite_under_a_token_mask_at_any_scale(make, temperature, scale):
+    """Against the distribution over the allowed tokens alone, in which nothing is forbidden."""
+    lm = LanguageModel(make(), make_tokenizer(WORDS), temperature=temperature)
+    head, generator = lm.model.get_output_embeddings(), torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, lm.hidden_size, generator=generator, requires_grad=True)
+    action, open_tokens = torch.tensor([1, 4, 6, 4, 1]), torch.tensor([1, 4, 6])
+    allowed = Allowed(torch.zeros(5, dtype=torch.int64), torch.zeros(1, 9, dtype=torch.bool))
+    allowed.sets[0, open_tokens] = True
+
+    def gradients(log_prob, entropy):
+        return torch.autograd.grad((scale * entropy + log_prob).sum(), [hidden, head.weight])
+
+    found = lm.score_actions(hidden, action=action, allowed=allowed)
+    log_probs = (lm.logits(hidden)[:, open_tokens] / temperature).log_softmax(-1)
+    expected = log_probs.gather(-1, torch.searchsorted(open_tokens, action)[:, None])[:, 0]
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    for ours, theirs in zip(
+        (*found, *gradients(*found)), (expected, entropy, *gradients(expected, entropy)), strict=True
+    ):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, atol=1e-4 * max(1, scale), rtol=1e-4)
 
 
 def test_a_frozen_output_layer_gets_no_gradient():

@@ -4,10 +4,12 @@ import inspect
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 
 from algos import advantages, losses
 from algos.advantages import discounted_returns, gae, whiten
+from algos.distributions import Categorical
 from algos.losses import clipped_policy_loss, log_ratio, value_loss
 from textenv.rollout import following, masked_mean
 
@@ -193,6 +195,20 @@ def test_row_13_losses_and_their_gradients_ignore_junk_outside_the_mask():
         found.append([loss, error, dirty["log_prob"].grad, dirty["value"].grad])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other) and (one[~mask] == 0).all() and (one != 0).any()
+
+
+@pytest.mark.parametrize("scale", [1e-2, 10.0, 1e3])
+def test_the_gradient_of_the_entropy_is_finite_under_an_action_mask_at_any_scale(scale):
+    """Against the distribution over the open actions alone."""
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    is_open, action = torch.tensor([True, False, True, True, False]), torch.tensor([0, 2, 3, 0])
+    log_prob, entropy = Categorical(spaces.Discrete(5)).score(logits, action, is_open)
+    alone = torch.distributions.Categorical(logits=logits[:, is_open])
+    expected = alone.log_prob(torch.tensor([0, 1, 2, 0])), alone.entropy()
+    for ours, theirs in zip((log_prob, entropy), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    found, plain = (torch.autograd.grad((scale * y + x).sum(), logits)[0] for x, y in ((log_prob, entropy), expected))
+    torch.testing.assert_close(found, plain, atol=1e-5 * max(1, scale), rtol=1e-4)
 
 
 @pytest.mark.parametrize("module", [advantages, losses])

@@ -234,7 +234,8 @@ class LanguageModel(nn.Module):
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
         log_probs, probability = self._normalized(hidden, allowed)
-        entropy = -torch.linalg.vecdot(probability, log_probs)
+        # Below -1e3 the probability is 0; times the lowest finite logit (`restrict`) its gradient would be NaN.
+        entropy = -torch.linalg.vecdot(probability, log_probs.clamp(min=-1e3))
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
     def _normalized(self, hidden: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -114,9 +114,8 @@ def _to_slope(
         if to_entropy is None:
             log_probs.zero_()
         else:
-            log_probs.add_(entropy[rows, None]).mul_(-to_entropy[rows, None])
+            # The probability first: what is forbidden has the lowest finite logit, which a factor would make infinite.
+            log_probs.add_(entropy[rows, None]).mul_(probability).mul_(-to_entropy[rows, None])
         if to_log_prob is not None:
-            log_probs.sub_(to_log_prob[rows, None])
-        log_probs.mul_(probability)
-        if to_log_prob is not None:
+            log_probs.addcmul_(probability, to_log_prob[rows, None], value=-1)
             log_probs.scatter_add_(-1, action[rows, None], to_log_prob[rows, None])
