@@ -257,10 +257,11 @@ class LanguageModel(nn.Module):
         Returns:
             float32 ``[number of tokens scored]``, row after row.
         """
-        hidden = self.hidden(input_ids, attention_mask=attention_mask, position_ids=position_ids(attention_mask))
-        real = attention_mask.bool()
-        scored = real[:, :-1] & real[:, 1:]
-        return self.score_actions(hidden[:, :-1][scored], action=input_ids[:, 1:][scored], allowed=None)[0]
+        # The padding behind the text, where no model needs to be told about it: some take no positions.
+        mask, order = attention_mask.sort(dim=1, descending=True, stable=True)
+        tokens, scored = input_ids.gather(1, order), mask[:, 1:].bool()
+        hidden = self.hidden(tokens)
+        return self.score_actions(hidden[:, :-1][scored], action=tokens[:, 1:][scored], allowed=None)[0]
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -275,11 +276,6 @@ class LanguageModel(nn.Module):
                 f"{type(self.model).__name__} changes its logits after the output layer (by up to {gap:.3g}) in a way "
                 "not known here; known are final_logit_softcapping, logit_scale and logits_scaling."
             )
-
-
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """Positions that count real tokens only: int64 ``[B, L]``, so that padding on either side moves nothing."""
-    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
