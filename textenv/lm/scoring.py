@@ -39,7 +39,7 @@ class TokenScores(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         """See the class."""
-        log_prob, entropy = hidden.new_empty(2, len(action), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        log_prob, entropy = hidden.new_empty(2, len(action), dtype=logits(hidden[:0], 0).dtype)
         chunk = None
         for start in range(0, len(action), size):
             chunk = None  # before the next one is made
