@@ -100,7 +100,7 @@ def sft(
     """
     config = SFTConfig() if config is None else config
     lm = _language_model(model)
-    max_length = config.max_length or min(LONGEST, _positions(lm) or LONGEST)
+    max_length = config.max_length or min(LONGEST, lm.context or LONGEST)
     check_context(lm, max_length)
     config = replace(config, max_length=max_length)
     training = _read_all(examples, lm, max_length, "examples")
@@ -125,15 +125,9 @@ def sft(
 
 
 def check_context(lm: LanguageModel, max_length: int) -> None:
-    """Raise a ValueError if rows of this many tokens are more than the model has positions for."""
-    positions = _positions(lm)
-    if positions is not None and max_length > positions:
-        raise ValueError(f"max_length is {max_length}, the model reads {positions} tokens: set max_length to that")
-
-
-def _positions(lm: LanguageModel) -> int | None:
-    """Tokens that the model has positions for; None where they are not counted."""
-    return getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    """Raise a ValueError if rows of this many tokens are longer than the model reads."""
+    if lm.context is not None and max_length > lm.context:
+        raise ValueError(f"max_length is {max_length}, the model reads {lm.context} tokens: set max_length to that")
 
 
 def _language_model(model: Any) -> LanguageModel:

@@ -82,12 +82,7 @@ class Decoder:
     """
 
     def __init__(self, lm: LanguageModel, *, num_slots: int, max_length: int) -> None:
-        limit = getattr(lm.model.config, "max_position_embeddings", None)
-        if limit is not None and max_length > limit:
-            raise ValueError(
-                f"the environment's texts may be {max_length} tokens long, the model has {limit} positions: "
-                "lower max_prompt_tokens, max_new_tokens or max_length, or take a model with a longer context."
-            )
+        lm.check_length(max_length)
         self.lm = lm
         self.num_slots = num_slots
         self.shape = (num_slots, max_length)

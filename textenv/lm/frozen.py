@@ -35,7 +35,8 @@ class FrozenLanguageModel(LanguageModel):
         # No submodules: what they train is none of ours.
         self._live: _Methods
         self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
-        self.tokenizer, self.temperature, self.num_tokens = lm.tokenizer, lm.temperature, lm.num_tokens
+        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
+        self.num_tokens, self.context = lm.num_tokens, lm.context
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)

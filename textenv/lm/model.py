@@ -77,6 +77,8 @@ class LanguageModel(nn.Module):
         self.temperature = temperature
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
+        self.context = _context(model.config.get_text_config())
+        """Longest text that the model reads as it reads each prefix, in tokens; None without a limit."""
         _check_vocabulary(self.num_tokens, model)
         self._check_head()
 
@@ -114,7 +116,12 @@ class LanguageModel(nn.Module):
         return self.model.get_output_embeddings().weight.shape[1]
 
     def hidden(self, tokens: Tensor, **inputs: Any) -> Tensor:
-        """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``."""
+        """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
+
+        Raises:
+            ValueError: if the rows are longer than the model reads.
+        """
+        self.check_length(tokens.shape[1])
         if "attention_mask" not in inputs:  # padding is on the right, behind everything that is read
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
@@ -135,6 +142,15 @@ class LanguageModel(nn.Module):
         with precision(self.model, self.autocast):
             logits = self.model.get_output_embeddings()(hidden)
             return (logits if finish is None else finish(logits))[..., : self.num_tokens]
+
+    def check_length(self, length: int) -> None:
+        """Raise a ValueError if texts of this many tokens are longer than the model reads."""
+        if self.context is not None and length > self.context:
+            raise ValueError(
+                f"the texts may be {length} tokens long, the model has {self.context} positions (with LongRoPE those "
+                "of its original length, for beyond it every probability changes with the length of the text): lower "
+                "max_prompt_tokens, max_new_tokens or max_length, or take a model with a longer context."
+            )
 
     def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
         """A decoder with a cache for that many slots."""
@@ -286,6 +302,16 @@ def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
             f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "
             "belong together. Load both from one folder, or call model.resize_token_embeddings(len(tokenizer))."
         )
+
+
+def _context(config: Any) -> int | None:
+    """`LanguageModel.context`: the positions, or with LongRoPE those up to which its short factors are in force."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # of all layers, or of each type of them
+    switched = [x for x in kinds if x.get("rope_type") == "longrope" and x["short_factor"] != x["long_factor"]]
+    limits = [x["original_max_position_embeddings"] for x in switched]
+    limits.append(getattr(config, "max_position_embeddings", None))
+    return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet says -1
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
