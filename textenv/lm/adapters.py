@@ -24,6 +24,12 @@ def plain_model(model: Any) -> PreTrainedModel:
     return model.get_base_model() if _is_adapted(model) else model
 
 
+def trunk_of(model: Any) -> PreTrainedModel:
+    """The plain model without its output layer; Llama 4 does not keep it where it says."""
+    plain: Any = plain_model(model)
+    return plain.model if plain.base_model is plain else plain.base_model
+
+
 def check_adapter(model: Any) -> None:
     """Refuse adapters that are not part of the trunk.
 
@@ -45,8 +51,7 @@ def merged(model: Any) -> PreTrainedModel:
 
 def merged_trunk(model: Any) -> PreTrainedModel:
     """As `merged`, without the output layer."""
-    trunk: Any = merged(model).base_model if _is_adapted(model) else copy.deepcopy(model.base_model)
-    return trunk
+    return trunk_of(merged(model)) if _is_adapted(model) else copy.deepcopy(trunk_of(model))
 
 
 def save_model(model: Any, folder: Path) -> None:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from textenv.lm.adapters import check_adapter, plain_model
+from textenv.lm.adapters import check_adapter, plain_model, trunk_of
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import (
     EMBEDDED,
@@ -128,9 +128,8 @@ class LanguageModel(nn.Module):
 
     def trunk(self, **inputs: Any) -> Tensor:
         """The model without its output layer, with the arguments of its own forward; the last hidden state."""
-        base: Any = plain_model(self.model).base_model
         return trunk_output(
-            base,
+            trunk_of(self.model),
             gradient_checkpointing=self.gradient_checkpointing,
             autocast=self.autocast,
             **inputs,
