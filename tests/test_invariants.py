@@ -127,8 +127,10 @@ def test_a_policy_that_scores_otherwise_than_it_acts_is_caught_at_its_rows(kind,
 
 def test_a_language_model_with_dropout_is_caught_at_its_rows(tmp_path):
     policy = lm_policy(lambda: make_gpt2(resid_pdrop=0.5))
+    agent = text(policy, micro_batch_size=2)
+    agent.collect()  # a policy that begins to act with dropout on is refused
     policy.lm.model.train()
-    error, batch, rollout = caught(text(policy, micro_batch_size=2), tmp_path, "log_prob")
+    error, batch, rollout = caught(agent, tmp_path, "log_prob")
     assert "Dropout" in str(error) and batch["mask"].shape[0] == 2
     same_entries(batch, rollout, "log_prob", "observation")
     assert all(rollout["mask"][row, column] for row, column in error.rows)

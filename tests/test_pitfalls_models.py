@@ -209,10 +209,18 @@ def test_row_02_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken
         penalty(rollout, policy)
 
 
+def test_row_02_a_policy_that_begins_to_act_with_dropout_on_is_refused():
+    env, policy = text_env(), lm_policy(dropout_gpt2)
+    force_dropout(policy, None)
+    with pytest.raises(ValueError, match="see that dropout is off"):
+        collect(env, policy, episodes=16)
+
+
 @pytest.mark.parametrize("who", ["policy", "reference"])
 def test_row_02_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     reference = policy.reference()
+    collect(env, policy, episodes=16)  # a policy that begins to act with dropout on is refused
     (policy.lm if who == "policy" else reference).model.train()
     rollout = collect(env, policy, episodes=16)
     with pytest.raises(InvariantError, match="same weights"):

@@ -2,8 +2,8 @@
 
 `transformers`' own caches advance all rows together. Here a row's keys stand at the row's own positions, new
 prompts enter a slot while its neighbours are in mid-sentence, and an additive mask says which keys each query
-sees. Models with sliding-window, recurrent or otherwise special caches take the padded path: the whole prefix
-is read again at every step.
+sees. Models with sliding-window, recurrent or otherwise special caches, and those that say something else with
+a cache than in a plain pass, take the padded path: the whole prefix is read again at every step.
 
 Steps are recorded after a while and then replayed (`textenv.lm.recording`): one token in every slot, one in some of
 them, and several at once.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.recording import Replayed
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Decoder:
         max_length: longest prefix of a slot, in tokens.
 
     Raises:
-        ValueError: if the model has fewer positions than ``max_length``.
+        ValueError: if the model has fewer positions than ``max_length``, or says something else of a text when it
+            reads more of it.
     """
 
     def __init__(self, lm: LanguageModel, *, num_slots: int, max_length: int) -> None:
@@ -99,33 +101,53 @@ class Decoder:
         self._everywhere, self._one, self._several = self._recordings = [Replayed(x, model=lm.model) for x in steps]
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
-        # The exact type: its subclasses are the special caches.
-        self.cached = bool(layers) and all(type(layer) is DynamicLayer for layer in layers) and self._cache_agrees()
+        # The exact type: its subclasses are the special caches. And a text of 3 tokens needs none.
+        self.cached = bool(layers) and max_length > 3 and all(type(layer) is DynamicLayer for layer in layers)
         """False for a model that takes the padded path."""
+        if max_length > 3:
+            self._choose_path()
 
     @torch.no_grad()
-    def _cache_agrees(self) -> bool:
-        """Whether the model's forward takes this cache: two prefixes of unequal length against a plain pass."""
-        self.cached = True
-        slots = min(2, self.num_slots)
-        tokens = np.arange(4 * slots).reshape(slots, 4) % self.lm.num_tokens
-        if self._layers[0].max_length < 4:
-            return False
-        try:
-            for length in (np.array([3, 2]), np.array([4, 3])):
-                cached = self._extend(np.arange(slots), tokens, length[:slots])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            logger.warning("%s decodes without a cache: %s", type(self.lm.model).__name__, error)
-            return False
-        finally:
-            self.reset()
-        plain = self.lm.hidden(torch.from_numpy(tokens).to(self.device))
-        plain = self.lm.logits(plain[torch.arange(slots), torch.tensor([3, 2])[:slots]])
-        tolerance = {torch.float32: 1e-3}.get(plain.dtype, 0.1) * max(1.0, plain.abs().max().item())
-        agrees = (cached - plain).abs().max().item() < tolerance
-        if not agrees:
-            logger.warning("%s decodes without a cache: its own gives other logits", type(self.lm.model).__name__)
-        return agrees
+    def _choose_path(self) -> None:
+        """Keep the cache if it agrees with one plain pass up to the longest text; refuse a model that has no way to."""
+        name, cause, paths = type(self.lm.model).__name__, None, (True, False) if self.cached else (False,)
+        for self.cached in paths:
+            try:
+                gap, allowed = self._gap()
+                reason = f"log-probabilities after a part of a text differ by up to {gap:.3g} from those of the whole"
+                if not gap > allowed:
+                    break
+            except Exception as error:  # whatever a model raises that knows no such cache, or no such texts
+                cause, reason = error, f"{type(error).__name__}: {error}"
+            if self.cached:
+                logger.warning("%s decodes without a cache: %s", name, reason)
+        else:
+            raise ValueError(
+                f"{name} cannot act in texts of up to {self.shape[1]} tokens ({reason}), for a policy must be sampled "
+                "from what it is scored by: see that dropout is off (model.eval()), lower max_prompt_tokens, "
+                "max_new_tokens or max_length, or take another model."
+            ) from cause
+        self.reset()
+        for step in self._recordings:
+            step.forget()
+
+    def _gap(self) -> tuple[float, float]:
+        """Largest difference of slots from one plain pass over the longest text, nats, and what is owed to rounding.
+
+        One slot reads it in pieces, the last token by itself, and a second one stays behind.
+        """
+        longest, behind = self.shape[1], {3: 2, self.shape[1]: 3}
+        tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
+        hidden = self.lm.hidden(torch.from_numpy(tokens[:1]).to(self.device))[0]
+        ends = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
+        lengths, found = [], []
+        for end in sorted(ends if self.cached else {3, longest // 2, longest - 1}):
+            length = np.array([end, behind[end]] if end in behind else [end])[: self.num_slots]
+            found.append(self._extend(np.arange(len(length)), tokens[: len(length)], length))
+            lengths.append(length)
+        plain = self.lm.logits(hidden[torch.from_numpy(np.concatenate(lengths) - 1).to(self.device)])
+        gap = torch.cat(found).log_softmax(-1) - plain.float().log_softmax(-1)
+        return gap.abs().max().item(), rounding(plain)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Forget these slots (bool ``[num_slots]``), or all; then also a recording of weights that were replaced."""
@@ -224,3 +246,9 @@ class Decoder:
     def _some(self, rows: Tensor, fresh: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
         """Logits after the new tokens of some slots."""
         return self._at_last(self._forward(rows, fresh, positions, mask), last)
+
+
+def rounding(logits: Tensor) -> float:
+    """Largest difference of log-probabilities ``[m, n]`` that may be owed to rounding in the dtype of these logits."""
+    share = 0.1 if torch.finfo(logits.dtype).bits < 32 else 1e-3
+    return share * max(1.0, logits.float().log_softmax(-1).abs().max().item())

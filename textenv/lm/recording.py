@@ -71,7 +71,11 @@ class Replayed:
             return
         (before, switches), (now, switches_now) = self._recorded_of, _state(self.model)
         if switches != switches_now or len(now) != len(before) or any(map(operator.is_not, now, before)):
-            self.recording, self._calls = None, 0
+            self.forget()
+
+    def forget(self) -> None:
+        """Begin to count calls again, without a recording."""
+        self.recording, self._calls = None, 0
 
     def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
         for values, size in zip(self._compared, sizes, strict=True):
