@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: compare test lint learning fuzz clean
+.PHONY: compare test lint learning architectures fuzz clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare
@@ -18,6 +18,10 @@ lint: .venv/ready
 # The learning claims of the README, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
 	$(BIN)/pytest -n 2 -q -m slow --timeout 3600 -rP
+
+# Every family of decoders in `transformers`, tiny, against a plain pass of its own: 2 minutes. `make test` has a dozen.
+architectures: .venv/ready
+	$(BIN)/pytest -n 2 -q -m "slow or not slow" tests/test_architectures.py
 
 # 100,000 inputs for each reader of outside data, with what became of them. `make test` gives them a few hundred.
 fuzz: .venv/ready
