@@ -88,8 +88,8 @@ class Padded:
 
     def act(self, observation, **options):
         """As `Policy.act`; idle slots go on with a text that nobody reads."""
-        idle = observation["length"] == 0
-        self.tokens[~idle], self.length[~idle] = observation["tokens"][~idle], observation["length"][~idle]
+        idle = observation["length"][:, 0] == 0
+        self.tokens[~idle], self.length[~idle] = observation["tokens"][~idle], observation["length"][:, 0][~idle]
         self.length[idle] += 1
         return self.policy.act({"tokens": self.tokens, "length": self.length}, **options)
 
@@ -139,7 +139,7 @@ def interface(options):
     generator = torch.Generator().manual_seed(0)
     observation, _ = env.reset(seed=0)
     action = policy.act(observation).action.numpy()
-    ready = decoder.logits(observation["tokens"], observation["length"])
+    ready = decoder.logits(observation["tokens"], observation["length"][:, 0])
     for reader in (decoder, policy._decoder):
         reader._everywhere = lambda *inputs, sizes: ready
     ours, peer = np.zeros((2, steps * (options.pairs + 1)))
@@ -148,7 +148,7 @@ def interface(options):
         return policy.act(observation).action.numpy()
 
     def bare():
-        sample(decoder.logits(observation["tokens"], observation["length"]), generator=generator)
+        sample(decoder.logits(observation["tokens"], observation["length"][:, 0]), generator=generator)
 
     for step in range(ours.size):
         (observation, *_), stepping = timed(lambda action=action: env.step(action))

@@ -90,7 +90,8 @@ class Decoder:
         self.shape = (num_slots, max_length)
         self.read = np.zeros(num_slots, dtype=np.int64)
         """Tokens of each slot that are in the cache."""
-        self._last = np.zeros(num_slots, dtype=np.int64)
+        self._seen = np.zeros(self.shape, dtype=np.int64)
+        """The texts that were asked for last."""
         self._slots = np.arange(num_slots)
         self.device = lm.device
         """Where the model was when this was made; kept, for `transformers` looks for it among the weights each time."""
@@ -104,8 +105,10 @@ class Decoder:
         # The exact type: its subclasses are the special caches. And a text of 3 tokens needs none.
         self.cached = bool(layers) and max_length > 3 and all(type(layer) is DynamicLayer for layer in layers)
         """False for a model that takes the padded path."""
-        if max_length > 3:
+        if max_length > 3 and max_length not in lm.cached:
             self._choose_path()
+            lm.cached[max_length] = self.cached
+        self.cached = lm.cached.get(max_length, self.cached)
 
     @torch.no_grad()
     def _choose_path(self) -> None:
@@ -186,17 +189,23 @@ class Decoder:
         return out
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
-        """Start again where the prefix does not go on from what was read (asked twice, or a new text)."""
-        other = (length <= self.read) | (tokens[self._slots, self.read - 1] != self._last)
+        """Start again where the prefix does not go on from what was read (asked twice, or another text)."""
+        other = length <= self.read
+        at = np.minimum(self.read, tokens.shape[1] - 1)
+        self._seen[self._slots, at] = tokens[self._slots, at]  # where nothing but the next token is new, both are equal
+        width = int(length.max())
+        if not np.array_equal(self._seen[:, :width], tokens[:, :width]):
+            read = np.arange(width) < self.read[:, None]
+            other |= ((self._seen[:, :width] != tokens[:, :width]) & read).any(1)
+            self._seen[:] = tokens
         if other.any():
             self.read[other & (self.read > 0)] = 0
 
     def _go_on(self, tokens: np.ndarray) -> Tensor:
         """Read one more token in every slot and return the logits after it."""
         at = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
-        self._last = tokens[self._slots, at]
         self.read = self.read + 1
-        fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (self._last, at))
+        fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (tokens[self._slots, at], at))
         width = int(at.max()) + 1
         return self._everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
 
@@ -207,7 +216,6 @@ class Decoder:
         columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
         self.read[rows] = length
-        self._last[rows] = tokens[np.arange(len(rows)), length - 1]
         last = torch.from_numpy(new - 1).to(self.device)
         if not self.cached:
             return self._at_last(self.lm.hidden(fresh), last)

@@ -36,7 +36,7 @@ class FrozenLanguageModel(LanguageModel):
         self._live: _Methods
         self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
-        self.num_tokens, self.context = lm.num_tokens, lm.context
+        self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)

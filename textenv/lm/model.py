@@ -83,6 +83,8 @@ class LanguageModel(nn.Module):
         self.num_tokens = vocabulary_size(tokenizer)
         self.context = _context(model.config.get_text_config())
         """Longest text that the model reads as it reads each prefix, in tokens; None without a limit."""
+        self.cached: dict[int, bool] = {}
+        """Longest texts that a decoder was made for, and whether its cache agreed with a plain pass."""
         self._check_forward()
         _check_vocabulary(self.num_tokens, model)
 
