@@ -76,17 +76,27 @@ def batches(rows, size=32):
     return [cut[i] for i in torch.randperm(len(cut))]
 
 
-def fit(model, loss_of, texts, tokenizer, *, epochs, learning_rate):
-    """AdamW on a cosine; keeps the weights of the epoch with the least loss on the last `HELD_OUT` texts.
+def token_ids(texts, tokenizer):
+    """Ids of each text, at most `CONTEXT`; what a text spells is never a special token."""
+    return tokenizer(texts, truncation=True, split_special_tokens=True)["input_ids"]
 
-    ``loss_of(ids, known, index)`` gets padded ids, which of them are no padding, and the row numbers of the texts.
+
+def sentence_ids(texts, tokenizer):
+    """Ids of each sentence and of its end: EOS is appended as an id, because its spelling would be read as letters."""
+    return [[*ids, tokenizer.eos_token_id][:CONTEXT] for ids in token_ids(texts, tokenizer)]
+
+
+def fit(model, loss_of, rows, pad, *, epochs, learning_rate):
+    """AdamW on a cosine; keeps the weights of the epoch with the least loss on the last `HELD_OUT` rows of ids.
+
+    ``loss_of(ids, known, index)`` gets padded ids, which of them are no padding, and the numbers of the rows.
     """
-    rows = [torch.tensor(ids) for ids in tokenizer(texts, truncation=True, split_special_tokens=True)["input_ids"]]
+    rows = [torch.tensor(ids) for ids in rows]
     held = torch.arange(len(rows) - HELD_OUT, len(rows))
 
     def loss(index):
-        ids = pad_sequence([rows[i] for i in index], batch_first=True, padding_value=tokenizer.pad_token_id)
-        return loss_of(ids, ids != tokenizer.pad_token_id, index)
+        ids = pad_sequence([rows[i] for i in index], batch_first=True, padding_value=pad)
+        return loss_of(ids, ids != pad, index)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1, fused=True)
     steps = epochs * len(batches(rows[:-HELD_OUT]))
@@ -111,7 +121,7 @@ def fit(model, loss_of, texts, tokenizer, *, epochs, learning_rate):
 
 
 def train_language_model(texts, tokenizer):
-    """A GPT-2 of two layers, 128 wide."""
+    """A GPT-2 of two layers, 128 wide, on sentences each of which ends with the EOS id."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -138,7 +148,8 @@ def train_language_model(texts, tokenizer):
         hidden = model.transformer(input_ids=inputs, attention_mask=torch.ones_like(inputs)).last_hidden_state
         return cross_entropy(model.lm_head(hidden[following]), ids[:, 1:][following])
 
-    fit(model, loss_of, [text + tokenizer.eos_token for text in texts], tokenizer, epochs=4, learning_rate=4e-3)
+    rows = sentence_ids(texts, tokenizer)
+    fit(model, loss_of, rows, tokenizer.pad_token_id, epochs=4, learning_rate=4e-3)
     return model
 
 
@@ -198,7 +209,8 @@ def train_classifier(model, texts, labels, tokenizer, *, epochs, learning_rate):
         return (logits.argmax(-1) != labels[index]).float().mean()
 
     weight = len(labels) / labels.bincount()  # both labels count the same, whatever their share
-    fit(model, loss_of, texts, tokenizer, epochs=epochs, learning_rate=learning_rate)
+    rows = token_ids(texts, tokenizer)
+    fit(model, loss_of, rows, tokenizer.pad_token_id, epochs=epochs, learning_rate=learning_rate)
 
 
 # --- prompts and figures ---------------------------------------------------------------------------------------------

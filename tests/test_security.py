@@ -541,6 +541,9 @@ NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "p
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "uvicorn", "aiohttp"}
 LOADERS = {"textenv/lm/loading.py": "loader.from_pretrained", "textenv/lm/adapters.py": "PeftModel.from_pretrained"}
 """Where a loader of `transformers` or `peft` is called at all."""
+SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
+READ_SPELLINGS = {"textenv/chat.py", "textenv/special_tokens.py"}
+"""Which may ask how a special token is spelt: to take it out of a text, where it is letters."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -555,6 +558,13 @@ def test_no_source_reads_code_from_data_loads_past_the_guard_or_serves(path):
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name for node in imports for alias in node.names} | {getattr(node, "module", "") for node in imports}
     assert not names & SERVERS
+
+
+def test_no_source_writes_a_special_token_as_text():
+    """An example appended `tokenizer.eos_token` to its texts, and taught the letters: a special token is an id."""
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in SOURCES}
+    read = {place for place, tree in trees.items() for node in ast.walk(tree) if getattr(node, "attr", "") in SPELLINGS}
+    assert read == READ_SPELLINGS
 
 
 # --- what is shown -----------------------------------------------------------------------------------------------
