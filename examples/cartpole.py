@@ -16,9 +16,9 @@ def main(total_steps=35_000):
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=1)
     agent = PPO(env, policy, presets.CARTPOLE)
 
-    history = agent.learn(total_steps)
+    history = [metrics for metrics in agent.learn(total_steps) if "episode/return" in metrics]  # where an episode ended
     for metrics in history[:: max(1, len(history) // 10)]:
-        print(f"{metrics['steps']:>7} steps  return {metrics.get('episode/return', float('nan')):6.1f}")
+        print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.1f}")
 
     test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
     returns, _ = evaluate(test_env, policy, episodes=20, seed=1)

@@ -26,9 +26,9 @@ def main(total_steps=150_000):
     policy = LSTMPolicy(*spaces, normalize_observations=True, seed=1)
     agent = PPO(env, policy, presets.CARTPOLE_LSTM)
 
-    history = agent.learn(total_steps)
+    history = [metrics for metrics in agent.learn(total_steps) if "episode/return" in metrics]  # where an episode ended
     for metrics in history[:: max(1, len(history) // 10)]:
-        print(f"{metrics['steps']:>7} steps  return {metrics.get('episode/return', float('nan')):6.1f}")
+        print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.1f}")
 
     returns, _ = evaluate(make_env(num_envs=20), policy, episodes=20, seed=1)
     print(f"mean return of 20 episodes: {sum(returns) / len(returns):.1f} (best possible: 500)")

@@ -18,9 +18,9 @@ def main(total_steps=48_000):
     policy = LMPolicy.load("embedded", seed=1)
     agent = PPO(env, policy, presets.TEXT)
 
-    history = agent.learn(total_steps)
+    history = [metrics for metrics in agent.learn(total_steps) if "episode/return" in metrics]  # where an episode ended
     for metrics in history[:: max(1, len(history) // 10)]:
-        print(f"{metrics['steps']:>7} steps  return {metrics.get('episode/return', float('nan')):6.3f}")
+        print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.3f}")
 
     test_env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, split="test")
     returns, _ = evaluate(test_env, policy, episodes=288, seed=1)
