@@ -8,6 +8,7 @@ reason and stays at what guessing earns, about one answer in a hundred.
 """
 
 import argparse
+from pathlib import Path
 
 from algos import PPO, LMPolicy, presets
 from textenv import KLPenalty, Rewards, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
@@ -53,4 +54,6 @@ if __name__ == "__main__":
     parser.add_argument("--model")
     parser.add_argument("--total-steps", type=int, default=6_000)
     arguments = parser.parse_args()
+    if not Path(arguments.data).exists():
+        parser.error(f"there is no {arguments.data}: give GSM8K's prompts.jsonl, with a prompt and an answer a line")
     main(arguments.data, arguments.model, arguments.total_steps)

@@ -95,6 +95,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds sst2/ and gsm8k/")
     data = parser.parse_args().data
+    for name in ("sst2/train.tsv", "sst2/dev.tsv", "gsm8k/scored.jsonl", "gsm8k/preferences.jsonl"):
+        if not (data / name).is_file():
+            parser.error(f"there is no {data / name}: give the folder that holds sst2/ and gsm8k/")
     torch.set_num_threads(1)  # fastest for networks of this size
 
     tasks = {
