@@ -1,6 +1,6 @@
 """Train a language model on a game of the package textarena, which becomes a Gymnasium environment of strings.
 
-A number from 1 to 9 in three guesses: the mean reward goes from 0.27 to 0.78; halving wins 7 games of 9.
+A number from 1 to 9 in three guesses: the mean reward goes from 0.25 to 0.57; halving wins 7 games of 9.
 
 pip install textarena
 python examples/textarena_game.py
@@ -54,18 +54,18 @@ class Bracketed(gymnasium.ActionWrapper):
         return f"[{action.strip()}]"
 
 
-def make_game():
-    rules = "guess a number from 1 to 9"
-    return Bracketed(TextArena("GuessTheNumber-v0", rules=rules, min_number=1, max_number=9, max_turns=20))
+def make_game(most=9):
+    rules = f"guess a number from 1 to {most}"
+    return Bracketed(TextArena("GuessTheNumber-v0", rules=rules, min_number=1, max_number=most, max_turns=20))
 
 
-def main(total_steps=12_000):
+def main(total_steps=12_000, most=9):
     policy = LMPolicy.load("embedded")  # or a folder, or a hub name
     tokenizer = policy.lm.tokenizer
     digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "123456789"]
     env = TokenVectorEnv(
-        make_game, tokenizer=tokenizer, num_envs=8, max_prompt_tokens=24, max_new_tokens=1, max_turns=3, max_length=112,
-        allowed=lambda turn: digits,
+        lambda: make_game(most), tokenizer=tokenizer, num_envs=8, max_prompt_tokens=24, max_new_tokens=1, max_turns=3,
+        max_length=112, allowed=lambda turn: digits,
     )  # fmt: skip
     agent = PPO(env, policy, presets.TEXT)
     for metrics in agent.learn(total_steps):

@@ -36,6 +36,21 @@ def test_a_game_by_strings_word_for_word():
     assert terminated and not truncated
 
 
+def test_halving_wins_in_three_guesses_what_the_example_says_7_numbers_of_9():
+    won = 0
+    for secret in range(1, 10):
+        env, _, _ = guessing_game(secret)
+        low, high, reward = 1, 9, 0.0
+        for _ in range(3):
+            guess = (low + high) // 2
+            said, reward, over, *_ = env.step(f"[{guess}]")
+            if over:
+                break
+            low, high = (guess + 1, high) if "higher" in said else (low, guess - 1)
+        won += reward == 1
+    assert won == 7
+
+
 def test_what_textarena_pays_for_two_errors_in_a_row():
     env, _, _ = guessing_game(7)
     env.step("[3]")  # 4 away, of at most 8
