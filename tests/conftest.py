@@ -1,6 +1,8 @@
 """Small things for tests: tokenizers, models and tasks made from configurations, never downloaded."""
 
+import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,16 @@ import torch
 
 # One thread is fastest for models of this size, and results do not depend on the number of cores.
 torch.set_num_threads(1)
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load_example(name):
+    """The module of a script in examples/, afresh."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None):

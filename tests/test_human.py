@@ -1,6 +1,5 @@
 """Human feedback: what is asked, what it scores, what the file holds after a kill, and what the terminal shows."""
 
-import importlib.util
 import json
 import os
 import pty
@@ -443,20 +442,6 @@ def test_what_was_typed_before_the_question_answers_nothing(path):
 
 
 # --- training -------------------------------------------------------------------------------------------------
-
-
-def test_the_example_is_short_trains_and_goes_on_from_its_file(path, capsys):
-    source = ROOT / "examples" / "human_feedback.py"
-    assert source.read_text().count("\n") < 60
-    spec = importlib.util.spec_from_file_location("human_feedback", source)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    asker = Scripted(lambda question: "down" if question.number % 2 else "up")
-    example.main(total_steps=300, asker=asker, file=path)
-    assert 1 <= len(asker.questions) == len(lines(path)) <= 4
-    assert f"{len(asker.questions)} thumbs in {path}" in capsys.readouterr().out
-    example.main(total_steps=300, asker=(again := Scripted([])), file=path)
-    assert again.questions == []
 
 
 def test_a_person_who_quits_in_training_ends_it_and_is_not_asked_again(tmp_path):

@@ -1,9 +1,6 @@
 """What the README claims to learn: a short check of each here, every seed in the slow suite (`make learning`)."""
 
 import dataclasses
-import importlib.util
-import json
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,13 +9,10 @@ import pytest
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
 from algos.algorithms import GROUPED, make_agent
-from algos.cli import main
 from algos.environments import make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
 from textenv.rollout import sequences
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def train_cartpole(config, *, num_envs, total_steps, seed):
@@ -124,37 +118,3 @@ def test_reviews_become_positive_and_stay_grammatical_and_various(seed):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_periods_are_learnt(seed):
     assert train_text("textenv/Periods-v0", seed=seed)[1]["score"] >= 0.9
-
-
-def load_example(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("name", "env_id", "episodes", "steps"),
-    [("cartpole", "CartPole-v1", 20, 2048), ("text", "textenv/Reviews-v0", 288, 2000)],
-)
-def test_the_flat_examples_agree_with_the_command_line(name, env_id, episodes, steps, tmp_path, capsys):
-    returns = load_example(name).main(total_steps=steps)
-    arguments = ["--seed", "1", "--total-steps", str(steps), "--episodes", str(episodes), "--json"]
-    main(["train", env_id, *arguments, "--run-dir", str(tmp_path)])
-    assert np.mean(returns) == json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
-
-
-def test_the_twins_are_short_and_differ_only_in_environment_policy_and_preset():
-    one, two = ((EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("cartpole", "text"))
-    assert max(len(one), len(two)) < 60
-    code = [[line for line in file[file.index("import gymnasium") :] if line.strip()] for file in (one, two)]
-    different = set(code[0]) ^ set(code[1])
-    assert all(
-        any(word in line for word in ("make_vec", "olicy", "presets", "print", "textenv", "evaluate(", "main("))
-        for line in different
-    ), different
-
-
-def test_the_custom_reward_example_is_short_and_runs():
-    assert (EXAMPLES / "custom_reward.py").read_text().count("\n") < 30
-    load_example("custom_reward").main(total_steps=300)

@@ -2,14 +2,12 @@
 
 import copy
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import load_example
 from gymnasium.vector import AutoresetMode
 from pitfall_tools import cartpole
 from test_errors import refused
@@ -200,26 +198,10 @@ def test_a_loaded_policy_plays_the_same_episode(tmp_path):
     assert torch.equal(one["log_prob"], two["log_prob"]) and torch.equal(one["action"], two["action"])
 
 
-def hidden_velocities():
-    """The example's module: CartPole without its velocities."""
-    path = Path(__file__).parent.parent / "examples" / "hidden_velocities.py"
-    spec = importlib.util.spec_from_file_location("hidden_velocities", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_example_hides_the_velocities_and_runs(capsys):
-    module = hidden_velocities()
-    env, plain = module.make_env(3), gym.make_vec("CartPole-v1", num_envs=3)
-    np.testing.assert_array_equal(env.reset(seed=5)[0], plain.reset(seed=5)[0][:, [0, 2]])
-    assert len(module.main(total_steps=1000)) == 20 and "return" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_cartpole_without_velocities_is_solved_by_memory_and_not_without(seed):
-    make_env, returns = hidden_velocities().make_env, {}
+    make_env, returns = load_example("hidden_velocities").make_env, {}
     for kind, changes in {LSTMPolicy: {}, MLPPolicy: {"minibatch_size": 8 * 64}}.items():
         env = make_env(32)
         policy = kind(*spaces_of(env), normalize_observations=True, seed=seed)

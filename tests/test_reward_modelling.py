@@ -1,6 +1,5 @@
 """Training reward models: losses and measures by hand, training against torch alone, and what is refused."""
 
-import importlib.util
 import json
 import math
 from itertools import product
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import WORDS, make_tokenizer
+from conftest import WORDS, load_example, make_tokenizer
 from test_conversation import CHAT_WORDS, CHATML
 from test_lora import peft
 from test_reward_model import NAMES, make_model
@@ -273,10 +272,7 @@ def test_real_thumbs_are_learnt_from_scratch():
     folder = Path(__file__).parents[2] / "shared" / "data" / "sst2"
     if not folder.is_dir():
         pytest.skip(f"there is no {folder}: the data of shared/data is not here")
-    path = Path(__file__).parents[1] / "examples" / "reward_model.py"
-    spec = importlib.util.spec_from_file_location("reward_model_example", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load_example("reward_model")
     train, dev = (example.sst2(folder / name) for name in ("train.tsv", "dev.tsv"))
     torch.manual_seed(1)
     rate = example.make_reward_model(example.make_tokenizer(example.texts(train), size=4096))

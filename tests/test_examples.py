@@ -1,0 +1,385 @@
+"""Every script of examples/ in miniature: that it runs, and what it teaches. A newcomer begins by copying one of them.
+
+Data are a few lines written here in the format of the real ones. What rises must rise by about a third of what it was
+seen to rise by, so that no result depends on the machine's rounding.
+"""
+
+import dataclasses
+import json
+import math
+import random
+import re
+import runpy
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import EXAMPLES, load_example
+
+from algos import LMPolicy, evaluate, presets
+from algos.cli import main as command_line
+from textenv import TextVectorEnv
+
+DATA = EXAMPLES.parents[1] / "shared" / "data"
+
+
+def test_every_example_is_run_here():
+    run = set(re.findall(r'load_example\("(\w+)"\)', Path(__file__).read_text()))
+    assert run == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+def shown(output, name):
+    """The numbers that a script printed after this word, one a line of its log."""
+    return [float(number) for number in re.findall(rf"steps.* {name} +([-+.\d]+)", output)]
+
+
+def write(path, lines):
+    """A file of these lines; a mapping becomes JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+
+
+def reviews(count, seed):
+    """Sentences of seven words and more, which one word makes liked or disliked."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        label = rng.randrange(2)
+        said = rng.choice([["dull", "poor"], ["great", "fine"]][label])
+        parts = [
+            rng.choice("abcdefghijklmnopqrst"),
+            rng.choice(["new", "old"]),
+            rng.choice(["film", "plot", "cast"]),
+            "is",
+        ]
+        rows.append((" ".join([*parts, "very", said, "and", rng.choice(["long", "short", "loud"])]), label))
+    return rows
+
+
+def write_sst2(folder, count):
+    """train.tsv and dev.tsv: no beginning of three words stands in both, and two words tell the label."""
+    dev = reviews(100, seed=2)
+    taken = {tuple(text.split()[:3]) for text, _ in dev}
+    train = [(text, label) for text, label in reviews(count, seed=1) if tuple(text.split()[:3]) not in taken]
+    for name, rows in {"train.tsv": train, "dev.tsv": dev}.items():
+        write(folder / name, [f"{text} , a {('weak', 'warm')[label]} one\t{label}" for text, label in rows])
+
+
+# --- control ---------------------------------------------------------------------------------------------------------
+
+
+def by_command_line(env_id, *, total_steps, episodes, run_dir, capsys):
+    """Mean return that `algos train` prints at the end."""
+    words = ["--seed", "1", "--total-steps", str(total_steps), "--episodes", str(episodes), "--json"]
+    command_line(["train", env_id, *words, "--run-dir", str(run_dir)])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
+
+
+def test_cartpole_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
+    returns = load_example("cartpole").main(total_steps=6_000)
+    first, *_, last = shown(capsys.readouterr().out, "return")
+    assert last > first + 25 and np.mean(returns) > first + 60
+    same = by_command_line("CartPole-v1", total_steps=6_000, episodes=20, run_dir=tmp_path, capsys=capsys)
+    assert np.mean(returns) == same
+
+
+def test_text_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
+    returns = load_example("text").main(total_steps=1_500)  # one iteration
+    (untrained,) = shown(capsys.readouterr().out, "return")
+    assert 0.4 < untrained < 0.65 and np.mean(returns) > untrained + 0.07
+    same = by_command_line("textenv/Reviews-v0", total_steps=1_500, episodes=288, run_dir=tmp_path, capsys=capsys)
+    assert np.mean(returns) == same
+
+
+def test_the_twins_are_short_and_differ_only_in_environment_policy_and_preset():
+    one, two = ((EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("cartpole", "text"))
+    assert max(len(one), len(two)) < 60
+    code = [[line for line in file[file.index("import gymnasium") :] if line.strip()] for file in (one, two)]
+    different = set(code[0]) ^ set(code[1])
+    assert all(
+        any(word in line for word in ("make_vec", "olicy", "presets", "print", "textenv", "evaluate(", "main("))
+        for line in different
+    ), different
+
+
+def test_a_policy_that_remembers_learns_cartpole_without_velocities(capsys):
+    example = load_example("hidden_velocities")
+    env, plain = example.make_env(3), gymnasium.make_vec("CartPole-v1", num_envs=3)
+    np.testing.assert_array_equal(env.reset(seed=5)[0], plain.reset(seed=5)[0][:, [0, 2]])
+    assert len(example.main(total_steps=12_000)) == 20
+    first, *_, last = shown(capsys.readouterr().out, "return")
+    assert last > first + 6
+
+
+@pytest.mark.parametrize(("name", "preset"), [("cartpole", "CARTPOLE"), ("hidden_velocities", "CARTPOLE_LSTM")])
+def test_an_iteration_in_which_no_episode_ended_shows_no_return(name, preset, monkeypatch, capsys):
+    monkeypatch.setattr(presets, preset, dataclasses.replace(getattr(presets, preset), steps=4))
+    load_example(name).main(total_steps=2_000)  # no pole falls in the first 4 steps
+    output = capsys.readouterr().out
+    assert "nan" not in output and len(shown(output, "return")) > 3
+
+
+def test_a_policy_learns_the_custom_environment(capsys):
+    before, after = load_example("custom_environment").main(total_steps=6_000)
+    assert np.mean(after) > np.mean(before) + 3
+    assert f"{np.mean(before):.2f} before, {np.mean(after):.2f} after" in capsys.readouterr().out
+
+
+# --- text by the embedded model --------------------------------------------------------------------------------------
+
+
+def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
+    assert (EXAMPLES / "custom_reward.py").read_text().count("\n") < 30
+    load_example("custom_reward").main(total_steps=5_000)
+    first, *_, last = shown(capsys.readouterr().out, "reward")
+    assert last > first + 0.1
+
+
+def test_a_custom_task_is_learnt():
+    first, *_, last = [metrics["episode/return"] for metrics in load_example("custom_task").main(total_steps=4_500)]
+    assert last > first + 0.07
+
+
+def test_a_composite_reward_is_learnt_and_shown_as_the_sum_of_its_parts(capsys):
+    load_example("composite_reward").main(total_steps=5_000)
+    output = capsys.readouterr().out
+    parts = [shown(output, name) for name in ("sentiment", "music", "length", "repetition")]
+    np.testing.assert_allclose(np.sum(parts, axis=0), shown(output, "score"), atol=0.03)  # of two decimals each
+    assert shown(output, "score")[-1] > shown(output, "score")[0] + 0.1
+
+
+def test_a_conversation_is_learnt_and_shown(capsys):
+    load_example("conversation").main(total_steps=12_000)
+    output = capsys.readouterr().out
+    first, *_, last = shown(output, "return")
+    assert last > first + 0.06
+    assert [output.count(f"the {thing} ?") for thing in ("music", "plot", "ending")] == [4, 4, 4]
+
+
+def test_a_game_of_textarena_is_learnt(capsys):
+    pytest.importorskip("textarena")
+    load_example("textarena_game").main(total_steps=600, most=3)
+    first, *_, last = shown(capsys.readouterr().out, "reward")
+    assert last > first + 0.08
+
+
+class Person:
+    """Answers thumbs up and down in turn; keeps what it was asked."""
+
+    name = "script"
+
+    def __init__(self):
+        self.questions = []
+
+    def ask(self, question):
+        self.questions.append(question)
+        return "down" if question.number % 2 else "up"
+
+
+def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, capsys):
+    assert (EXAMPLES / "human_feedback.py").read_text().count("\n") < 60
+    example, path, person = load_example("human_feedback"), tmp_path / "thumbs.jsonl", Person()
+    example.main(total_steps=5_000, asker=person, file=path)
+    output = capsys.readouterr().out
+    first, *_, last = shown(output, "reward")
+    assert last > first + 0.13
+    assert 4 <= len(person.questions) == len(path.read_text().splitlines()) <= 12
+    assert f"{len(person.questions)} thumbs in {path}" in output
+    example.main(total_steps=300, asker=(again := Person()), file=path)
+    assert again.questions == []
+
+
+# --- data sets -------------------------------------------------------------------------------------------------------
+
+
+def test_gsm8k_is_read_and_its_numbers_are_learnt(tmp_path, capsys):
+    """By a model from scratch, which can learn the one answer that all of these have."""
+    names = ["Ann", "Ben", "Cleo", "Dan"]
+    rows = [{"prompt": f"{name} has {n} boxes. How many are 7?", "answer": "7"} for name in names for n in range(9)]
+    write(tmp_path / "prompts.jsonl", rows)
+    load_example("gsm8k").main(tmp_path / "prompts.jsonl", total_steps=3_000)
+    right = shown(capsys.readouterr().out, "right")
+    assert right[0] < 0.1 and sum(right[-2:]) / 2 > sum(right[:2]) / 2 + 0.03
+
+
+def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, capsys):
+    write_sst2(tmp_path / "sst2", 1_400)
+    scored, pairs = [], []
+    for n in range(500):
+        prompt, wrong = f"A box has {n} balls. Two more?", f"I guess about {n + 9}, who knows"
+        right = f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\nA: {n + 2}"
+        scored += [{"prompt": prompt, "completion": text, "score": score} for score, text in enumerate((wrong, right))]
+        pairs.append({"prompt": prompt, "chosen": right, "rejected": wrong})
+    write(tmp_path / "gsm8k" / "scored.jsonl", scored)
+    write(tmp_path / "gsm8k" / "preferences.jsonl", pairs)
+    monkeypatch.setattr("sys.argv", ["reward_model.py", "--data", str(tmp_path)])
+    example = load_example("reward_model")
+    example.main()
+    table = {line[:14].strip(): line[14:].split() for line in capsys.readouterr().out.splitlines()}
+    (*_, chance, accuracy, _, rank, _), (*_, scores_rank, _) = table["SST-2, thumbs"], table["GSM8K, scores"]
+    assert float(accuracy) > float(chance) + 0.15 and float(rank) > 0.3 and float(scores_rank) > 0.3
+    assert float(table["GSM8K, pairs"][3]) > 0.67
+    tokenizer = example.make_tokenizer(["a film"], size=300)
+    ids = example.make_reward_model(tokenizer).encode("a <cls>", " <pad>")
+    assert ids[0] == tokenizer.cls_token_id and not {tokenizer.cls_token_id, tokenizer.pad_token_id} & set(ids[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("gsm8k", ""),
+        ("reward_model", "/sst2/train.tsv"),
+        ("rlhf", "/sst2/train.tsv"),
+        ("sst2_sentiment", " has no train.tsv"),
+    ],
+)
+def test_data_that_is_not_there_is_named(name, missing, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--data", f"{tmp_path}/absent"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert f"{tmp_path}/absent{missing}: give " in capsys.readouterr().err
+
+
+@pytest.fixture
+def sst2():
+    return load_example("sst2_sentiment")
+
+
+def test_sentences_of_sst2_end_with_the_id_of_eos_and_no_text_spells_it(sst2):
+    texts = ["a good film", "an <eos> in the text", "long " * 100]
+    tokenizer = sst2.make_tokenizer(texts, size=300)
+    first, second, third = sst2.sentence_ids(texts, tokenizer)
+    for ids, text in ((first, texts[0]), (second, texts[1])):
+        assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(ids[:-1]) == text
+    assert len(third) == sst2.CONTEXT and tokenizer.eos_token_id not in third, "what was cut off has not ended"
+
+
+def test_the_language_model_of_sst2_ends_its_sentences_by_itself(sst2, monkeypatch):
+    monkeypatch.setattr(sst2, "HELD_OUT", 60)
+    texts = [text for text, _ in reviews(360, seed=1)]
+    tokenizer = sst2.make_tokenizer(texts, size=4096)
+    policy = LMPolicy(sst2.train_language_model(texts, tokenizer), tokenizer)
+    prompts = [" ".join(text.split()[:3]) for text in texts[:64]]
+    env = TextVectorEnv(
+        prompts=prompts, reward=lambda completions: [0.0] * len(completions), tokenizer=tokenizer, num_envs=64,
+        max_new_tokens=16,
+    )  # fmt: skip
+    _, rollout = evaluate(env, policy, episodes=64)
+    assert rollout["terminated"].any(1).float().mean() > 0.5
+
+
+def test_ppo_raises_the_score_on_sst2(sst2, tmp_path, monkeypatch, capsys):
+    write_sst2(tmp_path, 2_400)
+    monkeypatch.setattr(sst2, "HELD_OUT", 60)
+    monkeypatch.setattr(sst2, "ITERATIONS", 5)
+    monkeypatch.setattr(sst2, "CONFIG", dataclasses.replace(sst2.CONFIG, episodes=64))
+    monkeypatch.setattr("sys.argv", ["sst2_sentiment.py", "--data", str(tmp_path), "--seeds", "1", "--json"])
+    sst2.main()
+    output = capsys.readouterr().out
+    result = json.loads(output.splitlines()[-1])
+    (run,) = result["runs"]
+    assert min(result["dev_accuracy"].values()) > 0.7
+    assert run["after"]["score"] > run["before"]["score"] + 0.14
+    assert abs(run["before"]["kl"]) < 1e-4 < run["after"]["kl"]
+    samples = [line for line in output.splitlines() if line[:2] in ("- ", "+ ")]
+    assert len(samples) == 20 and not [line for line in samples if "<eos" in line]
+
+
+# --- the whole pipeline: examples/rlhf.py ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example():
+    return load_example("rlhf")
+
+
+def test_beginnings_are_three_four_and_five_words_in_turn_and_nothing_is_lost(example):
+    rows = [("a b c d e f g", 1), ("too short a text here", 0), ("h i j k l m", 0), ("n o p q r s", 1)]
+    rows.append((" ".join("x" * (example.MOST_WORDS + 1)), 1))
+    assert example.beginnings(rows) == [
+        {"prompt": "a b c", "completion": " d e f g"},
+        {"prompt": "h i j k l", "completion": " m"},
+        {"prompt": "n o p", "completion": " q r s"},
+    ]
+
+
+def test_preferences_are_pairs_of_one_first_word_the_liked_one_chosen_and_none_left_out(example):
+    rows = [("the good", 1), ("the fine", 1), ("the bad", 0), ("it won", 1), ("it lost", 0), ("it sank", 0), ("so", 1)]
+    assert example.preferences(rows) == [
+        {"prompt": "it", "chosen": " won", "rejected": " lost"},
+        {"prompt": "it", "chosen": " won", "rejected": " sank"},
+        {"prompt": "the", "chosen": " good", "rejected": " bad"},
+        {"prompt": "the", "chosen": " fine", "rejected": " bad"},
+    ]
+
+
+def test_the_judge_is_naive_bayes(example):
+    judge = example.WordCounts([("good film", 1), ("bad film", 0)])
+    # Three words, each counted once more: p(good | liked) = 2/5, p(good | disliked) = 1/5.
+    said = judge.scores(["good", "good good film", "bad", "film", "unheard"])
+    torch.testing.assert_close(said, torch.tensor([2 / 3, 4 / 5, 1 / 3, 1 / 2, 1 / 2]))
+    assert judge.accuracy([("good", 1), ("bad film", 1), ("bad", 0), ("good", 0)]) == 0.5
+
+
+@pytest.fixture
+def small(example, monkeypatch):
+    """All stages in seconds."""
+    for name in ("LANGUAGE", "FINE_TUNING", "REWARD"):
+        monkeypatch.setattr(example, name, dataclasses.replace(getattr(example, name), epochs=3))
+    monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, episodes=32))
+    monkeypatch.setattr(example, "TOTAL_STEPS", 1_500)
+    monkeypatch.setattr(example, "NEW_TOKENS", 12)
+    return example
+
+
+def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_of_result(small, capsys):
+    rows, dev = reviews(360, seed=1), [(f"now {text}", label) for text, label in reviews(40, seed=2)]
+    runs = {critic: small.run(rows, dev, critic, 1) for critic in ("head", "model")}
+    (made, head), (made_again, model) = runs["head"], runs["model"]
+    assert made == made_again, "what comes before PPO does not know the critic"
+    assert list(head) == list(model) == ["LM", "SFT", "PPO seed 1"]
+    for columns in (head, model):
+        assert len({tuple(figures) for figures, _ in columns.values()}) == 1
+        assert all(math.isfinite(figure) for figures, _ in columns.values() for figure in figures.values())
+        assert all(" |" in text for _, texts in columns.values() for text in texts)
+        (plain, _), (tuned, _), (trained, _) = columns.values()
+        assert plain["ended by itself"] < 0.3 and min(tuned["ended by itself"], trained["ended by itself"]) > 0.6
+        assert trained["reward model's score"] > tuned["reward model's score"] + 0.5
+        assert trained["judge: positive"] > tuned["judge: positive"] + 0.08
+    assert head["LM"] == model["LM"] and head["SFT"] == model["SFT"]
+    assert head["PPO seed 1"] != model["PPO seed 1"], "the two critics are not one"
+    kl = {name: figures["KL to SFT, nats"] for name, (figures, _) in model.items()}
+    assert kl["SFT"] == pytest.approx(0, abs=1e-4) and kl["LM"] > 0.01 and kl["PPO seed 1"] != 0
+    small.report(model)
+    assert capsys.readouterr().out.count("PPO seed 1:") == 8
+
+
+def test_the_reward_model_begins_as_the_fine_tuned_model(example):
+    rows = reviews(60, seed=3)
+    tokenizer = example.make_tokenizer([text for text, _ in rows])
+    torch.manual_seed(5)
+    lm, _ = small_language_model(example, rows, tokenizer)
+    ids = torch.tensor([tokenizer("the new film is very fine")["input_ids"]])
+    hidden = example.make_reward_model(lm).model.transformer(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(hidden, lm.hidden(ids))
+
+
+def small_language_model(example, rows, tokenizer):
+    example.LANGUAGE = dataclasses.replace(example.LANGUAGE, epochs=1)
+    return example.train_language_model(rows, tokenizer, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
+    """The README's claim, one seed; answers stay varied and go on ending by themselves."""
+    if not (DATA / "sst2").is_dir():
+        pytest.skip(f"there is no {DATA / 'sst2'}: the data of shared/data is not here")
+    _, columns = example.run(*(example.read(DATA / "sst2" / name) for name in ("train.tsv", "dev.tsv")), critic, 1)
+    (lm, _), (before, _), (after, _) = columns.values()
+    assert lm["ended by itself"] < 0.1 and before["ended by itself"] > 0.75
+    assert after["reward model's score"] > before["reward model's score"] + 1.5
+    assert after["judge: positive"] > before["judge: positive"] + 0.1
+    assert after["ended by itself"] > 0.9 and after["distinct-2"] > 0.65
