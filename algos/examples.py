@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from textenv.chat import prompt_ids, reply_ids, text_ids, without_end
+from textenv.chat import prompt_ids, reply_ids, text_ids, warn_of_spelling, without_end
 from textenv.prompts import Prompt, as_prompt
 
 if TYPE_CHECKING:
@@ -87,4 +87,6 @@ def _said(index: int, completion: Any) -> str:
 
 
 def _own_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return [*text_ids(without_end(text, tokenizer), tokenizer), int(tokenizer.eos_token_id)]
+    text = without_end(text, tokenizer)
+    warn_of_spelling(text, tokenizer)
+    return [*text_ids(text, tokenizer), int(tokenizer.eos_token_id)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from textenv.chat import warn_of_spelling
 from textenv.lm.reward_model import RewardModel
 from textenv.prompts import Prompt, content_hash
 
@@ -91,6 +92,8 @@ def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel)
             f"row {index} has the prompt {row['prompt']!r:.100} and the {answer} answer {row[answer]!r:.100}, expected "
             "text of both, or chat messages of both"
         )
+    if isinstance(row[answer], str):
+        warn_of_spelling(row[answer], model.tokenizer)
     return model.encode(row["prompt"], row[answer], ended=bool(row.get("terminated", True)))
 
 

@@ -22,6 +22,7 @@ from algos import LMPolicy, TextLoss, load
 from algos.cli import main
 from algos.environments import make_policy, make_vector_environment
 from algos.examples import read_example
+from algos.reward_rows import read_reward_rows
 from algos.state import from_json
 from textenv import Question, RewardModel, TerminalAsker, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.chat import chat_ids, prompt_ids, reply_ids, text_ids
@@ -165,9 +166,23 @@ def test_who_means_a_special_token_gives_its_id_and_who_spells_one_in_a_prompt_i
         for _ in range(2):
             assert index not in prompt_ids(Prompt("<|told|>user\nhi"), tokenizer)
     assert [r.getMessage() for r in caplog.records] == [
-        "a prompt spells out the special token '<|told|>', which is read as text: where it is meant, give a chat's "
-        "messages or token ids"
+        "a prompt or an answer spells out the special token '<|told|>', which is read as text: where it is meant, give "
+        "a chat's messages or token ids; an answer gets its EOS anyhow"
     ]
+
+
+def test_answers_to_imitate_or_to_compare_that_spell_a_special_token_are_told_of(caplog):
+    """As in data made for a kit that reads spellings; an EOS at the very end of an example is taken off in silence."""
+    rate = judge.__wrapped__("byte-level")  # one of its own
+    tokenizer = rate.tokenizer
+    tokenizer.add_tokens(["<|one|>", "<|two|>", "<|three|>"], special_tokens=True)
+    with caplog.at_level(logging.WARNING):
+        read_example(0, {"prompt": "a", "completion": f"b{tokenizer.eos_token}"}, tokenizer)
+        assert not caplog.records
+        read_example(0, {"prompt": "a", "completion": "b<|one|>"}, tokenizer)
+        read_reward_rows([{"prompt": "a", "completion": "b<|two|>", "score": 1}], rate)
+        read_reward_rows([{"prompt": "a", "chosen": "b", "rejected": "b<|three|>"}], rate)
+    assert [record.args[0] for record in caplog.records] == ["<|one|>", "<|two|>", "<|three|>"]
 
 
 def test_a_spelling_that_cannot_be_taken_apart_is_refused():

@@ -125,14 +125,19 @@ def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text.removesuffix(tokenizer.eos_token or "")
 
 
+def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Log a warning, once a token, about special tokens that a text of the data spells: they are read as letters."""
+    for token in special_tokens(tokenizer):
+        if token in text:
+            _say_once(token)
+
+
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
         while text.startswith(bos):  # it gets one anyhow
             text = text.removeprefix(bos)
-    for token in special_tokens(tokenizer):
-        if token in text:
-            _say_once(token)
+    warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
     # A tokenizer that closes a text with EOS would end the answer before it begins.
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
@@ -142,10 +147,10 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 
 @functools.cache
 def _say_once(token: str) -> None:
-    """A prompt that was rendered from a chat by its template looks like this."""
+    """A prompt that was rendered from a chat by its template looks like this, or an answer that EOS was appended to."""
     logger.warning(
-        "a prompt spells out the special token %r, which is read as text: where it is meant, give a chat's messages or "
-        "token ids",
+        "a prompt or an answer spells out the special token %r, which is read as text: where it is meant, give a "
+        "chat's messages or token ids; an answer gets its EOS anyhow",
         token,
     )
 
