@@ -12,7 +12,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 # One thread is fastest for models of this size, and results do not depend on the number of cores.
-torch.set_num_threads(1)
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_they_were():
+    """Examples and benchmarks choose a number of threads, which must not be that of the next test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

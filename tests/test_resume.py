@@ -135,7 +135,6 @@ AGENTS = {make.__name__: make for make in MAKERS}
 
 def train(name, folder, *, iterations, total, resume=None):
     """The agent's weights and the log after so many iterations of a training of ``total`` steps."""
-    torch.set_num_threads(1)
     agent = AGENTS[name]()
     agent.learn(
         total, run_dir=folder, checkpoint_every=1, resume=resume,
