@@ -79,6 +79,23 @@ def gradients(policy):
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
+def close_gradients(found, expected, share=3e-5):
+    """Equal but for the order of their sums: small entries of a tensor may be sums of terms as large as its largest."""
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        atol = share * max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(found[name], gradient, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def product_dtypes(policy):
+    """Set of the dtypes that the policy's matrix products give from now on, but for those of one number (values)."""
+    found = set()
+    for module in policy.modules():
+        if type(module) is nn.Linear or type(module).__name__ == "Conv1D":
+            module.register_forward_hook(lambda m, args, out: found.add(out.dtype) if out.shape[-1] > 1 else None)
+    return found
+
+
 def cartpole(num_envs=4, mode="NextStep", **options):
     return SyncVectorEnv([lambda: gym.make("CartPole-v1", **options) for _ in range(num_envs)], autoreset_mode=mode)
 
