@@ -1,5 +1,7 @@
 """Scoring and decoding against `transformers` itself."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +144,15 @@ def make_rollout(rows=3, steps=7, seed=0):
         },
         batch_size=[rows, steps],
     )
+
+
+@pytest.mark.parametrize(("dtype", "accepted"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_a_head_that_rounds_otherwise_in_another_shape_is_the_models_own_in_bf16_and_not_in_fp32(dtype, accepted):
+    """The disagreement is planted: the last digit of bf16, in the shape that `transformers` gives it."""
+    model = make_gpt2().to(dtype)
+    model.lm_head.register_forward_hook(lambda m, args, out: out * (1 + 2**-7) if out.ndim == 3 else out)
+    with nullcontext() if accepted else pytest.raises(ValueError, match="are not its output layer over its trunk"):
+        LanguageModel(model, make_tokenizer(WORDS))
 
 
 def test_scoring_at_true_entries_equals_the_full_logits(lm):

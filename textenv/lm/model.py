@@ -300,7 +300,8 @@ class LanguageModel(nn.Module):
                 f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a decoder of "
                 "AutoModelForCausalLM, such as GPT-2, Llama or Qwen, in a dtype that it supports"
             ) from error
-        if gap > max(1e-3, 2 * torch.finfo(ours.dtype).eps) * own.abs().max().item():
+        # A short dtype may round the same product otherwise in another shape: by 2^-7 of it in bfloat16.
+        if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
             raise ValueError(
                 f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}), and "
                 f"what it does in between or afterwards is not known here; known are {', '.join(CAPS + FACTORS)} and "
