@@ -351,7 +351,7 @@ def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_
     assert head["LM"] == model["LM"] and head["SFT"] == model["SFT"]
     assert head["PPO seed 1"] != model["PPO seed 1"], "the two critics are not one"
     kl = {name: figures["KL to SFT, nats"] for name, (figures, _) in model.items()}
-    assert kl["SFT"] == pytest.approx(0, abs=1e-4) and kl["LM"] > 0.01 and kl["PPO seed 1"] != 0
+    assert kl["SFT"] == pytest.approx(0, abs=1e-4) and kl["LM"] > 0.01 and abs(kl["PPO seed 1"]) > 1e-3
     small.report(model)
     assert capsys.readouterr().out.count("PPO seed 1:") == 8
 

@@ -64,7 +64,7 @@ def decode(lm, decoder, tokens, starts, steps):
     for step in range(steps):
         length = starts + step
         torch.testing.assert_close(
-            decoder.logits(tokens, length), plain_logits(lm, tokens, length), atol=1e-5, rtol=1e-5
+            decoder.logits(tokens, length), plain_logits(lm, tokens, length), atol=5e-5, rtol=1e-5
         )
 
 
@@ -97,7 +97,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
         logits, at_work = decoder.logits(tokens, length), length > 0
         if at_work.any():
             expected = plain_logits(lm, tokens[at_work], length[at_work])
-            torch.testing.assert_close(logits[torch.from_numpy(at_work)], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(logits[torch.from_numpy(at_work)], expected, atol=5e-5, rtol=1e-5)
         assert (logits[torch.from_numpy(~at_work)] == 0).all()
     assert decoder._one.recording is not None and decoder._several.recording is not None
 

