@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+_START, _END = "\U000f0000", "\U000f0001"
+"""Two characters that mean nothing: they stand around what a message spells, and a template carries them along."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
 """Characters that mean nothing: one stands for an assistant's message, to find what a template writes after it."""
 
@@ -92,8 +94,6 @@ def chat_ids(
         ValueError: if there is no template, it refuses these messages, or they spell a special token where it cannot
             be told from the template's.
     """
-    from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
-
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
@@ -102,7 +102,7 @@ def chat_ids(
     spelt = _control_tokens(messages, tokenizer)
     if spelt is not None:
         messages = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
-        messages = [mark_control_tokens(message, own) for message, own in zip(messages, spelt, strict=True)]
+        messages = [_marked(message, own) for message, own in zip(messages, spelt, strict=True)]
     rendered = _render(messages, tokenizer, add_generation_prompt=add_generation_prompt)
     if after and rendered.count(after) != 1:
         raise ValueError(
@@ -111,8 +111,8 @@ def chat_ids(
         )
     wanted = rendered.partition(after)[2] if after else rendered
     if spelt is None:  # the usual case, by the usual way
-        return list(tokenizer(wanted, add_special_tokens=False, verbose=False)["input_ids"])
-    return list(encode_marked_chat(tokenizer, wanted))
+        return _usual_ids(wanted, tokenizer)
+    return _marked_ids(wanted, tokenizer)
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -190,6 +190,48 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
     """What finds one of these, the longest first; nothing if there are none."""
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
+
+
+def _marked(message: Any, tokens: re.Pattern[str]) -> Any:
+    """A message with marks around each of these tokens that its texts spell."""
+    marks = rf"{_START}\g<0>{_END}"
+    return with_strings(message, lambda text: tokens.sub(marks, text.replace(_START, "").replace(_END, "")))
+
+
+def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a rendered chat: what is marked is text. (`transformers` has this itself from 5.20 on.)
+
+    A template that cuts texts may leave half of a pair of marks: it is dropped, and the texts beside it stay apart.
+    """
+    tokens = _any_of(list(tokenizer.get_added_vocab())).pattern
+    newline, ids = _usual_ids("\n", tokenizer), []
+    for number, piece in enumerate(re.split(f"{_START}({tokens}){_END}|[{_START}{_END}]", chat)):
+        if piece:
+            encode = _word_ids if number % 2 else _usual_ids
+            # After a newline, for some tokenizers put a space before a text's first word.
+            found = encode(f"\n{piece}", tokenizer)
+            inside = number > 0 and found[: len(newline)] == newline
+            found = found[len(newline) :] if inside else encode(piece, tokenizer)
+            if number % 2 and tokenizer.convert_tokens_to_ids(piece) in found:
+                raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: take it out")
+            ids += found
+    return ids
+
+
+def _usual_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids by the vocabulary alone: no added token is looked for, special or not."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    cut = backend.pre_tokenizer
+    words = [text] if cut is None else [word for word, _ in cut.pre_tokenize_str(text)]
+    return [token.id for word in words for token in backend.model.tokenize(word)]
 
 
 def _joined(message: Mapping[str, Any]) -> str:
