@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: compare test lint learning architectures fuzz clean
+.PHONY: compare test oldest lint learning architectures fuzz clean
 
 compare: .venv/ready
-	$(BIN)/algos compare --run-dir runs/compare
+	$(BIN)/algos compare --run-dir runs/compare --overwrite
 
 test: .venv/ready
-	$(BIN)/pytest -n 2 -q
+	$(BIN)/pytest -n 2 -q -rs
+
+# The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
+oldest: .venv-oldest/ready
+	.venv-oldest/bin/python -c 'import algos, textenv, transformers as t; print("transformers", t.__version__)'
+	.venv-oldest/bin/pytest -q -rs tests/test_lm_runtime.py tests/test_save_load.py tests/test_reward_model.py \
+		tests/test_conversation.py tests/test_security.py -k 'runtime or folder or bfloat16 or template or leaves'
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -27,12 +33,16 @@ architectures: .venv/ready
 fuzz: .venv/ready
 	$(BIN)/python tests/fuzzing.py --inputs 100000
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: EXTRAS := '.[dev]'
+.venv/ready: constraints.txt
+.venv-oldest/ready: EXTRAS := . pytest pytest-timeout
+.venv-oldest/ready: constraints-oldest.txt
+%/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m venv $*
+	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
+	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-oldest runs
