@@ -23,6 +23,7 @@ def threads_as_they_were():
     yield
     torch.set_num_threads(before)
 
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
