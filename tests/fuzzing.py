@@ -23,7 +23,6 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import gymnasium as gym
 import numpy as np
@@ -32,13 +31,13 @@ from conftest import WORDS, make_tokenizer
 from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.algorithms import AlgorithmName, find_algorithm
+from algos.algorithms import CONFIGS
 from algos.checkpoint import load, read_description
 from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import _json_object, _with_remembered
 from algos.control import WEIGHTS
 from algos.environments import make_policy, make_vector_environment, remake_environment
-from algos.run import Run, _lines
+from algos.run import Run
 from textenv import PromptList, load_prompts, split_prompts
 from textenv.action_masks import ActionMasks
 from textenv.answer_guard import FUNCTIONS, is_harmless
@@ -268,8 +267,6 @@ def feedback(dice):
 
 # --- what a training wrote -------------------------------------------------------------------------------------------
 
-CONFIGS = {name: find_algorithm(name).config_type for name in get_args(AlgorithmName)}
-
 
 @target(says=r"Config|steps is|TRPO")
 def configs(dice):
@@ -388,7 +385,7 @@ def resumed(dice):
 def damaged_checkpoint(dice):
     folder = scratch() / "other" / "checkpoints" / "step-000000000064"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder.parent.parent / "metrics.jsonl").write_bytes(written("metrics.jsonl"))
+    (folder.parent.parent / "metrics.jsonl").write_bytes(edited(written("metrics.jsonl"), dice))
     which = dice.of([STATE, STATE, TENSORS, MANIFEST])
     files = {name: damaged(name, dice) if name == which else written(name) for name in (STATE, TENSORS, MANIFEST)}
     if which != MANIFEST and dice.below(4):
@@ -399,14 +396,12 @@ def damaged_checkpoint(dice):
     return folder
 
 
-@target(says=r"metrics\.jsonl|arguments\.json|no checkpoint")
+@target(says=r"arguments\.json|no checkpoint")
 def run_folders(dice):
-    """What else a run that goes on reads: its metrics, and by what it was started."""
+    """What else a run that goes on reads: by what it was started. (What is wrong with its metrics does not matter.)"""
     folder = scratch() / "third"
     folder.mkdir(exist_ok=True)
     (folder / "arguments.json").write_bytes(damaged("arguments.json", dice))
-    (folder / "metrics.jsonl").write_bytes(edited(written("metrics.jsonl"), dice))
-    _lines(folder, 2)
     found = _with_remembered(["train", "--resume", str(folder)])
     assert all(isinstance(word, str) for word in found)
 

@@ -12,7 +12,7 @@ from fuzz_inputs import TARGETS, BrokenError, Tally, Target, attempt, fuzz, limi
 
 from algos import load
 from algos.checkpoint import read_description
-from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.checkpoints import FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import main
 from algos.run import Run
 from textenv import PromptList, load_prompts
@@ -117,7 +117,7 @@ def sealed(folder, **files):
     folder.mkdir(parents=True)
     whole = {STATE: fuzzing.written(STATE), TENSORS: fuzzing.written(TENSORS)} | files
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
-    whole[MANIFEST] = json.dumps({"format": 1, "steps": 64, "files": sums}).encode()
+    whole[MANIFEST] = json.dumps({"format": FORMAT, "steps": 64, "files": sums}).encode()
     for name, content in whole.items():
         (folder / name).write_bytes(content)
     return folder
@@ -133,16 +133,16 @@ def test_a_whole_checkpoint_of_something_else_is_refused(state, tmp_path):
 
 def test_a_checkpoint_without_its_parts_does_not_fit_the_agent(tmp_path):
     state = json.dumps({"dict": [["algorithm", "PPO"]]}).encode()
-    with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: KeyError: 'environment'"):
+    with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: KeyError: '\w+'"):
         Run.from_checkpoint(fuzzing.agent(), sealed(tmp_path, **{STATE: state}))
 
 
-def test_broken_metrics_of_a_run_that_goes_on_are_named_by_line(tmp_path):
+def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_path):
     folder = sealed(tmp_path)
     first, second, *rest = fuzzing.written("metrics.jsonl").split(b"\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([first, second[:40], *rest]))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is no JSON"):
-        Run.from_checkpoint(fuzzing.agent(), folder)
+    steps = [json.loads(line)["steps"] for line in (first, second)]
+    assert [row["steps"] for row in Run.from_checkpoint(fuzzing.agent(), folder).history][:2] == steps
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'"train"'], ids=repr)

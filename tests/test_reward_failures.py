@@ -335,7 +335,7 @@ def test_a_wish_to_stop_is_no_failure_and_the_agent_is_saved(error, tmp_path):
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(steps=None, episodes=8, minibatch_size=8)
-    for rewards in (Rewards(stops), Rewards(stops, on_error="skip")):
+    for on_error in ("stop", "skip"):
         with pytest.raises(error):
-            PPO(make_env(rewards), policy, config).learn(100, run_dir=tmp_path)
-    assert (tmp_path / "config.json").is_file()
+            PPO(make_env(Rewards(stops, on_error=on_error)), policy, config).learn(100, run_dir=tmp_path / on_error)
+        assert (tmp_path / on_error / "config.json").is_file()

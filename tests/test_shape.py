@@ -26,12 +26,13 @@ def test_textenv_never_imports_algos():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_over_400_lines_and_no_function_over_60(path):
+def test_no_file_over_500_lines_and_no_function_over_60_besides_its_docstring(path):
     text = path.read_text()
-    assert text.count("\n") <= 400
+    assert text.count("\n") <= 500
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno - node.lineno + 1 <= 60, node.name
+            said = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
+            assert node.end_lineno - node.lineno + 1 - said <= 60, node.name
 
 
 def test_there_is_not_a_word_about_text_in_ppo():

@@ -7,6 +7,7 @@ import torch
 from conftest import make_gpt2, make_llama
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
 from pitfall_tools import Script, cartpole, lm_policy, play, scored, text_env
 from tensordict import TensorDict
 from test_pitfalls_update import ANSWERS, with_empty_rows
@@ -53,6 +54,8 @@ def any_env(action_space):
     """What an agent looks at: spaces and a mode; nobody steps it here."""
     env = VectorEnv()
     env.num_envs, env.single_observation_space, env.single_action_space = 2, spaces.Box(-1, 1, (3,)), action_space
+    env.observation_space = batch_space(env.single_observation_space, 2)
+    env.action_space = batch_space(action_space, 2)
     env.metadata = cartpole().metadata
     return env
 

@@ -129,6 +129,8 @@ def _explained(place: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a stranger's module raises
-        raise ValueError(f"{place} could not be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{place} could not be imported: {type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
+        ) from error
     finally:
         sys.path.remove(str(folder))
