@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
+from algos.control import ControlPolicy
 from algos.distributions import action_distribution
-from algos.exploration import refuse_seeds
 from algos.layers import SQRT_2, convolution, linear
 from algos.names import check_names
-from algos.policy import Observation, Step, frozen_copy
+from algos.policy import Observation, Step
 from textenv.rollout import Evaluation
 
 SMALLEST = 8
@@ -30,7 +27,7 @@ CHUNK = 1024
 """Images that `CNNPolicy.values` reads at a time, to bound its memory."""
 
 
-class CNNPolicy(nn.Module):
+class CNNPolicy(ControlPolicy):
     """The network of Mnih et al. (2015), "Human-level control": its trunk is shared, actor and critic are linear.
 
     Images are uint8, in the rollout too, and are divided by 255 here. Of three dimensions the shorter one of first
@@ -52,25 +49,17 @@ class CNNPolicy(nn.Module):
         torch.Size([5])
     """
 
-    sequential = False
-
     @check_names
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
     ) -> None:
-        super().__init__()
-        self._shape, self._channels_first = image_layout(observation_space)
+        _, channels_first = image_layout(observation_space)
+        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        self.hidden, self._channels_first = hidden, channels_first
         self.distribution = action_distribution(action_space)
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, hidden
-        self.generator = torch.Generator().manual_seed(seed)
         self.trunk = self._make_trunk()
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
-        self.critic = linear(hidden, 1, 1.0, self.generator)
-
-    @property
-    def num_actions(self) -> int | None:
-        """See `count_actions`."""
-        return count_actions(self.action_space)
+        self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -84,10 +73,6 @@ class CNNPolicy(nn.Module):
             )
         )
 
-    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Nothing is remembered."""
-        refuse_seeds(seeds, self)
-
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         features = self._features(rollout["observation"])
@@ -96,38 +81,19 @@ class CNNPolicy(nn.Module):
         )
         return Evaluation(log_prob, entropy, self.critic(features).squeeze(-1))
 
-    def divergence(self, rollout: TensorDict, other: CNNPolicy) -> Tensor:
-        """See `Policy.divergence`; any batch shape."""
-        return step_divergence(self, other, rollout)
-
-    @torch.no_grad()
-    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """See `Policy.values`."""
-        return step_values(self._value, rollout)
-
     def output(self, rollout: TensorDict) -> Tensor:
         """What the action distributions of a rollout are made from, ``[*, size]``."""
         return self.actor(self._features(rollout["observation"]))
 
-    def reference(self) -> CNNPolicy:
-        """See `Policy.reference`: a frozen copy."""
-        return frozen_copy(self)
+    def value(self, observation: Tensor) -> Tensor:
+        """Value of images ``[*batch, *]``, ``[*batch]``, read in chunks."""
+        before = observation.shape[: observation.ndim - len(self._shape)]
+        parts = observation.reshape(-1, *self._shape).split(CHUNK)
+        return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
 
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        """See `Policy.value_parameters`."""
-        return self.critic.parameters()
-
-    def update_normalizer(self, rollout: TensorDict) -> None:
-        """Nothing is measured: pixels are divided by 255."""
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`."""
-        return save_policy(self, folder, hidden=self.hidden)
-
-    @classmethod
-    def load(cls, folder: Path, saved: dict[str, Any]) -> CNNPolicy:
-        """Rebuild what `save` wrote."""
-        return restore_policy(cls, folder, saved)
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces."""
+        return {"hidden": self.hidden}
 
     def _make_trunk(self) -> nn.Sequential:
         channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
@@ -150,12 +116,6 @@ class CNNPolicy(nn.Module):
         if len(self._shape) == 2:
             return observation.unsqueeze(1)
         return observation if self._channels_first else observation.movedim(-1, 1)
-
-    def _value(self, observation: Tensor) -> Tensor:
-        """Values of images with any dimensions before their own, read in chunks."""
-        before = observation.shape[: observation.ndim - len(self._shape)]
-        parts = observation.reshape(-1, *self._shape).split(CHUNK)
-        return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
 
 
 def is_image(space: spaces.Space) -> bool:

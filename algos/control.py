@@ -1,10 +1,11 @@
-"""What control policies have in common: saving, and what is read off single steps."""
+"""What control policies have in common: spaces, saving, and what is read off single steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,50 +14,119 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.distributions import ActionDistribution
-from algos.policy import check_same_kind
+from algos.exploration import refuse_seeds
+from algos.flattening import flat_shape
+from algos.normalizers import ObservationNormalizer
+from algos.policy import check_same_kind, frozen_copy
 
 WEIGHTS = "policy.safetensors"
 """File of a control policy's weights."""
 BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
 """Dtypes that a saved Box may have."""
-AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
 
 
-class StepPolicy(Protocol):
-    """A policy whose action distribution at a step is made from that step's observation alone."""
+class ControlPolicy(nn.Module):
+    """What all policies for control share; a subclass has ``distribution``, networks, `act`, `evaluate` and `output`.
+
+    Args:
+        observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
+        action_space: of one environment; see `algos.distributions`.
+        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
+        seed: of the initial weights and of the sampled actions.
+
+    Raises:
+        ValueError: on an observation space without a fixed size.
+    """
+
+    sequential = False
+    distribution: ActionDistribution
+    critic: nn.Module
+
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, *, normalize_observations: bool, seed: int
+    ) -> None:
+        super().__init__()
+        self._shape = flat_shape(observation_space, type(self).__name__)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.generator = torch.Generator().manual_seed(seed)
+        self.normalizer = ObservationNormalizer(math.prod(self._shape)) if normalize_observations else None
 
     @property
-    def distribution(self) -> ActionDistribution:
-        """What its output becomes."""
-        ...
+    def num_actions(self) -> int | None:
+        """Actions to choose from; None where they cannot be counted off."""
+        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Nothing is remembered."""
+        refuse_seeds(seeds, self)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """What the action distributions of a rollout are made from, ``[*, size]``."""
-        ...
+        raise NotImplementedError
 
+    def value(self, observation: Tensor) -> Tensor:
+        """Value of observations ``[*batch, *]``, ``[*batch]``."""
+        raise NotImplementedError
 
-def count_actions(space: spaces.Space) -> int | None:
-    """Actions to choose from; None where they cannot be counted off."""
-    return int(space.n) if isinstance(space, spaces.Discrete) else None
+    def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
+        """See `Policy.divergence`; any batch shape."""
+        check_same_kind(self, other)
+        with torch.no_grad():
+            theirs = other.output(rollout)
+        return self.distribution.divergence(
+            self.output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
+        )
 
+    @torch.no_grad()
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`."""
+        return step_values(self.value, rollout)
 
-def save_policy(policy: Any, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """Write the weights; returns what `restore_policy` needs, for JSON: the spaces, and the further arguments."""
-    from safetensors.torch import save_model
+    def reference(self) -> Self:
+        """See `Policy.reference`: a frozen copy, the normaliser's statistics included, as they are."""
+        return frozen_copy(self)
 
-    save_model(policy, str(folder / WEIGHTS))
-    observation, action = (describe_space(space) for space in (policy.observation_space, policy.action_space))
-    return {"observation": observation, "action": action} | arguments
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return self.critic.parameters()
 
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """See `Policy.update_normalizer`."""
+        if self.normalizer is not None:
+            self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
 
-def restore_policy(make: Callable[..., AnyPolicy], folder: Path, saved: dict[str, Any]) -> AnyPolicy:
-    """Rebuild what `save_policy` wrote, by the policy's class."""
-    from safetensors.torch import load_model
+    def arguments(self) -> dict[str, Any]:
+        """What a policy is made with besides its spaces, for JSON."""
+        raise NotImplementedError
 
-    arguments = {name: x for name, x in saved.items() if name not in ("observation", "action")}
-    policy = make(restore_space(saved["observation"]), restore_space(saved["action"]), **arguments)
-    load_model(policy, str(folder / WEIGHTS))
-    return policy
+    def save(self, folder: Path) -> dict[str, Any]:
+        """See `Policy.save`."""
+        from safetensors.torch import save_model
+
+        save_model(self, str(folder / WEIGHTS))
+        observation, action = (describe_space(space) for space in (self.observation_space, self.action_space))
+        return {"observation": observation, "action": action} | self.arguments()
+
+    @classmethod
+    def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
+        """Rebuild what `save` wrote; it remembers nothing."""
+        from safetensors.torch import load_model
+
+        arguments = {name: x for name, x in saved.items() if name not in ("observation", "action")}
+        policy = cls(restore_space(saved["observation"]), restore_space(saved["action"]), **arguments)
+        load_model(policy, str(folder / WEIGHTS))
+        return policy
+
+    def _read(self, observation: Tensor) -> Tensor:
+        """What the networks are given: flat, float32, normalised."""
+        flat = self._flat(observation)
+        return flat if self.normalizer is None else self.normalizer(flat)
+
+    def _flat(self, observation: Tensor) -> Tensor:
+        """Flatten the observation's own dimensions, whatever stands before them."""
+        if len(self._shape) != 1:
+            observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
+        return observation if observation.dtype is torch.float32 else observation.to(torch.float32)
 
 
 def describe_space(space: spaces.Space) -> dict[str, Any]:
@@ -96,16 +166,6 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
         raise ValueError(f"a Box of {dtype!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
     low, high = (-np.inf, np.inf) if dtype.startswith("float") else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(low, high, tuple(saved["shape"]), np.dtype(dtype).type)
-
-
-def step_divergence(policy: StepPolicy, other: StepPolicy, rollout: TensorDict) -> Tensor:
-    """Exact KL(policy‖other) at each step, nats, of any batch shape; see `Policy.divergence`."""
-    check_same_kind(policy, other)
-    with torch.no_grad():
-        theirs = other.output(rollout)
-    return policy.distribution.divergence(
-        policy.output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
-    )
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,23 +13,22 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from algos.control import count_actions, restore_policy, save_policy
+from algos.control import ControlPolicy
 from algos.distributions import action_distribution
-from algos.exploration import refuse_seeds
-from algos.flattening import flat_shape, flatten
+from algos.flattening import flatten
 from algos.layers import SQRT_2, linear, lstm
 from algos.names import check_names
-from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, check_same_kind, frozen_copy
+from algos.policy import Observation, Step, check_same_kind
 from textenv.rollout import Evaluation
 
 
-class LSTMPolicy(nn.Module):
+class LSTMPolicy(ControlPolicy):
     """A linear encoder with tanh and an LSTM, both shared by a linear actor and a linear critic.
 
     The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell. Whole rows are the unit of a
     minibatch: `evaluate` goes on from the state that the rollout recorded at the row's start and back-propagates
-    through the row, or to the episode's beginning in it. Initialisation as in `MLPPolicy`.
+    through the row, or to the episode's beginning in it. Its `reference` does the same, so up to the beginning of a row
+    amid an episode both remember what the policy did. Initialisation as in `MLPPolicy`.
 
     Args:
         observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
@@ -60,24 +58,15 @@ class LSTMPolicy(nn.Module):
         normalize_observations: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self._shape = flat_shape(observation_space, "LSTMPolicy")
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        self.hidden, size = hidden, math.prod(self._shape)
         self.distribution = action_distribution(action_space)
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, hidden
-        size = math.prod(self._shape)
-        self.generator = torch.Generator().manual_seed(seed)
         self.encoder = nn.Sequential(linear(size, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
-        self.critic = linear(hidden, 1, 1.0, self.generator)
-        self.normalizer = ObservationNormalizer(size) if normalize_observations else None
+        self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
         # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
         self._state: Tensor | None = None
-
-    @property
-    def num_actions(self) -> int | None:
-        """See `count_actions`."""
-        return count_actions(self.action_space)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -101,7 +90,7 @@ class LSTMPolicy(nn.Module):
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Forget these slots (bool ``[N]``), or all."""
-        refuse_seeds(seeds, self)
+        super().reset(rows, seeds=seeds)
         if rows is None or self._state is None:
             self._state = None
         else:
@@ -145,32 +134,6 @@ class LSTMPolicy(nn.Module):
         entries = stretches.entries()
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
 
-    def reference(self) -> LSTMPolicy:
-        """See `Policy.reference`: a frozen copy.
-
-        It reads a rollout as `evaluate` does. In a row that begins amid an episode it goes on from the state recorded
-        there, which is the policy's: up to the row's beginning both remember alike. Whole episodes it reads by itself.
-        """
-        return frozen_copy(self)
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        """See `Policy.value_parameters`."""
-        return self.critic.parameters()
-
-    def update_normalizer(self, rollout: TensorDict) -> None:
-        """See `Policy.update_normalizer`."""
-        if self.normalizer is not None:
-            self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`."""
-        return save_policy(self, folder, hidden=self.hidden, normalize_observations=self.normalizer is not None)
-
-    @classmethod
-    def load(cls, folder: Path, saved: dict[str, Any]) -> LSTMPolicy:
-        """Rebuild what `save` wrote; it remembers nothing."""
-        return restore_policy(cls, folder, saved)
-
     def _remembered(self, rollout: TensorDict) -> Tensor:
         """The LSTM's output ``[m, hidden]`` at the True entries."""
         stretches = _stretches(rollout)
@@ -184,13 +147,11 @@ class LSTMPolicy(nn.Module):
 
     def _encode(self, observation: Tensor) -> Tensor:
         """What the LSTM is given: flat, float32, normalised, encoded."""
-        flat = self._flat(observation)
-        return self.encoder(flat if self.normalizer is None else self.normalizer(flat))
+        return self.encoder(self._read(observation.to(self.critic.weight)))
 
-    def _flat(self, observation: Tensor) -> Tensor:
-        """Flatten the observation's own dimensions, whatever stands before them."""
-        flat = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
-        return flat.to(self.critic.weight)
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces."""
+        return {"hidden": self.hidden, "normalize_observations": self.normalizer is not None}
 
 
 class _Stretches(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,18 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.control import count_actions, restore_policy, save_policy, step_divergence, step_values
-from algos.distributions import ActionDistribution, Gaussian, StateDependentGaussian, action_distribution
-from algos.exploration import HeldMatrices, refuse_seeds
-from algos.flattening import flat_shape, flatten
+from algos.control import ControlPolicy
+from algos.distributions import Gaussian, StateDependentGaussian, action_distribution
+from algos.exploration import HeldMatrices
+from algos.flattening import flatten
 from algos.layers import tower, widths
 from algos.names import check_names
-from algos.normalizers import ObservationNormalizer
-from algos.policy import Observation, Step, frozen_copy
+from algos.policy import Observation, Step
 from algos.twin_towers import acting_output, tower_output, twin_towers
 from textenv.rollout import Evaluation
 
 
-class MLPPolicy(nn.Module):
+class MLPPolicy(ControlPolicy):
     """Two towers with tanh: what the action distribution is made from (logits or a mean), and a value.
 
     Initialisation is orthogonal with gain √2, .01 for the actor's output and 1 for the critic's (Engstrom et al.
@@ -53,8 +51,6 @@ class MLPPolicy(nn.Module):
         torch.Size([3])
     """
 
-    sequential = False
-
     @check_names
     def __init__(
         self,
@@ -67,30 +63,20 @@ class MLPPolicy(nn.Module):
         log_std_init: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self._shape = flat_shape(observation_space, "MLPPolicy")
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, widths(hidden)
-        size = math.prod(self._shape)
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        self.hidden, size = widths(hidden), math.prod(self._shape)
         # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
         self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
-        self.distribution: ActionDistribution
         if self._held is None:
             self.distribution = action_distribution(action_space)
         else:
             self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
-        self.generator = torch.Generator().manual_seed(seed)
         self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
         self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
-        self.normalizer = ObservationNormalizer(size) if normalize_observations else None
         if log_std_init != 0:
             if not isinstance(action_space, spaces.Box):
                 raise ValueError(f"action_space is {action_space}, only a Box has a log_std: leave log_std_init out")
             self.log_std.data.fill_(log_std_init)
-
-    @property
-    def num_actions(self) -> int | None:
-        """See `count_actions`."""
-        return count_actions(self.action_space)
 
     @property
     def log_std(self) -> nn.Parameter:
@@ -119,7 +105,7 @@ class MLPPolicy(nn.Module):
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
-        refuse_seeds(seeds, self)
+        super().reset(rows, seeds=seeds)
         if self._held is not None:
             self._held = self._held.forget(rows)
 
@@ -134,46 +120,21 @@ class MLPPolicy(nn.Module):
         log_prob, entropy = self.distribution.score(output, rollout["action"], action_mask)
         return Evaluation(log_prob, entropy, value.squeeze(-1))
 
-    def divergence(self, rollout: TensorDict, other: MLPPolicy) -> Tensor:
-        """See `Policy.divergence`; any batch shape."""
-        return step_divergence(self, other, rollout)
-
-    @torch.no_grad()
-    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """See `Policy.values`."""
-        return step_values(self._value, rollout)
-
     def output(self, rollout: TensorDict) -> Tensor:
         """What the action distributions of a rollout are made from, ``[*, size]``."""
         return self._output(self._read(rollout["observation"]))
 
-    def reference(self) -> MLPPolicy:
-        """See `Policy.reference`: a frozen copy, normaliser included, with its statistics as they are."""
-        return frozen_copy(self)
+    def value(self, observation: Tensor) -> Tensor:
+        """Value of observations ``[*batch, *]``, ``[*batch]``."""
+        return tower_output(self._read(observation), self.critic).squeeze(-1)
 
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        """See `Policy.value_parameters`."""
-        return self.critic.parameters()
-
-    def update_normalizer(self, rollout: TensorDict) -> None:
-        """See `Policy.update_normalizer`."""
-        if self.normalizer is not None:
-            self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`."""
-        return save_policy(
-            self,
-            folder,
-            hidden=list(self.hidden),
-            normalize_observations=self.normalizer is not None,
-            sde_sample_freq=None if self._held is None else self._held.sample_freq,
-        )
-
-    @classmethod
-    def load(cls, folder: Path, saved: dict[str, Any]) -> MLPPolicy:
-        """Rebuild what `save` wrote."""
-        return restore_policy(cls, folder, saved)
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces; ``log_std_init`` and ``seed`` only made its first weights."""
+        return {
+            "hidden": list(self.hidden),
+            "normalize_observations": self.normalizer is not None,
+            "sde_sample_freq": None if self._held is None else self._held.sample_freq,
+        }
 
     @torch.no_grad()
     def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
@@ -198,17 +159,3 @@ class MLPPolicy(nn.Module):
             return self.actor(observation)
         features = self.actor[:-1](observation)
         return torch.cat([self.actor[-1](features), features], dim=-1)
-
-    def _value(self, observation: Tensor) -> Tensor:
-        return tower_output(self._read(observation), self.critic).squeeze(-1)
-
-    def _read(self, observation: Tensor) -> Tensor:
-        """What the networks are given: flat, float32, normalised."""
-        flat = self._flat(observation)
-        return flat if self.normalizer is None else self.normalizer(flat)
-
-    def _flat(self, observation: Tensor) -> Tensor:
-        """Flatten the observation's own dimensions, whatever stands before them."""
-        if len(self._shape) != 1:
-            observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
-        return observation if observation.dtype is torch.float32 else observation.to(torch.float32)

@@ -10,29 +10,13 @@ from algos.algorithms import find_config
 from algos.config import A2CConfig, Config, DQNConfig, GRPOConfig, PPOConfig, REINFORCEConfig, RLOOConfig, TRPOConfig
 
 CARTPOLE = PPOConfig(
-    steps=64,
-    epochs=8,
-    minibatch_size=256,
-    learning_rate=3e-3,
-    final_learning_rate=1.5e-4,
-    gamma=0.98,
-    gae_lambda=0.9,
-    value_coefficient=0.5,
+    steps=64, epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98, gae_lambda=0.9,
     max_grad_norm=1.0,
-)
+)  # fmt: skip
 """CartPole-v1 with 16 environments; found here, see the README."""
 
 CARTPOLE_LSTM = PPOConfig(
-    steps=64,
-    epochs=4,
-    minibatch_size=8,
-    learning_rate=2e-3,
-    final_learning_rate=0.0,
-    gamma=0.99,
-    gae_lambda=0.95,
-    value_coefficient=0.5,
-    max_grad_norm=1.0,
-    normalize_rewards=True,
+    steps=64, minibatch_size=8, learning_rate=2e-3, final_learning_rate=0.0, max_grad_norm=1.0, normalize_rewards=True
 )
 """CartPole-v1 with its velocities hidden, in 150,000 steps with 32 environments; found here.
 
@@ -41,33 +25,16 @@ of the value drowns the policy's in the layers that they share, and nothing is l
 """
 
 CARTPOLE_ZOO = PPOConfig(
-    steps=32,
-    epochs=20,
-    minibatch_size=256,
-    learning_rate=1e-3,
-    final_learning_rate=0.0,
-    gamma=0.98,
-    gae_lambda=0.8,
-    clip_range=0.2,
-    final_clip_range=0.0,
-    value_coefficient=1.0,
-    max_grad_norm=0.5,
-)
+    steps=32, epochs=20, minibatch_size=256, learning_rate=1e-3, final_learning_rate=0.0, gamma=0.98, gae_lambda=0.8,
+    final_clip_range=0.0, value_coefficient=1.0,
+)  # fmt: skip
 """CartPole-v1 in 100,000 steps with 8 environments; rl-baselines3-zoo, ``hyperparams/ppo.yml``.
 
 Its value coefficient of .5 is 1 here, because Stable-Baselines3's value loss is the whole squared error.
 """
 
 ACROBOT = PPOConfig(
-    steps=128,
-    epochs=4,
-    minibatch_size=256,
-    learning_rate=3e-3,
-    final_learning_rate=1e-4,
-    gamma=0.99,
-    gae_lambda=0.94,
-    value_coefficient=0.5,
-    normalize_rewards=True,
+    minibatch_size=256, learning_rate=3e-3, final_learning_rate=1e-4, gae_lambda=0.94, normalize_rewards=True
 )
 """Acrobot-v1 with 16 environments and normalised observations; found here.
 
@@ -75,15 +42,7 @@ Discount and trace decay are those of rl-baselines3-zoo, the rest is for a tenth
 """
 
 PENDULUM = PPOConfig(
-    steps=128,
-    epochs=10,
-    minibatch_size=256,
-    learning_rate=3e-3,
-    final_learning_rate=0.0,
-    gamma=0.95,
-    gae_lambda=0.95,
-    value_coefficient=0.5,
-    normalize_rewards=True,
+    epochs=10, minibatch_size=256, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.95, normalize_rewards=True
 )
 """Pendulum-v1 with 16 environments and noise held for 4 steps; found here.
 
@@ -91,17 +50,9 @@ The noise is rl-baselines3-zoo's; its discount of .9 ended some 15 lower here.
 """
 
 MOUNTAIN_CAR = PPOConfig(
-    steps=128,
-    epochs=10,
-    minibatch_size=1024,
-    learning_rate=3e-3,
-    final_learning_rate=0.0,
-    gamma=0.99,
-    gae_lambda=0.98,
-    value_coefficient=1.0,
-    entropy_coefficient=0.03,
-    normalize_rewards=True,
-)
+    epochs=10, minibatch_size=1024, learning_rate=3e-3, final_learning_rate=0.0, gae_lambda=0.98, value_coefficient=1.0,
+    entropy_coefficient=0.03, normalize_rewards=True,
+)  # fmt: skip
 """MountainCar-v0 with 32 environments and normalised observations; found here.
 
 Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and 64 in a minibatch ended some 20
@@ -109,15 +60,7 @@ lower here. With an entropy bonus of .01 one seed in five settled for a swing to
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
-    steps=128,
-    epochs=10,
-    minibatch_size=256,
-    learning_rate=1e-3,
-    final_learning_rate=1e-4,
-    gamma=0.99,
-    gae_lambda=0.95,
-    value_coefficient=0.5,
-    normalize_rewards=True,
+    epochs=10, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, normalize_rewards=True
 )
 """MountainCarContinuous-v0 with 16 environments, normalised observations and noise held for 32 steps; found here.
 
@@ -127,17 +70,9 @@ With 8 environments one seed in five was lost.
 """
 
 LUNAR_LANDER = PPOConfig(
-    steps=512,
-    epochs=6,
-    minibatch_size=256,
-    learning_rate=1e-3,
-    final_learning_rate=1e-4,
-    gamma=0.999,
-    gae_lambda=0.98,
-    value_coefficient=1.0,
-    entropy_coefficient=0.01,
-    normalize_rewards=True,
-)
+    steps=512, epochs=6, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.999, gae_lambda=0.98,
+    value_coefficient=1.0, entropy_coefficient=0.01, normalize_rewards=True,
+)  # fmt: skip
 """LunarLander-v3 with 16 environments; found here.
 
 Discount, trace decay and entropy are those of rl-baselines3-zoo. A first try with .995, .95 and twice the learning rate
@@ -145,28 +80,14 @@ lost one seed of three.
 """
 
 TEXT = PPOConfig(
-    steps=None,
-    episodes=128,
-    epochs=2,
-    minibatch_size=32,
-    learning_rate=5e-4,
-    final_learning_rate=1e-4,
-    gamma=1.0,
-    gae_lambda=0.95,
-    value_coefficient=0.5,
+    steps=None, episodes=128, epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0,
     max_grad_norm=1.0,
-)
+)  # fmt: skip
 """Short texts by small models, with a KL penalty; found here, see the README."""
 
 
 CARTPOLE_A2C = A2CConfig(
-    steps=32,
-    learning_rate=2e-3,
-    final_learning_rate=0.0,
-    gamma=0.99,
-    gae_lambda=0.95,
-    normalize_advantage=True,
-    max_grad_norm=0.5,
+    steps=32, learning_rate=2e-3, final_learning_rate=0.0, gae_lambda=0.95, normalize_advantage=True
 )
 """CartPole-v1 with 16 environments; found here. The linear decline and the number of steps are rl-baselines3-zoo's."""
 
@@ -178,74 +99,35 @@ CARTPOLE_RLOO = RLOOConfig(
 )
 """CartPole-v1 with 16 environments; found here. By sequences, since episodes that are good are long."""
 
-CARTPOLE_GRPO = GRPOConfig(
-    episodes=16,
-    group_size=8,
-    learning_rate=2e-3,
-    final_learning_rate=0.0,
-    minibatch_size=512,
-    epochs=2,
-    max_grad_norm=0.5,
-)
+CARTPOLE_GRPO = GRPOConfig(episodes=16, learning_rate=2e-3, final_learning_rate=0.0, minibatch_size=512)
 """CartPole-v1 with 16 environments; found here."""
 
-CARTPOLE_TRPO = TRPOConfig(
-    steps=512,
-    learning_rate=1e-3,
-    max_kl=0.04,
-    conjugate_gradient_steps=25,
-    critic_epochs=20,
-    minibatch_size=128,
-)
+CARTPOLE_TRPO = TRPOConfig(steps=512, learning_rate=1e-3, max_kl=0.04, conjugate_gradient_steps=25, critic_epochs=20)
 """CartPole-v1 with 2 environments; rl-baselines3-zoo's ``hyperparams/trpo.yml`` with a wider trust region."""
 
 CARTPOLE_DQN = DQNConfig(
-    steps=16,
-    learning_rate=2.3e-3,
-    final_learning_rate=0.0,
-    gamma=0.99,
-    gradient_steps=128,
-    batch_size=64,
-    target_every=128,
-    exploration_share=0.16,
+    learning_rate=2.3e-3, final_learning_rate=0.0, gradient_steps=128, target_every=128, exploration_share=0.16,
     final_exploration=0.04,
-)
+)  # fmt: skip
 """CartPole-v1 with 16 environments: rl-baselines3-zoo's, but for squared errors and a rate that falls."""
 
 TEXT_A2C = A2CConfig(
-    steps=None,
-    episodes=32,
-    learning_rate=5e-4,
-    final_learning_rate=1e-4,
-    gamma=1.0,
-    gae_lambda=0.95,
-    normalize_advantage=True,
-    max_grad_norm=1.0,
-)
-"""As `TEXT`; found here."""
-
-TEXT_REINFORCE = REINFORCEConfig(
-    episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, max_grad_norm=1.0
-)
-"""As `TEXT`; found here."""
-
-TEXT_RLOO = RLOOConfig(episodes=32, group_size=4, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
-"""As `TEXT`; found here."""
-
-TEXT_GRPO = GRPOConfig(
-    episodes=128, group_size=8, epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4,
-    max_grad_norm=1.0,
+    steps=None, episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, gae_lambda=0.95,
+    normalize_advantage=True, max_grad_norm=1.0,
 )  # fmt: skip
 """As `TEXT`; found here."""
 
+TEXT_REINFORCE = REINFORCEConfig(learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, max_grad_norm=1.0)
+"""As `TEXT`; found here."""
+
+TEXT_RLOO = RLOOConfig(learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
+"""As `TEXT`; found here."""
+
+TEXT_GRPO = GRPOConfig(episodes=128, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
+"""As `TEXT`; found here."""
+
 TEXT_TRPO = TRPOConfig(
-    steps=None,
-    episodes=64,
-    gamma=1.0,
-    gae_lambda=0.95,
-    conjugate_gradient_steps=10,
-    critic_epochs=2,
-    minibatch_size=32,
+    steps=None, episodes=64, gamma=1.0, conjugate_gradient_steps=10, critic_epochs=2, minibatch_size=32
 )
 """As `TEXT`, but few and costly steps; found here."""
 

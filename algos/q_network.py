@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.control import restore_policy, save_policy, step_divergence
+from algos.control import ControlPolicy
 from algos.distributions import Categorical
-from algos.exploration import refuse_seeds
-from algos.flattening import flat_shape, flatten
+from algos.flattening import flatten
 from algos.layers import tower, widths
 from algos.names import check_names
-from algos.policy import Observation, Step, frozen_copy
+from algos.policy import Observation, Step
 from textenv.rollout import Evaluation
 
 
-class QPolicy(nn.Module):
+class QPolicy(ControlPolicy):
     """One tower with ReLU: Q(s, a) of every action. What `algos.dqn.DQN` trains.
 
     Its distribution is the ε-greedy one: 1 - ε on the best action and ε spread over all (Sutton and Barto 2018, §2.2).
@@ -44,8 +41,8 @@ class QPolicy(nn.Module):
         torch.Size([3, 2])
     """
 
-    sequential = False
     trained_by_values = True
+    distribution: Categorical
 
     @check_names
     def __init__(
@@ -56,13 +53,10 @@ class QPolicy(nn.Module):
         hidden: Sequence[int] = (256, 256),
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self._shape = flat_shape(observation_space, "QPolicy")
+        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"action_space is {action_space}, QPolicy compares the actions of a Discrete(n): take PPO")
-        self.distribution = Categorical(action_space)
-        self.observation_space, self.action_space, self.hidden = observation_space, action_space, widths(hidden)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.distribution, self.hidden = Categorical(action_space), widths(hidden)
         self.network = tower(
             math.prod(self._shape), self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
             activation=nn.ReLU,
@@ -70,15 +64,9 @@ class QPolicy(nn.Module):
         self.exploration = 0.0
         """ε, the probability of an action drawn from all."""
 
-    @property
-    def num_actions(self) -> int:
-        """Actions to choose from."""
-        return self.distribution.size
-
     def action_values(self, observation: Tensor) -> Tensor:
         """Q(s, a) of every action: ``[*batch, *]`` to float32 ``[*batch, n]``."""
-        flat = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
-        return self.network(flat.to(torch.float32))
+        return self.network(self._read(observation))
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -91,10 +79,6 @@ class QPolicy(nn.Module):
             )
         )
 
-    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Nothing is remembered."""
-        refuse_seeds(seeds, self)
-
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         action_mask = rollout.get("action_mask", None)
@@ -106,10 +90,6 @@ class QPolicy(nn.Module):
         """Log-probabilities of all actions, ``[*, n]``."""
         return self._log_probs(self.action_values(rollout["observation"]), rollout.get("action_mask", None))
 
-    def divergence(self, rollout: TensorDict, other: QPolicy) -> Tensor:
-        """See `Policy.divergence`; infinite in effect where the other is greedy and the two disagree."""
-        return step_divergence(self, other, rollout)
-
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
@@ -118,25 +98,13 @@ class QPolicy(nn.Module):
         value, following = (_best(worth, mask) for worth, mask in zip(worths, masks, strict=True))
         return value, following
 
-    def reference(self) -> QPolicy:
-        """See `Policy.reference`."""
-        return frozen_copy(self)
-
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`: the values choose the actions, so there are none."""
         return iter(())
 
-    def update_normalizer(self, rollout: TensorDict) -> None:
-        """Nothing is normalised."""
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`."""
-        return save_policy(self, folder, hidden=list(self.hidden))
-
-    @classmethod
-    def load(cls, folder: Path, saved: dict[str, Any]) -> QPolicy:
-        """Rebuild what `save` wrote; it acts greedily."""
-        return restore_policy(cls, folder, saved)
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces."""
+        return {"hidden": list(self.hidden)}
 
     def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
         """The ε-greedy distribution over the actions that are open."""

@@ -157,7 +157,7 @@ def test_a_tower_in_another_precision_is_torchs():
 
 def test_values_are_computed_where_policy_and_rollout_are():
     policy = MLPPolicy(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)).to("meta")
-    value = policy._value(torch.zeros(3, 5, 4, device="meta"))
+    value = policy.value(torch.zeros(3, 5, 4, device="meta"))
     assert value.shape == (3, 5) and value.is_meta
 
 
