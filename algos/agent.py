@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -46,8 +46,6 @@ class Agent(Generic[ConfigT]):
 
     config_type: type[ConfigT] = Config  # type: ignore[assignment]  # of an algorithm that asks for no more
     """The algorithm's own config."""
-    reward_normalizer: RewardNormalizer | None = None
-    """Of algorithms that scale rewards."""
 
     def __init__(
         self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: Penalty | None = None
@@ -60,6 +58,8 @@ class Agent(Generic[ConfigT]):
         check_environment(env, policy, config)
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, penalty)
+        gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
+        self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
         self.cursor = Cursor(seed=config.seed)
         self.generator = torch.Generator().manual_seed(config.seed)
         """Of the order of minibatches."""
@@ -118,31 +118,7 @@ class Agent(Generic[ConfigT]):
         if state["penalty"] is not None and self.penalty is not None:
             self.penalty.load_state_dict(state["penalty"])
 
-    @check_names
-    def learn(
-        self,
-        total_steps: int,
-        *,
-        run_dir: str | Path | None = None,
-        progress: bool = False,
-        on_iteration: Callable[[Metrics], Any] | None = None,
-        diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
-        checkpoint_every: int | None = None,
-        resume: str | Path | None = None,
-        overwrite: bool = False,
-    ) -> list[Metrics]:
-        """Train for that many steps; returns what was logged. See `algos.learning.learn`."""
-        return learn(
-            self,
-            total_steps,
-            run_dir=run_dir,
-            progress=progress,
-            on_iteration=on_iteration,
-            diagnose=diagnose,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            overwrite=overwrite,
-        )
+    learn = check_names(learn)
 
     def save(self, folder: str | Path) -> Path:
         """Write policy and config; `algos.load` gives the policy back."""

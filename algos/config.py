@@ -224,13 +224,27 @@ class TRPOConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class REINFORCEConfig(PolicyGradientConfig):
-    """Hyper-parameters of REINFORCE."""
+class WholeEpisodesConfig(PolicyGradientConfig):
+    """Hyper-parameters of the algorithms that need the return of a whole episode, and no value."""
 
     steps: int | None = None
     """Not for this algorithm: a return needs the whole episode."""
     episodes: int | None = 32
-    """Whole episodes in a rollout."""
+    """Whole episodes in a rollout; a multiple of the group's size, where there are groups."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.episodes is None:
+            raise ValueError(
+                f"{type(self).__name__}.steps is {self.steps}, but returns of whole episodes are needed: set "
+                "steps=None and episodes"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class REINFORCEConfig(WholeEpisodesConfig):
+    """Hyper-parameters of REINFORCE."""
+
     gamma: float = 0.99
     """Discount a step; 1 for text."""
     normalize_advantage: bool = True
@@ -238,18 +252,13 @@ class REINFORCEConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_whole_episodes(self)
         check_range(self, unit_interval=["gamma"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOOConfig(PolicyGradientConfig):
+class RLOOConfig(WholeEpisodesConfig):
     """Hyper-parameters of RLOO."""
 
-    steps: int | None = None
-    """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 32
-    """Whole episodes in a rollout; a multiple of the group's size."""
     group_size: int = 4
     """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
     aggregation: AggregationName | Callable[..., Any] = "token_mean"
@@ -262,17 +271,13 @@ class RLOOConfig(PolicyGradientConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOConfig(PolicyGradientConfig):
+class GRPOConfig(WholeEpisodesConfig):
     """Hyper-parameters of GRPO.
 
     ``scale_by_std=False`` with `fixed_length_mean` or `token_mean` is "Dr. GRPO" (Liu et al. 2025), which favours
     neither short answers nor groups of little spread.
     """
 
-    steps: int | None = None
-    """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 32
-    """Whole episodes in a rollout; a multiple of the group's size."""
     group_size: int = 8
     """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
     epochs: int = 2
@@ -360,18 +365,8 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
         )
 
 
-def _check_whole_episodes(config: Config) -> None:
-    """Raise a ValueError unless a config collects whole episodes, whose returns need no value."""
-    if config.episodes is None:
-        raise ValueError(
-            f"{type(config).__name__}.steps is {config.steps}, but returns of whole episodes are needed: "
-            "set steps=None and episodes"
-        )
-
-
 def _check_groups(config: Config, group_size: int) -> None:
-    """Raise a ValueError unless whole episodes are collected in groups that have someone to compare with."""
-    _check_whole_episodes(config)
+    """Raise a ValueError unless the episodes are collected in groups that have someone to compare with."""
     assert config.episodes is not None
     if not isinstance(group_size, int) or group_size < 2 or config.episodes % group_size:
         raise ValueError(

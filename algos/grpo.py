@@ -6,8 +6,6 @@ works too, and by ``"k1"`` has the right gradient there.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -15,10 +13,11 @@ from torch import Tensor
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
-from algos.descent import Term, Totals, add_up, cut
+from algos.descent import Term, Terms
 from algos.learning import Metrics
-from algos.metrics import Means, group_metrics, ratio_metrics, rollout_metrics
-from algos.objective import by_name, episode_returns, log_ratios, regularizers, weighted_minibatches
+from algos.metrics import group_metrics
+from algos.objective import by_name, episode_returns, optimize
+from textenv.rollout import Evaluation
 
 
 class GRPO(Agent[GRPOConfig]):
@@ -38,36 +37,26 @@ class GRPO(Agent[GRPOConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its advantage column; returns metrics."""
-        config, means, mask = self.config, Means(), rollout["mask"]
+        config, mask = self.config, rollout["mask"]
         advantage = standardize_in_group(
             score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1),
             scale=config.scale_by_std,
         )  # fmt: skip
         rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
-        self.descent.schedule(self.progress)
-        for batch in weighted_minibatches(
+        metrics = optimize(
+            self,
             rollout,
-            policy=self.policy,
-            generator=self.generator,
+            self._terms,
             size=config.minibatch_size,
             epochs=config.epochs,
-            aggregation=by_name(config.aggregation),
-        ):
-            loss_of = partial(self._loss, first=means.count == 0)
-            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
-        metrics = rollout_metrics(rollout) | group_metrics(rollout)
-        return means.result() | metrics | {"update/minibatches": means.count}
-
-    def _loss(self, part: TensorDict, *, first: bool) -> tuple[Tensor, Totals]:
-        """GRPO's objective (eq. 3) on a part of a minibatch, and its terms."""
-        config, policy = self.config, self.policy
-        evaluation = policy.evaluate(part)
-        ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
-        improvement = by_name(config.policy_loss)(
-            log_ratio=ratios, advantage=part["advantage"], mask=part["mask"], clip_range=config.clip_range
+            aggregation=config.aggregation,
+            clip_range=config.clip_range,
         )
-        terms = {"policy/loss": Term(1.0, improvement)}
-        terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=self.penalty, config=config)
-        loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
-        metrics = ratio_metrics(ratios.detach(), share=part["share"], clip_range=config.clip_range, first=first)
-        return loss, totals | metrics
+        return metrics | group_metrics(rollout)
+
+    def _terms(self, part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
+        """GRPO's objective (eq. 3) on a part of a minibatch."""
+        improvement = by_name(self.config.policy_loss)(
+            log_ratio=log_ratio, advantage=part["advantage"], mask=part["mask"], clip_range=self.config.clip_range
+        )
+        return {"policy/loss": Term(1.0, improvement)}

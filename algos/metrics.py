@@ -73,29 +73,28 @@ class Means:
         return means | {"update/skipped": self.skipped}
 
 
-def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float, first: bool) -> dict[str, Tensor]:
+def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float | None, first: bool) -> dict[str, Tensor]:
     """How far a minibatch has moved from the old policy.
 
     Args:
         log_ratio: 0 where the mask is False.
         share: one over the True entries of the whole minibatch, at each of them; 0 elsewhere.
-        clip_range: of the loss.
+        clip_range: of the loss; None where the policy takes one step and has not moved.
         first: True before the first step of an update, where the policy is the one that acted.
 
     Returns:
         ``policy/approx_kl``, nats a step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
-        ``policy/clip_frac``, the share of ratios outside the clip range. The first time also `sampler_gap`.
+        ``policy/clip_frac``, the share of ratios outside the clip range. The first time also ``policy/sampler_gap``,
+        nats a step: mean distance of the log-probabilities when sampled and when scored.
     """
+    gap = {"policy/sampler_gap": (log_ratio.abs() * share).sum()} if first else {}
+    if clip_range is None:
+        return gap
     change = log_ratio.expm1()
-    return (sampler_gap(log_ratio, share=share) if first else {}) | {
+    return gap | {
         "policy/approx_kl": ((change - log_ratio) * share).sum(),
         "policy/clip_frac": ((change.abs() > clip_range) * share).sum(),
     }
-
-
-def sampler_gap(log_ratio: Tensor, *, share: Tensor) -> dict[str, Tensor]:
-    """``policy/sampler_gap``, nats a step: mean distance of the log-probabilities when sampled and when scored."""
-    return {"policy/sampler_gap": (log_ratio.abs() * share).sum()}
 
 
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:

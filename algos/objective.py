@@ -1,8 +1,9 @@
-"""What the losses of all policy-gradient algorithms share, beside the policy's own loss."""
+"""What all policy-gradient algorithms share: advantages by GAE, the inner loop, and the terms beside their own loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,31 +12,88 @@ from torch import Tensor
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.config import ActorCriticConfig, PolicyGradientConfig
-from algos.descent import Term, Terms, Totals, add_up
+from algos.agent import Agent
+from algos.config import PolicyGradientConfig
+from algos.descent import Term, Terms, Totals, add_up, cut
 from algos.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
-from algos.learning import Penalty
+from algos.learning import Metrics, Penalty
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
-from algos.metrics import sampler_gap
+from algos.metrics import Means, ratio_metrics, rollout_metrics
 from algos.minibatches import minibatches
-from algos.normalizers import RewardNormalizer
 from algos.policy import Policy
 from textenv.rollout import Evaluation
 
 
-def add_advantages(
-    rollout: TensorDict, *, policy: Policy, config: ActorCriticConfig, normalizer: RewardNormalizer | None
-) -> None:
+def optimize(
+    agent: Agent[Any],
+    rollout: TensorDict,
+    terms_of: Callable[[TensorDict, Evaluation, Tensor], Terms],
+    *,
+    size: int | None = None,
+    epochs: int = 1,
+    normalize_advantage: str | bool | None = False,
+    aggregation: str | Aggregation = token_mean,
+    clip_range: float | None = None,
+    target_kl: float | None = None,
+    others: Sequence[Callable[[], tuple[Tensor, Totals]]] = (),
+) -> Metrics:
+    """The inner loop of every algorithm that follows a policy gradient: one step for each minibatch; returns metrics.
+
+    Args:
+        agent: whose policy is improved.
+        rollout: ``[B, T]`` with advantages.
+        terms_of: the algorithm's own terms of the loss, from a part of a minibatch, what the policy says about it, and
+            the logs of the probability ratios; the entropy bonus and a KL in the loss are added here.
+        size, epochs, normalize_advantage, aggregation: see `weighted_minibatches`.
+        clip_range: of the loss, for the log; None logs no movement of the policy.
+        target_kl: ends the update as soon as a minibatch's ``policy/approx_kl`` exceeds it.
+        others: further losses, see `Descent.step`.
+    """
+    config, policy, means = agent.config, agent.policy, Means()
+
+    def loss_of(part: TensorDict, *, first: bool) -> tuple[Tensor, Totals]:
+        evaluation = policy.evaluate(part)
+        ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
+        terms = terms_of(part, evaluation, ratios)
+        terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=agent.penalty, config=config)
+        loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
+        return loss, totals | ratio_metrics(ratios.detach(), share=part["share"], clip_range=clip_range, first=first)
+
+    agent.descent.schedule(agent.progress)
+    for batch in weighted_minibatches(
+        rollout,
+        policy=policy,
+        generator=agent.generator,
+        size=size,
+        epochs=epochs,
+        normalize_advantage=normalize_advantage,
+        aggregation=by_name(aggregation),
+    ):
+        parts = cut(batch, config.micro_batch_size)
+        totals = agent.descent.step(partial(loss_of, first=means.count == 0), parts, *others)
+        means.add(totals)
+        if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
+            break
+    return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
+
+
+def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
+    """The loss of algorithms without a critic that take one step a rollout."""
+    loss = policy_gradient_loss(log_ratio=log_ratio, advantage=part["advantage"], mask=part["mask"])
+    return {"policy/loss": Term(1.0, loss)}
+
+
+def add_advantages(agent: Agent[Any], rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
     The rollout keeps the rewards that were paid; the advantages are made from scaled ones if the config says so.
 
     Args:
+        agent: its policy's values; its config's discount, trace decay, scaling of rewards, and whether limits
+            bootstrap.
         rollout: ``[B, T]``, see `textenv.rollout`.
-        policy: whose values.
-        config: discount, trace decay, scaling of rewards, whether limits bootstrap.
-        normalizer: of the rewards, or None.
     """
+    config, policy, normalizer = agent.config, agent.policy, agent.reward_normalizer
     reward, limit = rollout["reward"] if normalizer is None else normalizer(rollout), rollout["truncated"]
     if config.whiten_rewards:
         reward = whiten(reward, mask=rollout["mask"], shift_mean=False)
@@ -152,16 +210,3 @@ def regularizers(
         charged = penalty.losses(part, log_prob=evaluation.log_prob, policy=policy)
         terms |= {name: Term(1.0, entries) for name, entries in charged.items()}
     return terms
-
-
-def policy_gradient(
-    part: TensorDict, *, policy: Policy, penalty: Penalty | None, config: PolicyGradientConfig
-) -> tuple[Tensor, Totals]:
-    """Loss of a part of a rollout, by the policy that acted and without a value; and quantities for the log."""
-    evaluation = policy.evaluate(part)
-    ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=True)
-    improvement = policy_gradient_loss(log_ratio=ratios, advantage=part["advantage"], mask=part["mask"])
-    terms = {"policy/loss": Term(1.0, improvement)}
-    terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=penalty, config=config)
-    loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
-    return loss, totals | sampler_gap(ratios.detach(), share=part["share"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from algos.agent import Agent
 from algos.config import PPOConfig
-from algos.descent import Term, Totals, add_up, cut, scheduled
+from algos.descent import Term, Terms, Totals, scheduled
 from algos.learning import Metrics, Penalty
 from algos.losses import value_loss
-from algos.metrics import Means, ratio_metrics, rollout_metrics
-from algos.normalizers import RewardNormalizer
-from algos.objective import add_advantages, by_name, log_ratios, regularizers, weighted_minibatches
+from algos.objective import add_advantages, by_name, optimize
 from algos.policy import Policy
+from textenv.rollout import Evaluation
 
 
 class PPO(Agent[PPOConfig]):
@@ -51,9 +49,8 @@ class PPO(Agent[PPOConfig]):
         auxiliary: Callable[[Policy], Tensor] | None = None,
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)
-        config = self.config
         self.auxiliary = auxiliary
-        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
+        self.clip_range = self.config.clip_range
 
     def state_dict(self) -> dict[str, Any]:
         """See `Agent.state_dict`; where an auxiliary loss stands in its text, if it says so."""
@@ -69,34 +66,28 @@ class PPO(Agent[PPOConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
-        config, means = self.config, Means()
-        add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
-        self.descent.schedule(self.progress)
-        for batch in weighted_minibatches(
+        config = self.config
+        add_advantages(self, rollout)
+        self.clip_range = scheduled(config.clip_range, config.final_clip_range, self.progress)
+        return optimize(
+            self,
             rollout,
-            policy=self.policy,
-            generator=self.generator,
+            self._terms,
             size=config.minibatch_size,
             epochs=config.epochs,
             normalize_advantage=config.normalize_advantage,
-            aggregation=by_name(config.aggregation),
-        ):
-            loss_of = partial(self._loss, first=means.count == 0)
-            totals = self.descent.step(loss_of, cut(batch, config.micro_batch_size), *self._auxiliary_losses())
-            means.add(totals)
-            if config.target_kl is not None and totals and totals["policy/approx_kl"].item() > config.target_kl:
-                break
-        return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
+            aggregation=config.aggregation,
+            clip_range=self.clip_range,
+            target_kl=config.target_kl,
+            others=[] if self.auxiliary is None else [self._auxiliary_loss],
+        )
 
-    def _loss(self, part: TensorDict, *, first: bool) -> tuple[Tensor, Totals]:
-        """PPO's objective (eq. 9) on a part of a minibatch, and its terms."""
+    def _terms(self, part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
+        """PPO's objective (eq. 9) on a part of a minibatch."""
         config, mask = self.config, part["mask"]
-        clip_range = scheduled(config.clip_range, config.final_clip_range, self.progress)
-        evaluation = self.policy.evaluate(part)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        ratios = log_ratios(part, evaluation=evaluation, policy=self.policy, config=config, first=first)
         improvement = by_name(config.policy_loss)(
-            log_ratio=ratios, advantage=part["advantage"], mask=mask, clip_range=clip_range
+            log_ratio=log_ratio, advantage=part["advantage"], mask=mask, clip_range=self.clip_range
         )
         error = value_loss(
             value=evaluation.value,
@@ -105,15 +96,9 @@ class PPO(Agent[PPOConfig]):
             old_value=part["value"],
             clip_range=config.value_clip_range,
         )
-        terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.value_coefficient, error)}
-        terms |= regularizers(part, evaluation=evaluation, policy=self.policy, penalty=self.penalty, config=config)
-        loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
-        return loss, totals | ratio_metrics(ratios.detach(), share=part["share"], clip_range=clip_range, first=first)
+        return {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.value_coefficient, error)}
 
-    def _auxiliary_losses(self) -> list[Callable[[], tuple[Tensor, Totals]]]:
-        def loss_of() -> tuple[Tensor, Totals]:
-            assert self.auxiliary is not None
-            loss = self.auxiliary(self.policy)
-            return loss, {"auxiliary/loss": loss}
-
-        return [] if self.auxiliary is None else [loss_of]
+    def _auxiliary_loss(self) -> tuple[Tensor, Totals]:
+        assert self.auxiliary is not None
+        loss = self.auxiliary(self.policy)
+        return loss, {"auxiliary/loss": loss}

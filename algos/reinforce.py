@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tensordict import TensorDict
 
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import REINFORCEConfig
-from algos.descent import cut
 from algos.learning import Metrics
-from algos.metrics import Means, rollout_metrics
-from algos.objective import policy_gradient, weighted_minibatches
+from algos.objective import optimize, policy_gradient
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
@@ -32,16 +28,8 @@ class REINFORCE(Agent[REINFORCEConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""
-        config, means, mask = self.config, Means(), rollout["mask"]
-        returns = discounted_returns(
-            **{name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}, gamma=config.gamma
-        )
-        rollout["advantage"] = subtract_mean(returns, mask=mask)
-        self.descent.schedule(self.progress)
-        loss_of = partial(policy_gradient, policy=self.policy, penalty=self.penalty, config=config)
-        scaled = "rollout" if config.normalize_advantage else False
-        for batch in weighted_minibatches(
-            rollout, policy=self.policy, generator=self.generator, normalize_advantage=scaled
-        ):
-            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
-        return means.result() | rollout_metrics(rollout)
+        columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
+        returns = discounted_returns(**columns, gamma=self.config.gamma)
+        rollout["advantage"] = subtract_mean(returns, mask=rollout["mask"])
+        scaled = "rollout" if self.config.normalize_advantage else False
+        return optimize(self, rollout, policy_gradient, normalize_advantage=scaled)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict import TensorDict
 
 from algos.advantages import leave_one_out
 from algos.agent import Agent
 from algos.config import RLOOConfig
-from algos.descent import cut
 from algos.learning import Metrics
-from algos.metrics import Means, group_metrics, rollout_metrics
-from algos.objective import by_name, episode_returns, policy_gradient, weighted_minibatches
+from algos.metrics import group_metrics
+from algos.objective import episode_returns, optimize, policy_gradient
 
 
 class RLOO(Agent[RLOOConfig]):
@@ -33,13 +30,8 @@ class RLOO(Agent[RLOOConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout, which gets its advantage column; returns metrics."""
-        config, means, mask = self.config, Means(), rollout["mask"]
+        mask = rollout["mask"]
         advantage = leave_one_out(score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1))
         rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
-        self.descent.schedule(self.progress)
-        loss_of = partial(policy_gradient, policy=self.policy, penalty=self.penalty, config=config)
-        for batch in weighted_minibatches(
-            rollout, policy=self.policy, generator=self.generator, aggregation=by_name(config.aggregation)
-        ):
-            means.add(self.descent.step(loss_of, cut(batch, config.micro_batch_size)))
-        return means.result() | rollout_metrics(rollout) | group_metrics(rollout)
+        metrics = optimize(self, rollout, policy_gradient, aggregation=self.config.aggregation)
+        return metrics | group_metrics(rollout)

@@ -20,7 +20,6 @@ from algos.learning import Metrics, Penalty
 from algos.losses import token_mean, value_loss
 from algos.metrics import Means, rollout_metrics
 from algos.minibatches import places
-from algos.normalizers import RewardNormalizer
 from algos.objective import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
 from algos.policy import Policy
 from algos.violations import explain_step
@@ -52,17 +51,15 @@ class TRPO(Agent[TRPOConfig]):
         self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: Penalty | None = None
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)
-        config = self.config
         if getattr(self.penalty, "place", "reward") == "loss":
             raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
-        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_rewards else None
         self._actor: list[nn.Parameter] = []
         self._critic: Descent | None = None
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
         config = self.config
-        add_advantages(rollout, policy=self.policy, config=config, normalizer=self.reward_normalizer)
+        add_advantages(self, rollout)
         check_advantages(rollout)
         mask = rollout["mask"]
         if not mask.any():
