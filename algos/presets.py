@@ -1,4 +1,4 @@
-"""Named hyper-parameters. Where they come from stands beside each."""
+"""Named hyper-parameters: what differs from the defaults of `algos.config`. Where they come from stands beside each."""
 
 from __future__ import annotations
 
