@@ -8,8 +8,8 @@ from torch import Tensor
 from algos.agent import Agent
 from algos.config import A2CConfig
 from algos.descent import Term, Terms
-from algos.learning import Metrics
 from algos.losses import value_loss
+from algos.metrics import Metrics
 from algos.objective import add_advantages, optimize, policy_gradient
 from textenv.rollout import Evaluation
 

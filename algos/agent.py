@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.checkpoint import save
-from algos.collection import Cursor, collect
-from algos.config import ActorCriticConfig, Config, PPOConfig
+from algos.collection import Cursor, autoreset_mode, collect
+from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.descent import Descent
-from algos.learning import Metrics, Penalty, check_environment, choose_penalty, learn
+from algos.learning import learn
+from algos.metrics import Metrics
 from algos.names import check_names
 from algos.normalizers import RewardNormalizer
-from algos.policy import Policy
+from algos.policy import Policy, check_spaces
 from algos.state import attributes, load_weights, own_attributes, set_attributes, trained_weights
+from textenv.kl import KLPenalty
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ class Agent(Generic[ConfigT]):
     """The algorithm's own config."""
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: Penalty | None = None
+        self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: KLPenalty | None = None
     ) -> None:
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
@@ -157,3 +160,59 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     if found:
         logger.info("%s: %s", type(config).__name__, ", ".join(f"{name}={value}" for name, value in found.items()))
     return dataclasses.replace(config, **found)
+
+
+def choose_penalty(env: Any, penalty: KLPenalty | None) -> KLPenalty | None:
+    """The penalty given, else the one that the environment carries, else none."""
+    return getattr(env, "penalty", None) if penalty is None else penalty
+
+
+def check_environment(env: Any, policy: Any, config: Any) -> None:
+    """Refuse environments that an agent cannot collect from, and policies and configs of another kind.
+
+    Raises:
+        TypeError: if it is no vector environment, or the policy is not of the kind that the algorithm trains.
+        ValueError: if it charges the KL by itself or does not say its autoreset mode, if policy and environment count
+            different actions, or if the config counts what the environment does not have.
+    """
+    if not isinstance(env, VectorEnv):
+        raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
+    space = env.single_action_space
+    if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
+        raise ValueError(
+            "this environment charges the KL step by step (KLReward); our agents charge it in batches: "
+            "use TextVectorEnv with KLPenalty, or the KL would be charged twice"
+        )
+    if is_episode_env(env.unwrapped) and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} wraps a text environment and hides its whole episodes: give the environment itself"
+        )
+    if not is_episode_env(env):
+        autoreset_mode(env)
+    observed = env.single_observation_space
+    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
+        )
+    check_spaces(env, policy)
+    actions = getattr(policy, "num_actions", None)
+    if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
+        raise ValueError(
+            f"the policy chooses from {actions} actions, the environment has {space.n}: "
+            "make both from the same tokenizer or space"
+        )
+    if getattr(policy, "trained_by_values", False) and isinstance(config, PolicyGradientConfig):
+        raise TypeError(
+            f"a {type(policy).__name__} acts on values and has no probabilities that a gradient could follow: train it "
+            "by DQN, or take an MLPPolicy"
+        )
+    if getattr(policy, "sampling_only", False):
+        raise ValueError(
+            "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
+            "KL would be wrong. Train with both None, and set them for generation afterwards."
+        )
+    if is_episode_env(env) and config.episodes is None:
+        raise ValueError(
+            f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
+            "set steps=None and episodes, or start from algos.presets.TEXT"
+        )

@@ -19,11 +19,6 @@ CONFIGS: dict[str, type[Config]] = {
 """Config of each algorithm."""
 PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
 """What ``--policy`` takes; ``auto`` is a CNN for images and two perceptrons for other control, ``q`` is DQN's."""
-CONTROL_POLICIES = {
-    "mlp": "algos.mlp:MLPPolicy", "cnn": "algos.cnn:CNNPolicy", "lstm": "algos.lstm:LSTMPolicy",
-    "q": "algos.q_network:QPolicy",
-}  # fmt: skip
-"""Where the policies live that one file of weights and JSON arguments restore."""
 GROUPED = ("rloo", "grpo")
 """Those that compare episodes with one start, so that a control environment is reset by a seed for each slot."""
 
@@ -43,15 +38,6 @@ def find_algorithm(name: str) -> type[Agent]:
     """The class of an algorithm; raises as `find_config` does."""
     own = find_config(name).__name__.removesuffix("Config")
     return getattr(importlib.import_module(f"algos.{name}"), own)
-
-
-def find_policy(name: str) -> Any:
-    """The class of a control policy, by its name in `CONTROL_POLICIES` or its class's; raises a ValueError."""
-    for short, home in CONTROL_POLICIES.items():
-        module, _, own = home.partition(":")
-        if name in (short, own):
-            return getattr(importlib.import_module(module), own)
-    raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
 
 
 def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:

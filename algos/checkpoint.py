@@ -6,13 +6,10 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from algos.algorithms import CONTROL_POLICIES, find_policy
+from algos.policy import CONTROL_POLICIES, Policy, find_policy
 from algos.run_folder import draft, remove
-
-if TYPE_CHECKING:
-    from algos.policy import Policy
 
 FORMAT = 3
 """Version of the folder's layout; 2, which knew the shape of observations alone, is read too."""

@@ -9,13 +9,13 @@ import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos import presets
 from algos.algorithms import CONFIGS
 from algos.run_folder import check_new
+from algos.study import Case, RunResult, summary, update_kl
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -23,40 +23,6 @@ if TYPE_CHECKING:
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES, CONTROL_EPISODES = 288, 20
 """Episodes of each evaluation; prompts of the test split in text."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """An environment and the algorithm that is trained on it, by the recipe that `algos.presets` has for the two."""
-
-    env: str
-    algorithm: str = "ppo"
-
-    def __str__(self) -> str:
-        return f"{self.env}:{self.algorithm}"
-
-
-@dataclass
-class Run:
-    """One training run and its evaluations."""
-
-    env: str
-    algorithm: str
-    seed: int
-    policy: str
-    parameters: int
-    best: float | None
-    """Return at which Gymnasium calls the environment solved; None if it does not say."""
-    before: dict[str, float]
-    after: dict[str, float]
-    history: list[dict[str, float]]
-    samples: list[tuple[str, str, str]] = field(default_factory=list)
-    """Text only: prompt, answer before, answer after."""
-
-    @property
-    def case(self) -> Case:
-        """What was trained on what."""
-        return Case(self.env, self.algorithm)
 
 
 def parse_cases(texts: Iterable[str]) -> list[Case]:
@@ -115,7 +81,6 @@ def compare(
         What the table shows of each case, and where the report is.
     """
     from algos.report import print_table, write_report
-    from algos.study import summary
 
     start = time.perf_counter()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -141,7 +106,7 @@ def train_all(
     deterministic: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-) -> list[Run]:
+) -> list[RunResult]:
     """Train every case with seeds 1, 2, …, two runs at a time.
 
     Args:
@@ -184,13 +149,12 @@ def _run(
     deterministic: bool,
     overwrite: bool,
     quiet: bool,
-) -> Run:
+) -> RunResult:
     """Train and evaluate once, in a process of its own."""
     import torch
 
     from algos.environments import is_text, make_vector_environment
     from algos.evaluation import summarise
-    from algos.study import update_kl
 
     torch.set_num_threads(1)
     recipe, text = presets.recipe(case.env, case.algorithm), is_text(case.env)
@@ -213,7 +177,7 @@ def _run(
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
     best = None if spec is None else spec.reward_threshold
-    return Run(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
+    return RunResult(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
 
 
 def _folder(run_dir: Path, case: Case, seed: int) -> Path:

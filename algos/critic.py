@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from textenv.lm.adapters import merged_trunk, plain_model
-from textenv.lm.loading import from_pretrained, no_progress_bars
+from textenv.lm.loading import from_pretrained, merged_trunk, plain_model
 from textenv.lm.memory import check_memory_options, trunk_output
+from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,8 +15,7 @@ from torch.nn import functional
 from algos.agent import Agent
 from algos.config import DQNConfig
 from algos.descent import Totals, scheduled
-from algos.learning import Metrics
-from algos.metrics import Means
+from algos.metrics import Means, Metrics
 from algos.q_network import QPolicy
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")

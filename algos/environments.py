@@ -13,8 +13,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from algos.algorithms import PolicyName, find_policy
+from algos.algorithms import PolicyName
 from algos.flattening import flat_shape
+from algos.policy import find_policy
 from textenv.rewards.calling import read_module
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
 from algos.environments import is_text, make_vector_environment
-from algos.learning import check_spaces
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.names import check_names
-from algos.policy import Policy
+from algos.policy import Policy, check_spaces
 from textenv.env import TextEnv
 from textenv.rollout import is_episode_env
 

@@ -14,8 +14,7 @@ from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
 from algos.descent import Term, Terms
-from algos.learning import Metrics
-from algos.metrics import group_metrics
+from algos.metrics import Metrics, group_metrics
 from algos.objective import by_name, episode_returns, optimize
 from textenv.rollout import Evaluation
 

@@ -7,73 +7,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
-from torch import Tensor
 
 from algos.checkpoints import checkpoints, run_of
-from algos.collection import autoreset_mode
-from algos.config import PolicyGradientConfig
-from algos.flattening import flat_shape
 from algos.frontier import VARIETY, plot_frontier
 from algos.interruption import noted_signals
 from algos.invariants import InvariantError, check_finite, check_inert
+from algos.learner import Learner
 from algos.logs import Logs
-from algos.metrics import EpisodeMeter, reference_metrics
+from algos.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.names import check_names
 from algos.run import Run
 from algos.run_folder import hold
 from algos.violations import write_violation
 from textenv.rollout import is_episode_env
 
-if TYPE_CHECKING:
-    from algos.agent import Agent
-
-Metrics = dict[str, float]
-
-
-class Penalty(Protocol):
-    """Charges a policy in the rewards of a rollout, or in the loss (`textenv.kl.KLPenalty`)."""
-
-    @property
-    def coefficient(self) -> float:
-        """Reward per nat."""
-        ...
-
-    def __call__(self, rollout: TensorDict, policy: Any) -> None:
-        """Add ``kl`` and ``reference_log_prob`` to the rollout; may subtract from its ``reward``."""
-        ...
-
-    def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
-        """What is added to the loss: terms by name, one number an entry; none if the reward was charged."""
-        ...
-
-    def update(self, rollout: TensorDict) -> None:
-        """Adapt the coefficient, once the update that was charged with it is over."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What changes while training, for JSON."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        ...
-
 
 @check_names
 def learn(
-    agent: Agent,
+    agent: Learner,
     total_steps: int,
     *,
     run_dir: str | Path | None = None,
     progress: bool = False,
     on_iteration: Callable[[Metrics], Any] | None = None,
-    diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
+    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
     overwrite: bool = False,
@@ -181,9 +142,9 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
 
 
 def iterate(
-    agent: Agent,
+    agent: Learner,
     meters: tuple[EpisodeMeter, EpisodeMeter],
-    diagnose: Callable[[Agent, TensorDict], Metrics] | None = None,
+    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
 ) -> Metrics:
     """One turn of the loop; the meters take the returns before and after the penalty."""
     clock = [time.perf_counter()]
@@ -222,82 +183,3 @@ def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "epis
         return {}
     metrics = {name: float(np.mean(returns))}
     return metrics if name != "episode/return" else metrics | {"episode/length": float(np.mean(lengths))}
-
-
-def choose_penalty(env: Any, penalty: Penalty | None) -> Penalty | None:
-    """The penalty given, else the one that the environment carries, else none."""
-    return getattr(env, "penalty", None) if penalty is None else penalty
-
-
-def check_environment(env: Any, policy: Any, config: Any) -> None:
-    """Refuse environments that an agent cannot collect from, and policies and configs of another kind.
-
-    Raises:
-        TypeError: if it is no vector environment, or the policy is not of the kind that the algorithm trains.
-        ValueError: if it charges the KL by itself or does not say its autoreset mode, if policy and environment count
-            different actions, or if the config counts what the environment does not have.
-    """
-    if not isinstance(env, VectorEnv):
-        raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
-    space = env.single_action_space
-    if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
-        raise ValueError(
-            "this environment charges the KL step by step (KLReward); our agents charge it in batches: "
-            "use TextVectorEnv with KLPenalty, or the KL would be charged twice"
-        )
-    if is_episode_env(env.unwrapped) and not is_episode_env(env):
-        raise ValueError(
-            f"{type(env).__name__} wraps a text environment and hides its whole episodes: give the environment itself"
-        )
-    if not is_episode_env(env):
-        autoreset_mode(env)
-    observed = env.single_observation_space
-    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not is_episode_env(env):
-        raise ValueError(
-            f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
-        )
-    check_spaces(env, policy)
-    actions = getattr(policy, "num_actions", None)
-    if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
-        raise ValueError(
-            f"the policy chooses from {actions} actions, the environment has {space.n}: "
-            "make both from the same tokenizer or space"
-        )
-    if getattr(policy, "trained_by_values", False) and isinstance(config, PolicyGradientConfig):
-        raise TypeError(
-            f"a {type(policy).__name__} acts on values and has no probabilities that a gradient could follow: train it "
-            "by DQN, or take an MLPPolicy"
-        )
-    if getattr(policy, "sampling_only", False):
-        raise ValueError(
-            "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
-            "KL would be wrong. Train with both None, and set them for generation afterwards."
-        )
-    if is_episode_env(env) and config.episodes is None:
-        raise ValueError(
-            f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
-            "set steps=None and episodes, or start from algos.presets.TEXT"
-        )
-
-
-def check_spaces(env: VectorEnv, policy: Any) -> None:
-    """Refuse a policy that was made for other observations or actions than the environment has.
-
-    Raises:
-        TypeError: on a control policy for text.
-        ValueError: on spaces of all slots, or of another environment.
-    """
-    read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
-    if read is None:
-        return
-    name, single = type(policy).__name__, env.single_observation_space
-    if is_episode_env(env):
-        raise TypeError(f"a {name} cannot read text in whole episodes: take an algos.LMPolicy")
-    batched = (read, env.observation_space, single), (chosen, env.action_space, env.single_action_space)
-    if any(own == of_all and own != of_one for own, of_all, of_one in batched):
-        raise ValueError(
-            f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
-            "env.single_observation_space and env.single_action_space"
-        )
-    if flat_shape(read, name) != flat_shape(single, name):
-        raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")

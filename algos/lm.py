@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from algos.critic import HEAD, Critic, fresh_head
 from algos.exploration import UniformStreams
 from algos.policy import Observation, Step
-from textenv.lm.adapters import merged, save_model
 from textenv.lm.decoding import Decoder
-from textenv.lm.loading import EMBEDDED, no_progress_bars
+from textenv.lm.loading import EMBEDDED, merged, save_model
 from textenv.lm.model import LanguageModel
 from textenv.lm.reward_model import RewardModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
+from textenv.progress import no_progress_bars
 from textenv.rollout import Evaluation, following, sequences
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class LMPolicy(nn.Module):
         assert isinstance(observation, dict), "a language model reads the observations of a text environment"
         tokens, length = observation["tokens"], observation["length"].reshape(-1)
         if self._decoder is None or self._decoder.shape != tokens.shape:
-            self._decoder = self.lm.decoder(num_slots=tokens.shape[0], max_length=tokens.shape[1])
+            self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
         decoder = self._decoder
         allowed = None if action_mask is None else action_mask.to(decoder.device)
         # Before the forward pass: a device would have to finish it before it is handed numbers.
@@ -217,7 +217,7 @@ class LMPolicy(nn.Module):
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`. The folder is a plain `transformers` folder with a value head, or ``critic/``, beside it.
 
-        Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.adapters`).
+        Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.loading`).
         """
         self._write(self.lm.model, folder)
         return {}

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from textenv.rollout import masked_mean
 
+Metrics = dict[str, float]
+"""Numbers of one iteration by name."""
+
 
 class EpisodeMeter:
     """Return and length of the episodes that end in a rollout; those under way are carried to the next one."""

@@ -16,11 +16,11 @@ from algos.agent import Agent
 from algos.config import PolicyGradientConfig
 from algos.descent import Term, Terms, Totals, add_up, cut
 from algos.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
-from algos.learning import Metrics, Penalty
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
-from algos.metrics import Means, ratio_metrics, rollout_metrics
+from algos.metrics import Means, Metrics, ratio_metrics, rollout_metrics
 from algos.minibatches import minibatches
 from algos.policy import Policy
+from textenv.kl import KLPenalty
 from textenv.rollout import Evaluation
 
 
@@ -201,7 +201,7 @@ def log_ratios(
 
 
 def regularizers(
-    part: TensorDict, *, evaluation: Evaluation, policy: Policy, penalty: Penalty | None, config: PolicyGradientConfig
+    part: TensorDict, *, evaluation: Evaluation, policy: Policy, penalty: KLPenalty | None, config: PolicyGradientConfig
 ) -> Terms:
     """The entropy bonus, and what a KL penalty charges in the loss."""
     entropy = torch.where(part["mask"], evaluation.entropy, 0.0)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from textenv.rollout import Evaluation, Reference
+from algos.flattening import flat_shape
+from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
+CONTROL_POLICIES = {
+    "mlp": "algos.mlp:MLPPolicy", "cnn": "algos.cnn:CNNPolicy", "lstm": "algos.lstm:LSTMPolicy",
+    "q": "algos.q_network:QPolicy",
+}  # fmt: skip
+"""Where the policies live that one file of weights and JSON arguments restore."""
 
 
 class Step(NamedTuple):
@@ -112,3 +120,35 @@ def check_same_kind(policy: Any, other: Any) -> None:
 def numpy_action(action: Tensor) -> np.ndarray:
     """The action as an environment wants it."""
     return action.cpu().numpy()
+
+
+def find_policy(name: str) -> Any:
+    """The class of a control policy, by its name in `CONTROL_POLICIES` or its class's; raises a ValueError."""
+    for short, home in CONTROL_POLICIES.items():
+        module, _, own = home.partition(":")
+        if name in (short, own):
+            return getattr(importlib.import_module(module), own)
+    raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
+
+
+def check_spaces(env: VectorEnv, policy: Any) -> None:
+    """Refuse a policy that was made for other observations or actions than the environment has.
+
+    Raises:
+        TypeError: on a control policy for text.
+        ValueError: on spaces of all slots, or of another environment.
+    """
+    read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+    if read is None:
+        return
+    name, single = type(policy).__name__, env.single_observation_space
+    if is_episode_env(env):
+        raise TypeError(f"a {name} cannot read text in whole episodes: take an algos.LMPolicy")
+    batched = (read, env.observation_space, single), (chosen, env.action_space, env.single_action_space)
+    if any(own == of_all and own != of_one for own, of_all, of_one in batched):
+        raise ValueError(
+            f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
+            "env.single_observation_space and env.single_action_space"
+        )
+    if flat_shape(read, name) != flat_shape(single, name):
+        raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")

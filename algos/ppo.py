@@ -12,10 +12,11 @@ from torch import Tensor
 from algos.agent import Agent
 from algos.config import PPOConfig
 from algos.descent import Term, Terms, Totals, scheduled
-from algos.learning import Metrics, Penalty
 from algos.losses import value_loss
+from algos.metrics import Metrics
 from algos.objective import add_advantages, by_name, optimize
 from algos.policy import Policy
+from textenv.kl import KLPenalty
 from textenv.rollout import Evaluation
 
 
@@ -45,7 +46,7 @@ class PPO(Agent[PPOConfig]):
         policy: Policy,
         config: PPOConfig | None = None,
         *,
-        penalty: Penalty | None = None,
+        penalty: KLPenalty | None = None,
         auxiliary: Callable[[Policy], Tensor] | None = None,
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import REINFORCEConfig
-from algos.learning import Metrics
+from algos.metrics import Metrics
 from algos.objective import optimize, policy_gradient
 
 

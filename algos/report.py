@@ -9,16 +9,13 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from algos.statistics import FEWEST, bootstrap_interval
-from algos.study import POINTS, QUANTITIES, Figure, curves, summary
+from algos.study import POINTS, QUANTITIES, Figure, RunResult, curves, summary
 from textenv.rendering import printable
-
-if TYPE_CHECKING:
-    from algos.compare import Run
 
 COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
 """Of the cases, in their order; told apart by line style beyond the eighth."""
@@ -108,7 +105,7 @@ def print_table(result: Result) -> None:
     Console().print(table)
 
 
-def write_report(run_dir: Path, runs: Sequence[Run], *, seconds: float) -> Path:
+def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
     """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
     cases = list(dict.fromkeys(run.case for run in runs))
     by_case = {str(case): [run for run in runs if run.case == case] for case in cases}
@@ -122,7 +119,7 @@ def write_report(run_dir: Path, runs: Sequence[Run], *, seconds: float) -> Path:
     return page
 
 
-def _summary_rows(result: Result, by_case: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
+def _summary_rows(result: Result, by_case: Mapping[str, Sequence[RunResult]]) -> Iterator[dict[str, Any]]:
     """One line for each case and quantity."""
     for name, figures in result.items():
         run, seeds = by_case[name][0], len(by_case[name])
@@ -131,7 +128,7 @@ def _summary_rows(result: Result, by_case: Mapping[str, Sequence[Run]]) -> Itera
             yield identity | figure._asdict() | {"values": " ".join(map(str, figure.values))}
 
 
-def _curve_rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _curve_rows(runs: Sequence[RunResult]) -> Iterator[dict[str, Any]]:
     """One line for each iteration of each run: everything that was logged."""
     for run in runs:
         for row in run.history:
@@ -146,7 +143,7 @@ def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _draw(by_case: Mapping[str, Sequence[Run]], study: Sequence[Run]) -> bytes:
+def _draw(by_case: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> bytes:
     """A panel for each quantity, with every case over the share of its budget: mean, and limits or every seed."""
     from matplotlib.figure import Figure as Picture
 
@@ -187,7 +184,7 @@ def _legend_line(colour: str, style: Any) -> Any:
     return Line2D([], [], color=colour, linestyle=style)
 
 
-def _page(by_case: Mapping[str, Sequence[Run]], result: Result, picture: str, seconds: float) -> str:
+def _page(by_case: Mapping[str, Sequence[RunResult]], result: Result, picture: str, seconds: float) -> str:
     policies = [(f"{runs[0].policy}, {runs[0].parameters:,} parameters", "") for runs in by_case.values()]
     rows = [[("policy", ""), *policies], *table_rows(result)]
     every = [runs[0] for runs in by_case.values()]
@@ -217,7 +214,7 @@ nothing.</small></p>
 """
 
 
-def _samples_html(by_case: Mapping[str, Sequence[Run]]) -> str:
+def _samples_html(by_case: Mapping[str, Sequence[RunResult]]) -> str:
     """What a language model wrote before and after, of the first run of each text case."""
     parts = []
     for name, runs in by_case.items():

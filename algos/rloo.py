@@ -8,8 +8,7 @@ from tensordict import TensorDict
 from algos.advantages import leave_one_out
 from algos.agent import Agent
 from algos.config import RLOOConfig
-from algos.learning import Metrics
-from algos.metrics import group_metrics
+from algos.metrics import Metrics, group_metrics
 from algos.objective import episode_returns, optimize, policy_gradient
 
 

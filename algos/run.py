@@ -6,7 +6,7 @@ import logging
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from algos.collection import go_on
 from algos.env_state import env_state, set_env_state
 from algos.frontier import HackingWatch
 from algos.interruption import Interrupted, Request
+from algos.learner import Learner
 from algos.metrics import EpisodeMeter
 from algos.state import attributes, set_attributes
-
-if TYPE_CHECKING:
-    from algos.agent import Agent
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +87,7 @@ class Run:
         agent: who trains.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Learner) -> None:
         self.agent = agent
         self.steps = 0
         """True entries so far."""
@@ -104,7 +102,7 @@ class Run:
         self.watch = HackingWatch()
 
     @classmethod
-    def from_checkpoint(cls, agent: Agent, folder: str | Path) -> Run:
+    def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Run:
         """Put an agent, and its environment, where they were.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from textenv.rollout import masked_mean
 
 if TYPE_CHECKING:
     from algos.agent import Agent
-    from algos.compare import Run
 
 POINTS = 101
 """Of a curve over the budget, from 0 to 1."""
@@ -33,6 +33,40 @@ QUANTITIES = {
     "reference/kl": "KL to the reference, nats an episode",
 }
 """What is drawn over the training, under the names of the log."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment and the algorithm that is trained on it, by the recipe that `algos.presets` has for the two."""
+
+    env: str
+    algorithm: str = "ppo"
+
+    def __str__(self) -> str:
+        return f"{self.env}:{self.algorithm}"
+
+
+@dataclass
+class RunResult:
+    """One training run and its evaluations."""
+
+    env: str
+    algorithm: str
+    seed: int
+    policy: str
+    parameters: int
+    best: float | None
+    """Return at which Gymnasium calls the environment solved; None if it does not say."""
+    before: dict[str, float]
+    after: dict[str, float]
+    history: list[dict[str, float]]
+    samples: list[tuple[str, str, str]] = field(default_factory=list)
+    """Text only: prompt, answer before, answer after."""
+
+    @property
+    def case(self) -> Case:
+        """What was trained on what."""
+        return Case(self.env, self.algorithm)
 
 
 class Figure(NamedTuple):
@@ -63,7 +97,7 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
 Score = Callable[[float], float]
 
 
-def normalise(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> Score | None:
+def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
     """Scores of a case from returns: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
     Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of the environment in the whole
@@ -82,7 +116,7 @@ def normalise(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> Score | None
     return (lambda value: (value - zero) / (one - zero)) if one > zero else None
 
 
-def curve(run: Run, name: str, score: Score | None) -> list[tuple[float, float]]:
+def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
     """A quantity of a run over the share of its budget that is spent; empty if it never had it."""
     if name == "normalised score" and score is None:
         return []
@@ -92,14 +126,14 @@ def curve(run: Run, name: str, score: Score | None) -> list[tuple[float, float]]
     return [(x, score(y)) for x, y in points] if score is not None and name == "normalised score" else points
 
 
-def curves(runs: Sequence[Run], name: str, *, study: Sequence[Run] = ()) -> np.ndarray | None:
+def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] = ()) -> np.ndarray | None:
     """A quantity of one case on the grid of the budget: ``[seeds, POINTS]``; None if some run never had it."""
     score = normalise(runs, study=study)
     found = [curve(run, name, score) for run in runs]
     return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
 
 
-def summary(runs: Sequence[Run], *, study: Sequence[Run] = ()) -> dict[str, Figure]:
+def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
     """Every quantity of one case over its seeds; what a case does not have is left out."""
     score = normalise(runs, study=study)
     columns: dict[str, list[float]] = {}
@@ -122,7 +156,7 @@ def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Fi
     return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
 
 
-def _figures(run: Run, score: Score | None) -> dict[str, float]:
+def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
     """What one run says; every mean is over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
     figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}

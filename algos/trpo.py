@@ -16,14 +16,14 @@ from algos.config import TRPOConfig
 from algos.conjugate_gradient import conjugate_gradient
 from algos.descent import Descent, Term, Totals, add_up
 from algos.invariants import check_advantages
-from algos.learning import Metrics, Penalty
 from algos.losses import token_mean, value_loss
-from algos.metrics import Means, rollout_metrics
+from algos.metrics import Means, Metrics, rollout_metrics
 from algos.minibatches import places
 from algos.objective import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
 from algos.policy import Policy
 from algos.violations import explain_step
 from textenv.invariants import PLACE
+from textenv.kl import KLPenalty
 
 
 class TRPO(Agent[TRPOConfig]):
@@ -48,7 +48,7 @@ class TRPO(Agent[TRPOConfig]):
     config_type = TRPOConfig
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: Penalty | None = None
+        self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: KLPenalty | None = None
     ) -> None:
         super().__init__(env, policy, config, penalty=penalty)
         if getattr(self.penalty, "place", "reward") == "loss":

@@ -48,7 +48,7 @@ from textenv.prompts import Prompt, as_prompt
 from textenv.rewards.answer import answer_text
 from textenv.rewards.numeric import as_fraction, find_number, numeric_answer
 from textenv.scores import Rows, Scores, read_scores
-from textenv.task import Turn
+from textenv.turn import Turn
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from algos.critic import Critic
 from algos.fine_tuning import check_context
 from textenv import LanguageModel
 from textenv.lm import recording
+from textenv.lm.decoding import Decoder
 
 LENGTH = 24
 # fmt: off
@@ -50,7 +51,7 @@ def plain_log_probs(lm, texts):
 def worst_gap_of_slots(lm, texts):
     """Three slots at lengths of their own grow to the longest text; other texts take them over, one in mid-run."""
     longest, plain = texts.shape[1], plain_log_probs(lm, texts)
-    decoder, waiting = lm.decoder(num_slots=3, max_length=longest), list(range(len(texts)))
+    decoder, waiting = Decoder(lm, num_slots=3, max_length=longest), list(range(len(texts)))
     chosen, length = [waiting.pop(0) for _ in range(3)], np.array([3, 1, 7])
     worst = 0.0
     for step in range(2 * longest):
@@ -96,7 +97,7 @@ def test_a_family_that_cannot_is_refused_in_a_sentence(family):
     model = make_family(family)
     torch.manual_seed(0)  # Reformer draws from it
     with pytest.raises(ValueError, match=REFUSED[family]) as refusal:
-        language_model(model).decoder(num_slots=3, max_length=LENGTH)
+        Decoder(language_model(model), num_slots=3, max_length=LENGTH)
     assert type(model).__name__ in str(refusal.value)
 
 
@@ -111,7 +112,7 @@ def test_a_model_that_can_be_made_causal_then_acts():
     """Without a mask its forward takes pad tokens for padding; and it asserts that it knows no such cache."""
     lm = language_model(make_family("xlm", causal=True, pad_index=8))
     assert worst_gap_of_slots(lm, random_texts() % 8) < 1e-4
-    assert not lm.decoder(num_slots=3, max_length=LENGTH).cached
+    assert not Decoder(lm, num_slots=3, max_length=LENGTH).cached
 
 
 # --- the check of the cache ------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def test_a_model_that_can_be_made_causal_then_acts():
 def test_the_cache_is_looked_at_as_far_as_texts_may_grow(max_length, cached):
     """GPT-Neo's local attention sees 8 tokens, and an additive mask says otherwise."""
     lm = language_model(make_family("gpt_neo"))
-    assert lm.decoder(num_slots=3, max_length=max_length).cached is cached
+    assert Decoder(lm, num_slots=3, max_length=max_length).cached is cached
     assert worst_gap_of_slots(lm, random_texts(max_length)) < 1e-4
 
 
@@ -133,7 +134,7 @@ def test_the_check_reads_the_longest_text_twice_and_no_more(slots):
         lambda module, args, given: (cached if given["use_cache"] else plain).append(given["input_ids"].numel()),
         with_kwargs=True,
     )
-    assert lm.decoder(num_slots=slots, max_length=1100).cached
+    assert Decoder(lm, num_slots=slots, max_length=1100).cached
     assert plain == [1100] and max(cached) <= 512
     assert 1100 <= sum(cached) < 1100 + 8
 
@@ -142,7 +143,7 @@ def test_the_check_reads_the_longest_text_twice_and_no_more(slots):
 def test_the_check_leaves_neither_texts_nor_recordings_behind(after, monkeypatch):
     monkeypatch.setattr(recording, "RECORDED_AFTER", after)
     lm = language_model(make_llama())
-    decoder, texts = lm.decoder(num_slots=3, max_length=LENGTH), random_texts()[:3]
+    decoder, texts = Decoder(lm, num_slots=3, max_length=LENGTH), random_texts()[:3]
     assert not decoder.read.any()
     assert all(step.recording is None and step._calls == 0 for step in decoder._recordings)
     log_probs = decoder.logits(texts, np.array([2, 3, 4])).log_softmax(-1)
@@ -171,7 +172,7 @@ def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_a
     assert (longer - plain_log_probs(lm, texts[:, :ORIGINAL])).abs().max() > 0.1, "the length changes nothing here"
     assert worst_gap_of_slots(lm, texts[:, :ORIGINAL]) < 1e-4
     with pytest.raises(ValueError, match="17 tokens long, the model has 16 positions .with LongRoPE"):
-        lm.decoder(num_slots=3, max_length=ORIGINAL + 1)
+        Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
     with pytest.raises(ValueError, match="17 tokens long, the model has 16 positions"):
         lm.hidden(torch.from_numpy(texts))
     with pytest.raises(ValueError, match="max_length is 17, the model reads 16 tokens"):
@@ -201,7 +202,7 @@ def test_a_model_that_contradicts_itself_in_a_way_that_its_configuration_does_no
     lm = language_model(make_long("phimoe", short_factor=factor, long_factor=factor, **scales))
     assert worst_gap_of_slots(lm, random_texts(ORIGINAL)) < 1e-4
     with pytest.raises(ValueError, match="PhimoeForCausalLM cannot act in texts of up to 17 tokens .*differ by up to"):
-        lm.decoder(num_slots=3, max_length=ORIGINAL + 1)
+        Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
 
 
 # --- other weights and trunks ----------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ def test_a_model_that_contradicts_itself_in_a_way_that_its_configuration_does_no
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
 def test_float64_weights_act_score_and_learn(make):
     lm, texts = language_model(make().double()), random_texts()
-    assert worst_gap_of_slots(lm, texts) < 1e-4 and lm.decoder(num_slots=3, max_length=LENGTH).cached
+    assert worst_gap_of_slots(lm, texts) < 1e-4 and Decoder(lm, num_slots=3, max_length=LENGTH).cached
     tokens = torch.from_numpy(texts)
     rollout = TensorDict({"observation": tokens[:, :-1], "action": tokens[:, 1:]}, [6, LENGTH - 1])
     rollout["mask"] = torch.ones(6, LENGTH - 1, dtype=torch.bool)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from algos.cli import main
-from algos.compare import Case, Run, parse_cases, train_all
+from algos.compare import parse_cases, train_all
 from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
-from algos.study import POINTS, curves, normalise, summary
+from algos.study import POINTS, Case, RunResult, curves, normalise, summary
 
 
 def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):
@@ -21,7 +21,7 @@ def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):
         for i, paid in enumerate(returns)
     ]
     figures = [{"mean_return": x} for x in (before, after)]
-    return Run("Some-v0", "ppo", seed, "MLPPolicy", 10, best, *figures, history)
+    return RunResult("Some-v0", "ppo", seed, "MLPPolicy", 10, best, *figures, history)
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():

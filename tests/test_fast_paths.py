@@ -22,6 +22,8 @@ from textenv.rollout import Allowed
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/benchmarks"))
 import text_decoding
 
+from textenv.lm.decoding import Decoder
+
 SLOTS, LENGTH = 3, 40
 
 
@@ -50,7 +52,7 @@ def make_biased():
 def recording_decoder(make, monkeypatch, after=4):
     monkeypatch.setattr(recording, "RECORDED_AFTER", after)
     lm = LanguageModel(make(), make_tokenizer(WORDS))
-    return lm, lm.decoder(num_slots=SLOTS, max_length=LENGTH)
+    return lm, Decoder(lm, num_slots=SLOTS, max_length=LENGTH)
 
 
 def plain_logits(lm, tokens, length):
@@ -82,7 +84,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
     monkeypatch.setattr(recording, "RECORDED_AFTER", 3)
     lm = LanguageModel(make(), make_tokenizer(WORDS))
     rng, slots = np.random.default_rng(0), 9
-    decoder = lm.decoder(num_slots=slots, max_length=LENGTH)
+    decoder = Decoder(lm, num_slots=slots, max_length=LENGTH)
     tokens, length = np.zeros((slots, LENGTH), dtype=np.int64), np.zeros(slots, dtype=np.int64)
     for step in range(120):
         length[length > 0] += 1

@@ -10,6 +10,7 @@ from tensordict import NonTensorData, TensorDict
 
 from textenv import LanguageModel
 from textenv.lm import model as model_module
+from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import restrict, sample
 from textenv.rollout import Allowed
 
@@ -74,7 +75,7 @@ def plain_log_probs(lm, tokens):
 def test_decoding_in_slots_with_refill_equals_a_plain_forward_pass(lm):
     """Slots at unequal positions, one of them refilled in mid-run, one empty."""
     rng = np.random.default_rng(0)
-    decoder = lm.decoder(num_slots=3, max_length=12)
+    decoder = Decoder(lm, num_slots=3, max_length=12)
     texts = [[1, 2, 3], [4], []]
     for step in range(8):
         if step == 4:
@@ -91,7 +92,7 @@ def test_decoding_in_slots_with_refill_equals_a_plain_forward_pass(lm):
 
 
 def test_a_slot_asked_twice_or_given_another_text_without_reset_is_read_again(lm):
-    decoder = lm.decoder(num_slots=1, max_length=8)
+    decoder = Decoder(lm, num_slots=1, max_length=8)
     for text in ([1, 2, 3], [1, 2, 3], [4, 4], [5]):
         tokens = np.full((1, 8), 8, dtype=np.int64)
         tokens[0, : len(text)] = text
@@ -103,7 +104,7 @@ def test_a_slot_asked_twice_or_given_another_text_without_reset_is_read_again(lm
 def test_the_cache_is_not_copied_for_the_sake_of_one_idle_slot(idle, passes):
     """Two steps, then the idle slots are filled while their neighbours go on; each pass with its rows."""
     lm, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), []
-    decoder, tokens = lm.decoder(num_slots=8, max_length=8), np.full((8, 8), 8, dtype=np.int64)
+    decoder, tokens = Decoder(lm, num_slots=8, max_length=8), np.full((8, 8), 8, dtype=np.int64)
     tokens[:, :6] = np.random.default_rng(0).integers(0, 7, (8, 6))
     busy = np.arange(8) >= idle
     decoder.logits(tokens, np.full(8, 3))
@@ -126,7 +127,7 @@ def test_greedy_decoding_equals_transformers_generate():
         torch.tensor([[1, 2]]), attention_mask=torch.ones(1, 2, dtype=torch.long), max_new_tokens=10, do_sample=False,
         eos_token_id=None, pad_token_id=8,
     )[0].tolist()  # fmt: skip
-    decoder, text = lm.decoder(num_slots=1, max_length=12), [1, 2]
+    decoder, text = Decoder(lm, num_slots=1, max_length=12), [1, 2]
     while len(text) < 12:
         tokens = np.full((1, 12), 8, dtype=np.int64)
         tokens[0, : len(text)] = text

@@ -15,8 +15,9 @@ from algos.cli import main
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
 from textenv.invariants import InvariantError
 from textenv.lm import model as model_module
-from textenv.lm.frozen import FrozenLanguageModel
+from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm
+from textenv.lm.model import FrozenLanguageModel
 
 peft = pytest.importorskip("peft")
 MAKERS = {"gpt2": (make_gpt2, ["c_attn"]), "llama": (make_llama, ["q_proj", "v_proj", "down_proj"])}
@@ -159,7 +160,7 @@ def test_row_01_acting_with_a_cache_equals_scoring_and_the_model_itself(name):
     train(policy, 3)  # an adapter of effect
     rollout = collect(text_env(), policy.train(), episodes=16)
     mask = rollout["mask"]
-    assert policy.lm.decoder(num_slots=3, max_length=9).cached
+    assert Decoder(policy.lm, num_slots=3, max_length=9).cached
     torch.testing.assert_close(policy.evaluate(rollout).log_prob, rollout["log_prob"], atol=1e-5, rtol=0)
     tokens = rollout["observation"]
     logits = policy.lm.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.log_softmax(-1)

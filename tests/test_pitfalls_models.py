@@ -26,6 +26,7 @@ from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.invariants import InvariantError
 from textenv.lm import model as model_module
+from textenv.lm.decoding import Decoder
 
 NINE = len(WORDS)
 
@@ -67,7 +68,7 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
     rollout = collect(env, policy, episodes=16)
     agent.update(rollout)
     assert len(gaps) == 2 * parts(16, minibatch, micro) and max(gaps) < 1e-5
-    assert policy.lm.decoder(num_slots=3, max_length=9).cached, "it acted by the padded path: no cache was tested"
+    assert Decoder(policy.lm, num_slots=3, max_length=9).cached, "it acted by the padded path: no cache was tested"
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)

@@ -1,6 +1,7 @@
 """The shape of the code: one import direction, light control runs, small files."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,24 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("textenv/**/*.py"), *ROOT.glob("algos/**/*.py")])
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported_modules(path):
+    """Our modules that a file imports anywhere, under TYPE_CHECKING and inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from {inner if inner in MODULES else node.module} & MODULES.keys()
 
 
 def imported_names(path):
@@ -23,6 +42,14 @@ def test_textenv_never_imports_algos():
     for path in FILES:
         if path.is_relative_to(ROOT / "textenv"):
             assert not [name for name in imported_names(path) if name.split(".")[0] == "algos"], path
+
+
+def test_no_files_import_each_other_in_a_circle():
+    order = graphlib.TopologicalSorter({name: set(imported_modules(path)) - {name} for name, path in MODULES.items()})
+    try:
+        order.prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from textenv.reward_checker import check_reward
     from textenv.rewards.composite import Rewards
     from textenv.scores import RewardError, Scores
-    from textenv.task import TRUNCATED, Conversation, FunctionTask, Task, Turn
+    from textenv.task import Conversation, FunctionTask, Task
     from textenv.tasks import make_task
     from textenv.terminal_asker import TerminalAsker
     from textenv.token_env import StringGames, TokenEnv, TokenVectorEnv
     from textenv.torchrl_adapter import from_torchrl, to_torchrl
+    from textenv.turn import TRUNCATED, Turn
     from textenv.vector_env import TextVectorEnv
 
 # Where each public name lives. Imported at first use: a control run never pays for transformers.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from textenv.task import Turn
+    from textenv.turn import Turn
 
 Rule = Callable[["Turn"], "Sequence[int] | None"]
 """From the turn so far to the ids that may come next; None leaves all open. A function of the turn alone."""

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from textenv.env import TextEnv
 from textenv.kl_estimators import Estimator, resolve
+from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
 
@@ -31,7 +32,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
             raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0 (reward per nat)")
         self.reference, self.coefficient = reference, coefficient
         self._text = text
-        self._decoder = reference.decoder(num_slots=1, max_length=text.max_length)
+        self._decoder = Decoder(reference, num_slots=1, max_length=text.max_length)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""

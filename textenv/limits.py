@@ -14,7 +14,7 @@ from textenv.special_tokens import special_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from textenv.task import Turn
+    from textenv.turn import Turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from textenv.answer_guard import FUNCTIONS, is_harmless
 from textenv.prompts import SPLITS, Prompt, content_hash
-from textenv.task import Turn
+from textenv.turn import Turn
 
 MAX_TRIES = 200
 """Draws for one prompt before a data set counts as too small for its split."""

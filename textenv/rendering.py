@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
 
-    from textenv.transcript import Transcript
-
 _END = "\x1b[0m"
 HEIGHT, WIDTH, LINE = 360, 640, 20
 """Of a picture and of its lines, in pixels."""
@@ -44,46 +42,6 @@ def render_rollout(
     return shade(tokens, tokenizer, chosen=chosen, values=values)
 
 
-def render_transcript(transcript: Transcript, row: int) -> str:
-    """The text of one slot so far, each chosen token shaded by its reward."""
-    length = int(transcript.length[row])
-    tokens = transcript.tokens[row, :length].tolist()
-    chosen, values = transcript.chosen[row, :length], transcript.reward[row, :length]
-    return shade(tokens, transcript.tokenizer, chosen=chosen, values=values)
-
-
-def draw_transcript(transcript: Transcript, row: int) -> np.ndarray:
-    """A picture of one slot's text so far, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as `render_transcript` does.
-
-    What does not fit is left out at the beginning.
-    """
-    from matplotlib import font_manager
-    from PIL import Image, ImageDraw, ImageFont
-
-    length = int(transcript.length[row])
-    chosen, values = transcript.chosen[row, :length], transcript.reward[row, :length]
-    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
-    letter, scale = font.getlength("m"), _scale(values[chosen])
-    columns, lines = int(WIDTH // letter), HEIGHT // LINE
-    placed, line, column = [], 0, 0
-    texts = pieces(transcript.tokens[row, :length].tolist(), transcript.tokenizer)
-    for text, was_chosen, value in zip(texts, chosen, values, strict=True):
-        for character in text.replace("\t", " "):
-            if character == "\n" or column == columns:
-                line, column = line + 1, 0
-            if character != "\n":
-                placed.append((line, column, character, _background(value / scale if scale else 0.0), was_chosen))
-                column += 1
-    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    draw = ImageDraw.Draw(image)
-    for at, column, character, colour, was_chosen in placed:
-        x, y = column * letter, (at - max(0, line + 1 - lines)) * LINE
-        if was_chosen:
-            draw.rectangle((x, y, x + letter, y + LINE), fill=colour)
-        draw.text((x, y), character, font=font, fill="white" if was_chosen else "black")
-    return np.asarray(image)
-
-
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
     """Text with ANSI colours: chosen tokens underlined, on a background of their value, the others as they are.
 
@@ -98,6 +56,34 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
     for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
         parts.append(f"{_colour(value / scale if scale else 0.0)}{text}{_END}" if was_chosen and text else text)
     return "".join(parts)
+
+
+def draw(
+    tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Picture of a text, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; its end, if not all of it fits."""
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
+    letter, scale = font.getlength("m"), _scale(values[chosen])
+    columns, lines = int(WIDTH // letter), HEIGHT // LINE
+    placed, line, column = [], 0, 0
+    for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
+        for character in text.replace("\t", " "):
+            if character == "\n" or column == columns:
+                line, column = line + 1, 0
+            if character != "\n":
+                placed.append((line, column, character, _background(value / scale if scale else 0.0), was_chosen))
+                column += 1
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw = ImageDraw.Draw(image)
+    for at, column, character, colour, was_chosen in placed:
+        x, y = column * letter, (at - max(0, line + 1 - lines)) * LINE
+        if was_chosen:
+            draw.rectangle((x, y, x + letter, y + LINE), fill=colour)
+        draw.text((x, y), character, font=font, fill="white" if was_chosen else "black")
+    return np.asarray(image)
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from textenv.limits import check_at_least
 from textenv.prompts import SPLITS, PromptList, split_prompts
-from textenv.task import Turn, rows_of
+from textenv.task import rows_of
+from textenv.turn import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ import numpy as np
 
 from textenv.env import TextEnv
 from textenv.prompts import Prompt
-from textenv.task import TRUNCATED, Cut, Turn
+from textenv.turn import TRUNCATED, Cut, Turn
 from textenv.vector_env import TextVectorEnv
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from textenv.action_masks import ActionMasks
 from textenv.chat import prompt_ids, reply_ids
 from textenv.limits import Ends, Limits
 from textenv.prompts import Prompt
+from textenv.rendering import draw, shade
 from textenv.scores import Scores
-from textenv.task import TRUNCATED, Turn
+from textenv.turn import TRUNCATED, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -180,6 +181,14 @@ class Transcript:
         self._unpaid = []
         return paid
 
+    def render(self, row: int) -> str:
+        """Text of one slot so far for a terminal, each chosen token shaded by its reward."""
+        return shade(**self._shown(row))
+
+    def draw(self, row: int) -> np.ndarray:
+        """The same as a picture; see `textenv.rendering.draw`."""
+        return draw(**self._shown(row))
+
     def rollout(self) -> TensorDict:
         """The finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
         rows, steps = len(self.length), int(self.length.max()) - 1
@@ -203,6 +212,16 @@ class Transcript:
         if self.masks.active:
             rollout["allowed_sets"] = NonTensorData(self.masks.sets[used], batch_size=rollout.batch_size)
         return rollout
+
+    def _shown(self, row: int) -> dict[str, Any]:
+        """One slot so far, as `shade` and `draw` take it."""
+        part = (row, slice(int(self.length[row])))
+        return {
+            "tokens": self.tokens[part].tolist(),
+            "tokenizer": self.tokenizer,
+            "chosen": self.chosen[part],
+            "values": self.reward[part],
+        }
 
     def _begin_turn(self, row: int, at: int) -> None:
         """The policy's turn, after so many tokens."""

@@ -19,12 +19,12 @@ from textenv.figures import figures
 from textenv.kl import KLPenalty
 from textenv.limits import Ends, Limits, check_at_least
 from textenv.prompts import PromptList, PromptOrder
-from textenv.rendering import draw_transcript, render_transcript
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.scores import Scores
 from textenv.step_info import end_info, final_info
-from textenv.task import Task, Turn, check_count, choose_task, score_turns
+from textenv.task import Task, check_count, choose_task, score_turns
 from textenv.transcript import Transcript
+from textenv.turn import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -236,8 +236,8 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.render_mode is None:
             return None
         if self.render_mode == "rgb_array":
-            return tuple(draw_transcript(self._slots, row) for row in range(self.num_envs))
-        frames = tuple(render_transcript(self._slots, row) for row in range(self.num_envs))
+            return tuple(self._slots.draw(row) for row in range(self.num_envs))
+        frames = tuple(self._slots.render(row) for row in range(self.num_envs))
         if self.render_mode == "ansi":
             return frames
         several = self.num_envs > 1

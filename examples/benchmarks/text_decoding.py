@@ -18,6 +18,7 @@ from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, ma
 
 from algos import LMPolicy, collect
 from textenv.lm import recording
+from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import sample
 
 END = 1 / 20
@@ -135,7 +136,7 @@ def interface(options):
     policy = LMPolicy(model, tokenizer)
     env = make_env(tokenizer, longest=prefix, new_tokens=new_tokens, autoreset_mode=AutoresetMode.DISABLED)
     env.task.prompts = [(prompt * 2)[:prefix] for prompt in env.task.prompts]  # all of this length
-    decoder = policy.lm.decoder(num_slots=env.num_envs, max_length=env.max_length)
+    decoder = Decoder(policy.lm, num_slots=env.num_envs, max_length=env.max_length)
     generator = torch.Generator().manual_seed(0)
     observation, _ = env.reset(seed=0)
     action = policy.act(observation).action.numpy()

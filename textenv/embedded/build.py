@@ -26,7 +26,7 @@ def build(folder: Path) -> None:
     from textenv.embedded.classifier import train_classifier
     from textenv.embedded.language_model import train_language_model
     from textenv.embedded.tokenizer import train_tokenizer
-    from textenv.lm.loading import no_progress_bars
+    from textenv.progress import no_progress_bars
 
     tokenizer = train_tokenizer()
     with no_progress_bars():

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.recording import Replayed
+from textenv.lm.scoring import rounding
 
 if TYPE_CHECKING:
     from textenv.lm.model import LanguageModel
@@ -254,9 +255,3 @@ class Decoder:
     def _some(self, rows: Tensor, fresh: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
         """Logits after the new tokens of some slots."""
         return self._at_last(self._forward(rows, fresh, positions, mask), last)
-
-
-def rounding(logits: Tensor) -> float:
-    """Largest difference of log-probabilities ``[m, n]`` that may be owed to rounding in the dtype of these logits."""
-    share = 0.1 if torch.finfo(logits.dtype).bits < 32 else 1e-3
-    return share * max(1.0, logits.float().log_softmax(-1).abs().max().item())

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from textenv.lm.adapters import check_adapter, plain_model, trunk_of
-from textenv.lm.decoding import Decoder, rounding
 from textenv.lm.loading import (
     EMBEDDED,
+    check_adapter,
     encoder_decoder_message,
     load_causal_lm,
     load_tokenizer,
+    plain_model,
+    trunk_of,
     vocabulary_size,
 )
 from textenv.lm.memory import check_memory_options, precision, trunk_output
 from textenv.lm.sampling import restrict
-from textenv.lm.scoring import TokenScores, normalized
+from textenv.lm.scoring import TokenScores, normalized, rounding
 from textenv.rollout import Allowed, Evaluation, allowed_tokens
 
 if TYPE_CHECKING:
@@ -107,8 +109,6 @@ class LanguageModel(nn.Module):
         """
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
-        from textenv.lm.frozen import FrozenLanguageModel
-
         return FrozenLanguageModel(self)
 
     @property
@@ -156,10 +156,6 @@ class LanguageModel(nn.Module):
                 "of its original length, for beyond it every probability changes with the length of the text): lower "
                 "max_prompt_tokens, max_new_tokens or max_length, or take a model with a longer context."
             )
-
-    def decoder(self, *, num_slots: int, max_length: int) -> Decoder:
-        """A decoder with a cache for that many slots."""
-        return Decoder(self, num_slots=num_slots, max_length=max_length)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the actions at the rollout's True entries, 0 elsewhere; no value."""
@@ -312,6 +308,74 @@ class LanguageModel(nn.Module):
                 f"{name} reads ahead: its logits change with the tokens that follow (by up to {ahead:.3g}), so nothing "
                 "can be sampled from it. Take a causal model (some say it by is_decoder=True or causal=True)."
             )
+
+
+class FrozenLanguageModel(LanguageModel):
+    """A language model as it was at one moment, computed by the modules of the one that goes on training.
+
+    The values of the parameters that train are kept and stand in for them here (`torch.func.functional_call`);
+    the others are shared. So the reference of a policy with an adapter costs the adapter: it is the base model where
+    the adapter is fresh, and the adapted one where it was trained before. It has no gradient.
+
+    Args:
+        lm: of which some parameters train.
+
+    Raises:
+        ValueError: when called, if parameters train by then that did not before: they would drift.
+
+    Example:
+        >>> reference = LMPolicy(get_peft_model(model, lora), tokenizer).reference()  # doctest: +SKIP
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        nn.Module.__init__(self)
+        # No submodules: what they train is none of ours.
+        self._live: _Methods
+        self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
+        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
+        self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
+        self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
+        trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
+        self._names = list(trained)
+        self.initial = nn.ParameterList(nn.Parameter(p.detach().clone(), False) for p in trained.values())
+
+    def trunk(self, **inputs: Any) -> Tensor:
+        """See `LanguageModel.trunk`."""
+        return self._call("trunk", **inputs)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `LanguageModel.logits`."""
+        return self._call("logits", hidden)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `LanguageModel.evaluate`."""
+        late = {name for name, p in self._live.lm.named_parameters() if p.requires_grad} - set(self._names)
+        if late:
+            raise ValueError(
+                f"{len(late)} parameters train now that were frozen when this reference was made (such as "
+                f"{min(late)}), so it would drift: make the reference after choosing what trains"
+            )
+        return super().evaluate(rollout)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The weights in force, under the names of the model that trains."""
+        return self._live.lm.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
+
+    @torch.no_grad()
+    def _call(self, method: str, *args: Any, **inputs: Any) -> Tensor:
+        weights = {f"lm.{name}": p for name, p in zip(self._names, self.initial, strict=True)}
+        return functional_call(self._live, weights, (method, *args), inputs)
+
+
+class _Methods(nn.Module):
+    """A language model's methods as the forward pass that `functional_call` calls."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, method: str, *args: Any, **inputs: Any) -> Tensor:
+        return getattr(self.lm, method)(*args, **inputs)
 
 
 def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:

@@ -119,3 +119,9 @@ def _to_slope(
         if to_log_prob is not None:
             log_probs.addcmul_(probability, to_log_prob[rows, None], value=-1)
             log_probs.scatter_add_(-1, action[rows, None], to_log_prob[rows, None])
+
+
+def rounding(logits: Tensor) -> float:
+    """Largest difference of log-probabilities ``[m, n]`` that may be owed to rounding in the dtype of these logits."""
+    share = 0.1 if torch.finfo(logits.dtype).bits < 32 else 1e-3
+    return share * max(1.0, logits.float().log_softmax(-1).abs().max().item())
