@@ -295,12 +295,10 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "mine" / "textenv"
 
 
-def test_the_name_changes_with_the_source_and_the_versions(tmp_path, monkeypatch):
-    source = tmp_path / "grammar.py"
-    source.write_text("a = 1")
-    names = [fingerprint([source], ["torch"]), fingerprint([source], ["numpy"])]
-    source.write_text("a = 2")
-    names.append(fingerprint([source], ["torch"]))
+def test_the_name_changes_with_the_data_and_the_versions_alone(monkeypatch):
+    names = [fingerprint(("1", {"the": ("a",)}), ["torch"]), fingerprint(("1", {"the": ("a",)}), ["numpy"])]
+    names.append(fingerprint(("1", {"the": ("b",)}), ["torch"]))
+    assert fingerprint(("1", {"the": ("a",)}), ["torch"]) == names[0]
     monkeypatch.setattr("textenv.embedded.cache.version", lambda package: "99")
-    names.append(fingerprint([source], ["torch"]))
+    names.append(fingerprint(("1", {"the": ("a",)}), ["torch"]))
     assert len(set(names)) == 4

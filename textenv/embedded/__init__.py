@@ -3,7 +3,7 @@
 Importing this loads neither torch nor transformers; `embedded_folder` does, and only to build.
 """
 
-from textenv.embedded.build import embedded_folder
+from textenv.embedded.cache import embedded_folder
 from textenv.embedded.grammar import Review, accepts, openings, sample_review, sentiment
 
 __all__ = ["Review", "accepts", "embedded_folder", "openings", "sample_review", "sentiment"]

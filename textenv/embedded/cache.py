@@ -1,4 +1,4 @@
-"""A folder in the user's cache that is made once, and is either whole or not there."""
+"""The embedded tokenizer, language model and classifier, built once and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from textenv.embedded import phrases
+
+VERSION = 1
+"""Version of what is built: raise it when tokenizer, models or training change. The tables of the grammar count too."""
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+"""Packages whose version changes what is built."""
 MANIFEST = "manifest.json"
 """Lists every other file of a cached folder with its SHA-256; written last."""
 
@@ -23,14 +29,38 @@ def cache_root() -> Path:
     return Path(root).expanduser().absolute() / "textenv"
 
 
-def fingerprint(sources: Iterable[Path], packages: Iterable[str]) -> str:
-    """Twelve hexadecimal digits that change with any of the source files or the packages' versions."""
-    digest = hashlib.sha256()
-    for source in sorted(sources):
-        digest.update(f"{source.name} {_sha256(source)}\n".encode())
-    for package in packages:
-        digest.update(f"{package} {version(package)}\n".encode())
-    return digest.hexdigest()[:12]
+def embedded_folder() -> Path:
+    """Folder with ``lm/`` and ``classifier/``, both as by `save_pretrained`, tokenizer included.
+
+    Built at the first call (about 40 s on one thread); afterwards found in the cache by `VERSION`, the grammar's tables
+    and the versions of `PACKAGES`.
+
+    Raises:
+        OSError: if the cache cannot be written.
+    """
+    tables = {name: table for name, table in vars(phrases).items() if name.isupper()}
+    return cached(cache_root() / f"embedded-{fingerprint((VERSION, tables), PACKAGES)}", build)
+
+
+def build(folder: Path) -> None:
+    """Train everything and write it into an existing folder."""
+    # Imported here: a caller whose folder exists already does not wait for torch and transformers.
+    from textenv.embedded.classifier import train_classifier
+    from textenv.embedded.language_model import train_language_model
+    from textenv.embedded.tokenizer import train_tokenizer
+    from textenv.progress import no_progress_bars
+
+    tokenizer = train_tokenizer()
+    with no_progress_bars():
+        for name, train in (("lm", train_language_model), ("classifier", train_classifier)):
+            train(tokenizer).save_pretrained(folder / name)
+            tokenizer.save_pretrained(folder / name)
+
+
+def fingerprint(data: object, packages: Iterable[str]) -> str:
+    """Twelve hexadecimal digits of plain data (numbers, texts, tuples, dictionaries) and the versions of packages."""
+    versions = [(package, version(package)) for package in packages]
+    return hashlib.sha256(repr((data, versions)).encode()).hexdigest()[:12]
 
 
 def cached(folder: Path, build: Callable[[Path], None]) -> Path:
