@@ -9,8 +9,8 @@ from algos.agent import Agent
 from algos.config import A2CConfig
 from algos.descent import Term, Terms
 from algos.losses import value_loss
-from algos.metrics import Metrics
-from algos.objective import add_advantages, optimize, policy_gradient
+from algos.optimize import add_advantages, optimize, policy_gradient
+from algos.training.metrics import Metrics
 from textenv.rollout import Evaluation
 
 
@@ -19,7 +19,7 @@ class A2C(Agent[A2CConfig]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 

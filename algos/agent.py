@@ -14,17 +14,17 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.checkpoint import save
 from algos.collection import Cursor, autoreset_mode, collect
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.descent import Descent
-from algos.learning import learn
-from algos.metrics import Metrics
 from algos.names import check_names
-from algos.normalizers import RewardNormalizer
-from algos.policy import Policy, check_spaces
-from algos.state import attributes, load_weights, own_attributes, set_attributes, trained_weights
-from textenv.kl import KLPenalty
+from algos.policies.normalizers import RewardNormalizer
+from algos.policies.policy import Policy, check_spaces
+from algos.training.loop import learn
+from algos.training.metrics import Metrics
+from algos.training.save import save
+from algos.training.serialization import attributes, load_weights, own_attributes, set_attributes, trained_weights
+from textenv.kl.penalty import KLPenalty
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Agent(Generic[ConfigT]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 
@@ -92,7 +92,7 @@ class Agent(Generic[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__}.update: an algorithm says how a rollout improves its policy")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes while training, but the environment; see `algos.state`. An algorithm adds its own."""
+        """Everything that changes during training, except the environment; see `algos.training.serialization`."""
         normalizer = self.reward_normalizer
         return {
             "policy": trained_weights(self.policy),

@@ -18,12 +18,12 @@ import tyro
 
 from algos import presets
 from algos.algorithms import CONFIGS, AlgorithmName, PolicyName
-from algos.compare import DEFAULT_CASES
+from algos.comparison.compare import DEFAULT_CASES
 from algos.config import Config
-from algos.interruption import Interrupted
 from algos.names import OURS
-from algos.run_folder import check_new, hold
-from textenv.invariants import InvariantError
+from algos.training.run_folder import check_new, hold
+from algos.training.signals import Interrupted
+from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.rendering import printable
 
@@ -81,7 +81,7 @@ class Train(Generic[ConfigT]):
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
         from algos.algorithms import GROUPED, make_agent
-        from algos.environments import is_text, make_policy, make_vector_environment
+        from algos.make import is_text, make_policy, make_vector_environment
 
         start = time.perf_counter()
         if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
@@ -123,7 +123,7 @@ class Train(Generic[ConfigT]):
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
 
     def _environment_arguments(self) -> dict[str, Any]:
-        from algos.environments import is_text
+        from algos.make import is_text
 
         arguments = _json_object(self.env_kwargs, "--env-kwargs")
         if is_text(self.env):
@@ -155,8 +155,8 @@ class Evaluate:
 
     def run(self) -> dict[str, Any]:
         """Load and play."""
-        from algos.checkpoint import load, read_description
-        from algos.environments import remake_environment
+        from algos.make import remake_environment
+        from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), max(1, min(self.episodes, 64))
         env = remake_environment(description, num_envs=slots, env_id=self.env)
@@ -186,7 +186,7 @@ class Compare:
 
     def run(self) -> dict[str, Any]:
         """Train, draw, write."""
-        from algos.compare import compare, parse_cases
+        from algos.comparison.compare import compare, parse_cases
 
         return compare(
             self.run_dir,
@@ -211,7 +211,7 @@ class Merge:
 
     def run(self) -> dict[str, Any]:
         """Load, merge, write."""
-        from algos.checkpoint import load, read_description
+        from algos.training.save import load, read_description
 
         if self.to.exists():
             raise FileExistsError(f"{self.to} is there already: give a folder that is not")
@@ -248,7 +248,7 @@ class Check:
         try:
             gymnasium.spec(env_id)
             _one_thread()
-            from textenv.checker import checked_variants, run_checks
+            from textenv.checks.env_checker import checked_variants, run_checks
 
             forms = checked_variants(env_id, **arguments)
             for form, make in forms:
@@ -275,8 +275,8 @@ class CheckReward:
 
     def run(self) -> dict[str, Any]:
         """Load the function, check it, and print the report."""
-        from textenv.prompt_files import load_prompts
-        from textenv.reward_checker import run_reward_checks
+        from textenv.checks.reward_checker import run_reward_checks
+        from textenv.prompts.files import load_prompts
         from textenv.reward_report import print_report
         from textenv.rewards import load_function
 

@@ -14,11 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos.exploration import episode_seeds
-from algos.flattening import flatten, flatten_one
+from algos.envs.flatten import flatten, flatten_one
+from algos.envs.subprocess_env import FAILED
 from algos.names import check_names
-from algos.policy import Policy, numpy_action
-from algos.subprocess_env import FAILED
+from algos.policies.policy import Policy, numpy_action
+from algos.policies.random_streams import episode_seeds
 from textenv.rollout import EpisodeEnv, is_episode_env
 
 
@@ -63,7 +63,7 @@ def collect(
         steps: steps in each slot; the rollout is ``[num_envs, steps]``.
         episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
             short episodes are not favoured, and what it does after is False in the mask. An episode that its
-            environment broke off (`algos.subprocess_env`) is False too and another is played, but not in a group.
+            environment broke off (`algos.envs.subprocess_env`) is False too and another is played, but not in a group.
         group_size: neighbouring episodes that share a prompt or, in control, the seed that they are reset by; above 1
             every row is one episode in control too.
         cursor: where the last call stopped; it is moved on. Without one the environment is reset.

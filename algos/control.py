@@ -13,11 +13,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.distributions import ActionDistribution
-from algos.exploration import refuse_seeds
-from algos.flattening import flat_shape
-from algos.normalizers import ObservationNormalizer
-from algos.policy import check_same_kind, frozen_copy
+from algos.envs.flatten import flat_shape
+from algos.policies.distributions import ActionDistribution
+from algos.policies.normalizers import ObservationNormalizer
+from algos.policies.policy import check_same_kind, frozen_copy
+from algos.policies.random_streams import refuse_seeds
 
 WEIGHTS = "policy.safetensors"
 """File of a control policy's weights."""
@@ -29,8 +29,8 @@ class ControlPolicy(nn.Module):
     """What all policies for control share; a subclass has ``distribution``, networks, `act`, `evaluate` and `output`.
 
     Args:
-        observation_space: of one environment; other spaces than a Box are read as `algos.flattening` says.
-        action_space: of one environment; see `algos.distributions`.
+        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
+        action_space: of one environment; see `algos.policies.distributions`.
         normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
         seed: of the initial weights and of the sampled actions.
 

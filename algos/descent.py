@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.adam import Adam
 from algos.config import ActorCriticConfig, Config
-from algos.violations import LossOf, explain_step
+from algos.fast.adam import Adam
+from algos.training.diagnose import LossOf, explain_step
 
 
 class Term(NamedTuple):

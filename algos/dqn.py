@@ -15,8 +15,8 @@ from torch.nn import functional
 from algos.agent import Agent
 from algos.config import DQNConfig
 from algos.descent import Totals, scheduled
-from algos.metrics import Means, Metrics
-from algos.q_network import QPolicy
+from algos.policies.q_network import QPolicy
+from algos.training.metrics import Means, Metrics
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""

@@ -13,11 +13,11 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
-from algos.environments import is_text, make_vector_environment
-from algos.metrics import EpisodeMeter, reference_metrics
+from algos.make import is_text, make_vector_environment
 from algos.names import check_names
-from algos.policy import Policy, check_spaces
-from textenv.env import TextEnv
+from algos.policies.policy import Policy, check_spaces
+from algos.training.metrics import EpisodeMeter, reference_metrics
+from textenv.envs.text_env import TextEnv
 from textenv.rollout import is_episode_env
 
 
@@ -33,7 +33,7 @@ def evaluate(
     """Play whole episodes.
 
     Args:
-        env: reset with ``seed`` first. Of an id, as `algos.environments.make_vector_environment` takes it, up to 16 are
+        env: reset with ``seed`` first. Of an id, as `algos.make.make_vector_environment` takes it, up to 16 are
             played side by side (of text on the prompts of the test split); a single environment is played by itself.
         policy: who plays; afterwards its generator and what it remembers of its slots are as they were.
         episodes: exactly this many.

@@ -1,6 +1,6 @@
 """Examples to imitate: texts, answers to prompts and chats, as token ids and which of them are to be learnt.
 
-Ids are made as an environment makes them (`textenv.chat`), so that a policy meets the same ones afterwards.
+Ids are made as an environment makes them (`textenv.prompts.tokenize`), so that a policy meets the same ones afterwards.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from textenv.chat import prompt_ids, reply_ids, text_ids, warn_of_spelling, without_end
-from textenv.prompts import Prompt, as_prompt
+from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, warn_of_spelling, without_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

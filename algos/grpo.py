@@ -14,8 +14,8 @@ from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
 from algos.descent import Term, Terms
-from algos.metrics import Metrics, group_metrics
-from algos.objective import by_name, episode_returns, optimize
+from algos.optimize import by_name, episode_returns, optimize
+from algos.training.metrics import Metrics, group_metrics
 from textenv.rollout import Evaluation
 
 
@@ -24,7 +24,7 @@ class GRPO(Agent[GRPOConfig]):
 
     Args:
         env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 

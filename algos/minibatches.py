@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from textenv.invariants import PLACE
+from textenv.errors import PLACE
 
 ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask")
 """Columns that advantages are made from and that nothing reads afterwards."""
@@ -34,7 +34,7 @@ def minibatches(
 
     Yields:
         ``[size, T]`` or ``[size]``; an epoch's last may be smaller. Rows without a True entry are left out. The column
-        ``place`` says where in the rollout an entry stood (`textenv.invariants.PLACE`).
+        ``place`` says where in the rollout an entry stood (`textenv.errors.PLACE`).
     """
     rollout = rollout.exclude(*ADVANTAGES_ONLY)
     rollout[PLACE] = places(rollout)

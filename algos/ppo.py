@@ -13,10 +13,10 @@ from algos.agent import Agent
 from algos.config import PPOConfig
 from algos.descent import Term, Terms, Totals, scheduled
 from algos.losses import value_loss
-from algos.metrics import Metrics
-from algos.objective import add_advantages, by_name, optimize
-from algos.policy import Policy
-from textenv.kl import KLPenalty
+from algos.optimize import add_advantages, by_name, optimize
+from algos.policies.policy import Policy
+from algos.training.metrics import Metrics
+from textenv.kl.penalty import KLPenalty
 from textenv.rollout import Evaluation
 
 
@@ -25,7 +25,7 @@ class PPO(Agent[PPOConfig]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters; named presets stand in `algos.presets`.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
         auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` makes it PPO-ptx.

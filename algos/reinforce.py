@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import REINFORCEConfig
-from algos.metrics import Metrics
-from algos.objective import optimize, policy_gradient
+from algos.optimize import optimize, policy_gradient
+from algos.training.metrics import Metrics
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
@@ -16,7 +16,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 

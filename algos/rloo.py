@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from algos.advantages import leave_one_out
 from algos.agent import Agent
 from algos.config import RLOOConfig
-from algos.metrics import Metrics, group_metrics
-from algos.objective import episode_returns, optimize, policy_gradient
+from algos.optimize import episode_returns, optimize, policy_gradient
+from algos.training.metrics import Metrics, group_metrics
 
 
 class RLOO(Agent[RLOOConfig]):
@@ -17,7 +17,7 @@ class RLOO(Agent[RLOOConfig]):
 
     Args:
         env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
-        policy: what is trained; see `algos.policy`.
+        policy: what is trained; see `algos.policies.policy`.
         config: hyper-parameters.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
 

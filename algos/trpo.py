@@ -15,15 +15,15 @@ from algos.agent import Agent
 from algos.config import TRPOConfig
 from algos.conjugate_gradient import conjugate_gradient
 from algos.descent import Descent, Term, Totals, add_up
-from algos.invariants import check_advantages
 from algos.losses import token_mean, value_loss
-from algos.metrics import Means, Metrics, rollout_metrics
 from algos.minibatches import places
-from algos.objective import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
-from algos.policy import Policy
-from algos.violations import explain_step
-from textenv.invariants import PLACE
-from textenv.kl import KLPenalty
+from algos.optimize import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
+from algos.policies.policy import Policy
+from algos.training.diagnose import explain_step
+from algos.training.invariants import check_advantages
+from algos.training.metrics import Means, Metrics, rollout_metrics
+from textenv.errors import PLACE
+from textenv.kl.penalty import KLPenalty
 
 
 class TRPO(Agent[TRPOConfig]):

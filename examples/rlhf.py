@@ -31,8 +31,8 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadMo
 
 from algos import PPO, Critic, LMPolicy, RewardModelConfig, SFTConfig, evaluate, presets, sft, train_reward_model
 from textenv import KLPenalty, LanguageModel, RewardModel, Rewards, TextVectorEnv
-from textenv.figures import distinct
 from textenv.rewards import unfinished
+from textenv.rewards.metrics import distinct
 from textenv.rollout import sequences
 
 CONTEXT = 256  # tokens that every model here reads at most

@@ -32,23 +32,23 @@ from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, 
 
 from algos import PPO, MLPPolicy, PPOConfig
 from algos.algorithms import CONFIGS
-from algos.checkpoint import load, read_description
-from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import _json_object, _with_remembered
 from algos.control import WEIGHTS
-from algos.environments import make_policy, make_vector_environment, remake_environment
-from algos.run import Run
+from algos.make import make_policy, make_vector_environment, remake_environment
+from algos.training.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.training.run import Run
+from algos.training.save import load, read_description
 from textenv import PromptList, load_prompts, split_prompts
-from textenv.action_masks import ActionMasks
-from textenv.answer_guard import FUNCTIONS, is_harmless
-from textenv.chat import prompt_ids
-from textenv.feedback_file import FeedbackFile, scores
+from textenv.envs.action_masks import ActionMasks
+from textenv.envs.turn import Turn
 from textenv.games.calculator import _read
-from textenv.prompts import Prompt, as_prompt
+from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.answer import answer_text
+from textenv.rewards.human.feedback_file import FeedbackFile, scores
 from textenv.rewards.numeric import as_fraction, find_number, numeric_answer
-from textenv.scores import Rows, Scores, read_scores
-from textenv.turn import Turn
+from textenv.rewards.scores import Rows, Scores, read_scores
+from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
 
 
 @functools.cache

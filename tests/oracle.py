@@ -12,10 +12,10 @@ from torch import nn
 
 from algos import PPOConfig
 from algos.algorithms import find_algorithm
-from algos.exploration import UniformStreams
-from algos.learning import iterate
-from algos.metrics import EpisodeMeter
-from algos.policy import Step, frozen_copy
+from algos.policies.policy import Step, frozen_copy
+from algos.policies.random_streams import UniformStreams
+from algos.training.loop import iterate
+from algos.training.metrics import EpisodeMeter
 from textenv import KLPenalty, PromptList, TextVectorEnv
 from textenv.lm.sampling import greedy, sample
 from textenv.rollout import Evaluation, following, sequences

@@ -23,7 +23,6 @@ from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collec
 from algos.a2c import A2C, A2CConfig
 from algos.algorithms import AlgorithmName, find_algorithm, make_agent
 from algos.dqn import DQNConfig
-from algos.environments import make_policy
 from algos.grpo import GRPO, GRPOConfig
 from algos.losses import (
     clipped_policy_loss,
@@ -33,7 +32,8 @@ from algos.losses import (
     thresholded_policy_loss,
     token_mean,
 )
-from algos.objective import weighted_minibatches
+from algos.make import make_policy
+from algos.optimize import weighted_minibatches
 from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig

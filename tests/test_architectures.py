@@ -14,8 +14,8 @@ from pitfall_tools import text_env
 from tensordict import TensorDict
 
 from algos import PPO, LMPolicy, PPOConfig
-from algos.critic import Critic
-from algos.fine_tuning import check_context
+from algos.finetuning.sft import check_context
+from algos.policies.critic import Critic
 from textenv import LanguageModel
 from textenv.lm import recording
 from textenv.lm.decoding import Decoder

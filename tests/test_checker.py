@@ -12,8 +12,8 @@ from test_conversation import Parrot
 
 from algos.cli import main
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
-from textenv.checker import CHECKS, run_checks
-from textenv.transcript import Transcript
+from textenv.checks.env_checker import CHECKS, run_checks
+from textenv.envs.transcript import Transcript
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 ARGUMENTS = dict(prompts=["a b", "c", "d a b", "a", "b c"], max_prompt_tokens=4, max_new_tokens=5)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from algos.cli import main
-from algos.compare import parse_cases, train_all
+from algos.comparison.compare import parse_cases, train_all
+from algos.comparison.summary import POINTS, Case, RunResult, curves, normalise, summary
 from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
-from algos.study import POINTS, Case, RunResult, curves, normalise, summary
 
 
 def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):
@@ -80,7 +80,7 @@ def test_without_a_threshold_the_algorithms_of_an_environment_share_one_scale():
 @pytest.mark.parametrize("best", [None, -20.0])
 def test_runs_that_only_got_worse_have_no_score(tmp_path, best):
     """Divided by a negative distance, the worst would score highest."""
-    from algos.report import write_report
+    from algos.comparison.report import write_report
 
     runs = [run_of(i, returns=[after], after=after, before=-10.0, best=best) for i, after in enumerate((-15.0, -30.0))]
     found = summary(runs)
@@ -111,7 +111,7 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
 
 @pytest.mark.parametrize("seeds", [1, 2, 4, 5])
 def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_path):
-    from algos.report import table_rows, write_report
+    from algos.comparison.report import table_rows, write_report
 
     runs = [run_of(seed, returns=[0.0, 5.0 + seed], after=5.0 + seed) for seed in range(seeds)]
     figure = summary(runs)["mean_return"]
@@ -176,7 +176,7 @@ def test_a_small_study_from_end_to_end(tmp_path, capsys):
 
 
 def test_a_page_shows_markup_as_text(tmp_path):
-    from algos.report import write_report
+    from algos.comparison.report import write_report
 
     run = run_of(1, returns=[0.0, 5.0], after=5.0)
     run.env, run.samples = "<b>bold</b>", [("<script>x</script>", "a", "b")]

@@ -10,14 +10,15 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
-from algos import MLPPolicy, distributions
-from algos.adam import Adam
+from algos import MLPPolicy
 from algos.advantages import gae
 from algos.descent import Term, add_up
-from algos.layers import tower
+from algos.fast.adam import Adam
+from algos.fast.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
 from algos.losses import clipped_policy_loss
-from algos.metrics import EpisodeMeter
-from algos.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
+from algos.policies import distributions
+from algos.policies.layers import tower
+from algos.training.metrics import EpisodeMeter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/benchmarks"))
 from control import compare, ratio

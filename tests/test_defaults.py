@@ -34,8 +34,8 @@ from algos import (
 from algos.advantages import whiten
 from algos.agent import resolve
 from algos.descent import Descent
-from algos.invariants import InvariantError
 from algos.losses import clipped_policy_loss
+from algos.training.invariants import InvariantError
 from textenv import PromptList, TextVectorEnv
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "trpo": TRPOConfig}
@@ -82,7 +82,7 @@ def test_row_31_values_of_a_bare_config_on_text_stay_where_returns_are():
 def test_what_was_filled_in_is_written_with_the_agent(tmp_path):
     agent = agent_of(text_env(), lm_policy(), bootstrap_truncated=None)
     agent.save(tmp_path)
-    written = algos.checkpoint.read_description(tmp_path)["config"]
+    written = algos.training.save.read_description(tmp_path)["config"]
     assert (written["bootstrap_truncated"], written["normalize_advantage"], written["adam_eps"]) == (
         False, "rollout", 1e-8,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from conftest import make_gpt2, make_llama
 from pitfall_tools import CONTROL, Script, agent_of, cartpole, lm_policy, mlp_for, random_table, table_model, text_env
 
 from algos import Cursor, collect
-from algos.exploration import NUMBERS_AT_ONCE, UniformStreams
+from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 
 EPISODES = 24
 

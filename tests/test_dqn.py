@@ -17,7 +17,7 @@ from torch.nn.functional import huber_loss, mse_loss
 import algos
 from algos import Cursor, evaluate
 from algos.dqn import DQN, DQNConfig, q_target
-from algos.q_network import QPolicy
+from algos.policies.q_network import QPolicy
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 

@@ -11,7 +11,7 @@ import torch
 from conftest import WORDS, make_gpt2, make_llama, make_tokenizer
 
 from algos import LMPolicy
-from textenv.action_masks import ActionMasks
+from textenv.envs.action_masks import ActionMasks
 from textenv.lm import memory, recording
 from textenv.lm.model import LanguageModel
 from textenv.lm.recording import record

@@ -11,14 +11,14 @@ from conftest import WORDS
 from fuzz_inputs import TARGETS, BrokenError, Tally, Target, attempt, fuzz, limited
 
 from algos import load
-from algos.checkpoint import read_description
-from algos.checkpoints import FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.cli import main
-from algos.run import Run
+from algos.training.checkpoint import FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.training.run import Run
+from algos.training.save import read_description
 from textenv import PromptList, load_prompts
-from textenv.action_masks import ActionMasks
+from textenv.envs.action_masks import ActionMasks
 from textenv.rewards import numeric_answer
-from textenv.scores import RewardError, Rows, Scores, read_scores
+from textenv.rewards.scores import RewardError, Rows, Scores, read_scores
 
 SLOW = {"parquet": 20, "resumed": 60, "saved_agents": 100}
 """Inputs, where each takes milliseconds."""

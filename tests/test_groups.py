@@ -15,12 +15,12 @@ from torch import nn
 from algos import Cursor, collect
 from algos.advantages import discounted_returns, leave_one_out, standardize_in_group, subtract_mean
 from algos.grpo import GRPO, GRPOConfig
-from algos.metrics import group_metrics
-from algos.objective import episode_returns
+from algos.optimize import episode_returns
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
+from algos.training.metrics import group_metrics
+from textenv.envs.task import FunctionTask
 from textenv.rollout import Evaluation
-from textenv.task import FunctionTask
 
 STILL = dict(learning_rate=1e-30, max_grad_norm=1e9)
 """An update that moves nothing: its gradient can be read afterwards."""

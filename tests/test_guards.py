@@ -13,10 +13,10 @@ from torch import nn
 
 from algos import Cursor, LMPolicy, MLPPolicy, collect
 from algos.losses import sequence_mean
-from algos.state import from_json, to_json
+from algos.training.serialization import from_json, to_json
 from textenv import KLPenalty, TextVectorEnv
-from textenv.episode_batch import EpisodeBatch
-from textenv.kl_coefficients import AdaptiveCoefficient
+from textenv.envs.episode_batch import EpisodeBatch
+from textenv.kl.coefficients import AdaptiveCoefficient
 from textenv.lm.sampling import BLOCK, sample
 
 

@@ -144,7 +144,7 @@ def test_a_share_is_asked_at_most_chosen_by_seed_and_batch(tmp_path):
         ({"share": 1.5}, ValueError, "from 0"),
         ({"share": 0.5}, ValueError, "otherwise=reward_model"),
         ({"otherwise": 3}, TypeError, "otherwise is 3"),
-        ({"asker": object()}, TypeError, "textenv.asker.Asker"),
+        ({"asker": object()}, TypeError, "textenv.rewards.human.asker.Asker"),
     ],
 )
 def test_what_cannot_be_is_refused_at_construction(path, options, error, says):

@@ -36,8 +36,8 @@ from algos.advantages import whiten
 from algos.cli import main
 from algos.config import Config
 from algos.descent import Descent
-from algos.invariants import InvariantError, NonFiniteError, check_whitened
 from algos.losses import clipped_policy_loss
+from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
 from textenv import KLPenalty
 from textenv.rollout import Evaluation
 
@@ -301,11 +301,11 @@ def test_a_penalty_that_leaves_out_the_mask_is_caught_at_reset_rows(tmp_path):
 
 @pytest.mark.parametrize("kind", BY_VALUE)
 def test_advantages_outside_the_mask_are_caught(kind, tmp_path, monkeypatch):
-    import algos.objective
+    import algos.optimize
 
-    gae = algos.objective.gae
+    gae = algos.optimize.gae
     monkeypatch.setattr(
-        algos.objective, "gae", lambda **columns: tuple(x + 0.5 * (~columns["mask"]) for x in gae(**columns))
+        algos.optimize, "gae", lambda **columns: tuple(x + 0.5 * (~columns["mask"]) for x in gae(**columns))
     )
     error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
     assert not any(batch["mask"][row, column] for row, column in error.rows)
@@ -332,7 +332,7 @@ BROKEN_WHITENING = {
 @pytest.mark.parametrize("kind", ["ppo", "reinforce", "trpo"])
 def test_whitening_that_does_not_whiten_is_caught(how, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "algos.objective.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
+        "algos.optimize.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
     )
     error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
     assert "mean is" in str(error) and "standard deviation" in str(error)

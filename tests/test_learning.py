@@ -9,7 +9,7 @@ import pytest
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
 from algos.algorithms import GROUPED, make_agent
-from algos.environments import make_policy, make_vector_environment
+from algos.make import make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
 from textenv.rollout import sequences

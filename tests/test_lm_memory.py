@@ -23,7 +23,7 @@ from test_lora import adapted
 
 import algos
 from algos import LMPolicy, collect
-from algos.invariants import InvariantError, scoring_dtype
+from algos.training.invariants import InvariantError, scoring_dtype
 from textenv import KLPenalty, KLReward, PromptList, TextEnv
 from textenv.lm import memory
 

@@ -13,7 +13,7 @@ import algos
 from algos import LMPolicy, collect
 from algos.cli import main
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
-from textenv.invariants import InvariantError
+from textenv.errors import InvariantError
 from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm

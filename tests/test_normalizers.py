@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 import algos
 from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect
-from algos.checkpoint import read_description
-from algos.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
+from algos.policies.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
+from algos.training.save import read_description
 
 POLICIES = pytest.mark.parametrize("kind", [MLPPolicy, LSTMPolicy])
 

@@ -12,7 +12,7 @@ from pitfall_tools import agent_of, cartpole, mlp_for
 from torch import nn
 
 from algos import Cursor, MLPPolicy, collect, evaluate
-from algos.policy import Step
+from algos.policies.policy import Step
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 COLUMNS = ("observation", "next_observation", "action", "reward", "terminated", "truncated")

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 
 from algos import advantages, losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.distributions import Categorical
 from algos.losses import clipped_policy_loss, log_ratio, value_loss
+from algos.policies.distributions import Categorical
 from textenv.rollout import following, masked_mean
 
 GAMMA, LAMBDA = 0.9, 0.8

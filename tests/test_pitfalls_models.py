@@ -21,10 +21,10 @@ from pitfall_tools import (
 )
 from test_lm_runtime import MODELS as ALL_MODELS
 
-import algos.objective
+import algos.optimize
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
-from textenv.invariants import InvariantError
+from textenv.errors import InvariantError
 from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 
@@ -34,14 +34,14 @@ NINE = len(WORDS)
 @pytest.fixture
 def gaps(monkeypatch):
     """Largest difference of new and old log-probabilities in every part that an update evaluates."""
-    found, real = [], algos.objective.log_ratio
+    found, real = [], algos.optimize.log_ratio
 
     def spy(**arguments):
         result = real(**arguments)
         found.append(result.detach().abs().max().item())
         return result
 
-    monkeypatch.setattr(algos.objective, "log_ratio", spy)
+    monkeypatch.setattr(algos.optimize, "log_ratio", spy)
     return found
 
 

@@ -26,7 +26,7 @@ from test_pitfalls_data import padded
 from test_pitfalls_maths import junk
 
 from algos import Cursor, collect
-from algos.metrics import EpisodeMeter, reference_metrics
+from algos.training.metrics import EpisodeMeter, reference_metrics
 from textenv import KLPenalty
 from textenv.rollout import Evaluation
 

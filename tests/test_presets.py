@@ -7,7 +7,7 @@ import torch
 
 from algos import presets
 from algos.algorithms import GROUPED, make_agent
-from algos.environments import is_text, make_policy, make_vector_environment
+from algos.make import is_text, make_policy, make_vector_environment
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 

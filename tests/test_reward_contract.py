@@ -8,9 +8,9 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 from test_conversation import Parrot
 
 from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
-from algos.frontier import HackingWatch
+from algos.training.reward_hacking import HackingWatch
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
-from textenv.figures import correlation, distinct, repetition
+from textenv.rewards.metrics import correlation, distinct, repetition
 
 EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
 

@@ -15,7 +15,7 @@ from test_reward_contract import ANSWERS, BAD, EOS, GOOD, good, make_env, play, 
 from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
 from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
 from textenv.rewards import Normalize, whiten
-from textenv.scores import StopTraining
+from textenv.rewards.scores import StopTraining
 
 
 def raises(prompts, completions):

@@ -9,7 +9,7 @@ from conftest import WORDS, make_tokenizer
 
 from textenv import FunctionTask, RewardModel, Rewards, TextVectorEnv
 from textenv.rewards import clip
-from textenv.tasks import Reviews
+from textenv.tasks.builtin import Reviews
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 SMALL = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)

@@ -11,7 +11,7 @@ import pytest
 from conftest import WORDS, make_tokenizer
 
 from textenv import FunctionTask, TextVectorEnv, rewards
-from textenv.prompts import PromptList
+from textenv.prompts.prompts import PromptList
 from textenv.rewards.calling import call_reward
 from textenv.rewards.numeric import as_fraction, find_number, last_boxed
 

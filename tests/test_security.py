@@ -20,14 +20,14 @@ from test_compare import run_of
 
 from algos import LMPolicy, TextLoss, load
 from algos.cli import main
-from algos.environments import make_policy, make_vector_environment
 from algos.examples import read_example
-from algos.reward_rows import read_reward_rows
-from algos.state import from_json
+from algos.finetuning.reward_data import read_reward_rows
+from algos.make import make_policy, make_vector_environment
+from algos.training.serialization import from_json
 from textenv import Question, RewardModel, TerminalAsker, TextVectorEnv, TokenVectorEnv, load_prompts
-from textenv.chat import chat_ids, prompt_ids, reply_ids, text_ids
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
-from textenv.prompts import Prompt, as_prompt
+from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, text_ids
 from textenv.rendering import printable
 
 # --- special tokens that a text spells out -----------------------------------------------------------------------
@@ -557,7 +557,7 @@ SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask"
 LOADERS = {"textenv/lm/loading.py": ("loader.from_pretrained", "PeftModel.from_pretrained")}
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
-READ_SPELLINGS = {"textenv/chat.py", "textenv/special_tokens.py"}
+READ_SPELLINGS = {"textenv/prompts/tokenize.py", "textenv/prompts/special_tokens.py"}
 """Which may ask how a special token is spelt: to take it out of a text, where it is letters."""
 
 
@@ -609,8 +609,8 @@ class Page(HTMLParser):
 
 
 def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tmp_path, capsys):
-    from algos.report import print_table, write_report
-    from algos.study import summary
+    from algos.comparison.report import print_table, write_report
+    from algos.comparison.summary import summary
 
     def page_of(text):
         run = run_of(1, returns=[1.0, 5.0], after=6.0)

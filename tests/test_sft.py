@@ -12,9 +12,9 @@ from test_lora import lora_policy
 
 from algos import LMPolicy, SFTConfig, sft
 from algos.examples import Example, read_example
-from algos.fine_tuning import _add_gradient
-from algos.packing import check_packing, learnt_log_probs, pack, token_rows
-from algos.supervised import CosineDescent, dropout_on, length_buckets
+from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
+from algos.finetuning.packing import check_packing, learnt_log_probs, pack, token_rows
+from algos.finetuning.sft import _add_gradient
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
 EOS = WORDS.index("<eos>")

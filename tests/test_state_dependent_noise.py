@@ -13,9 +13,9 @@ from test_errors import refused
 from torch.distributions import Normal, kl_divergence
 
 import algos
-from algos import PPO, MLPPolicy, PPOConfig, collect, environments, evaluate
-from algos.distributions import StateDependentGaussian
-from algos.exploration import HeldMatrices
+from algos import PPO, MLPPolicy, PPOConfig, collect, evaluate, make as environments
+from algos.policies.distributions import StateDependentGaussian
+from algos.policies.random_streams import HeldMatrices
 
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = spaces.Box(-1, 1, (2,), np.float32)

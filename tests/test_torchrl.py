@@ -13,7 +13,7 @@ from torchrl.envs.transforms import UnsqueezeTransform
 
 from algos import PPO, MLPPolicy, PPOConfig, collect
 from textenv import TextVectorEnv
-from textenv.torchrl_adapter import from_torchrl, to_torchrl
+from textenv.adapters.torchrl import from_torchrl, to_torchrl
 
 EOS, DISABLED = WORDS.index("<eos>"), AutoresetMode.DISABLED
 

@@ -15,8 +15,8 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from textenv import TextEnv, TextVectorEnv
+from textenv.adapters.torchrl import to_torchrl
 from textenv.registration import NAMES
-from textenv.torchrl_adapter import to_torchrl
 
 
 @pytest.fixture(scope="module")

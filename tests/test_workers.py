@@ -24,11 +24,11 @@ from algos import PPO, Cursor, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
 from algos.control import step_values
-from algos.env_worker import check_observation, check_reward
-from algos.environments import make_vector_environment
-from algos.metrics import EpisodeMeter
-from algos.policy import Step
-from algos.subprocess_env import SubprocessVectorEnv
+from algos.envs.env_worker import check_observation, check_reward
+from algos.envs.subprocess_env import SubprocessVectorEnv
+from algos.make import make_vector_environment
+from algos.policies.policy import Step
+from algos.training.metrics import EpisodeMeter
 
 # Processes get the environments themselves, and import neither this file nor PyTorch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -457,7 +457,7 @@ def test_what_a_process_has_started_ends_with_it(tmp_path, caplog):
 PROGRAM = """
 import gymnasium, numpy as np, os, signal, sys, threading, time
 from pathlib import Path
-from algos.subprocess_env import SubprocessVectorEnv
+from algos.envs.subprocess_env import SubprocessVectorEnv
 BEFORE = set()
 {functions}
 env = SubprocessVectorEnv([counting({trouble}, at=2)] * 2, timeout={timeout})

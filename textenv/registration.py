@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from textenv.env import TextEnv
-    from textenv.vector_env import TextVectorEnv
+    from textenv.envs.text_env import TextEnv
+    from textenv.envs.vector_env import TextVectorEnv
 
 NAMES = ("Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym")
 BEST = {"TwentyQuestions": 33 / 40}
@@ -30,7 +30,7 @@ def register_envs() -> None:
 
 def make_env(task: str, **arguments: Any) -> TextEnv:
     """A ready-made task as a single environment; the arguments are those of `make_vector_env`."""
-    from textenv.env import TextEnv
+    from textenv.envs.text_env import TextEnv
 
     return TextEnv(**_environment(task, **arguments))
 
@@ -45,7 +45,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
             ``"test"``: prompts that never overlap), ``kl_coefficient`` (β towards the model as it was loaded;
             0 measures the KL only, None does not), the task's own, and those of `TextVectorEnv`.
     """
-    from textenv.vector_env import TextVectorEnv
+    from textenv.envs.vector_env import TextVectorEnv
 
     return TextVectorEnv(num_envs=num_envs, **_environment(task, **arguments))
 
@@ -54,9 +54,9 @@ def _environment(
     task: str, *, model: str = "embedded", split: str = "train", kl_coefficient: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
     """Arguments for the environment's constructor, with tokenizer, task and penalty made."""
-    from textenv.kl import KLPenalty
+    from textenv.kl.penalty import KLPenalty
     from textenv.lm.loading import load_tokenizer
-    from textenv.tasks import make_task
+    from textenv.tasks.builtin import make_task
 
     tokenizer = load_tokenizer(model)
     task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)

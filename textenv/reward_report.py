@@ -1,4 +1,4 @@
-"""A report of `textenv.reward_checker` as tables for a terminal."""
+"""A report of `textenv.checks.reward_checker` as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from textenv.checks.reward_checker import RewardReport
 from textenv.rendering import printable
-from textenv.reward_checker import RewardReport
 
 SHOWN = 40
 """Characters of an answer in the table."""

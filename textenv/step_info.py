@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from textenv.turn import Turn
+from textenv.envs.turn import Turn
 
 
 def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from algos.compare import train_all
+from algos.comparison.compare import train_all
+from algos.comparison.summary import Case
 from algos.statistics import FEWEST, bootstrap_interval, interquartile_mean
-from algos.study import Case
 
 EPISODES = 100
 PUBLISHED = {

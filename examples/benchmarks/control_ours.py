@@ -17,7 +17,7 @@ def run(settings, options, meter):
     import gymnasium
 
     from algos import PPO, MLPPolicy, PPOConfig
-    from algos.metrics import EpisodeMeter
+    from algos.training.metrics import EpisodeMeter
 
     env = gymnasium.make_vec("CartPole-v1", num_envs=settings["n_envs"])
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=options.seed)

@@ -49,7 +49,7 @@ class Watch:
         self.resumed = time.process_time()
 
     def __call__(self, metrics):
-        """See ``on_iteration`` of `algos.learning.learn`; the looking itself is not timed."""
+        """See ``on_iteration`` of `algos.training.loop.learn`; the looking itself is not timed."""
         self.seconds.append((time.process_time() - self.resumed) / metrics["rollout/steps"])
         if len(self.seconds) % self.every == 0:
             gc.collect()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from textenv.rewards.calling import call_reward, reward_name
+from textenv.rewards.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
 from textenv.rewards.workers import ChildError, Workers, run_in_processes, run_in_threads
-from textenv.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
 
 logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]

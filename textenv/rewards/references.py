@@ -13,7 +13,7 @@ from textenv.rewards.answer import answer_text, column_of
 from textenv.rewards.patterns import Scores
 
 if TYPE_CHECKING:
-    from textenv.lm.reward_model import RewardModel
+    from textenv.rewards.reward_model import RewardModel
 
 
 def exact_answer(column: str = "answer") -> Callable[..., list[float | None]]:
@@ -71,7 +71,7 @@ def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") 
 
     @functools.cache
     def load() -> RewardModel:
-        from textenv.lm.reward_model import RewardModel
+        from textenv.rewards.reward_model import RewardModel
 
         return RewardModel.load(model, label=label)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from textenv.rewards.calling import call_reward, reward_name
-from textenv.scores import RewardError, Rows, read_scores
+from textenv.rewards.scores import RewardError, Rows, read_scores
 
 MaybeScores = list[float | None]
 

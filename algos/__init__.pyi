@@ -1,0 +1,21 @@
+from . import advantages as advantages, config as config, losses as losses, policies as policies, presets as presets
+from .a2c import A2C as A2C, A2CConfig as A2CConfig
+from .agent import Agent as Agent
+from .collection import Cursor as Cursor, collect as collect
+from .dqn import DQN as DQN, DQNConfig as DQNConfig
+from .evaluation import evaluate as evaluate
+from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, train_reward_model as train_reward_model
+from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
+from .finetuning.text_loss import TextLoss as TextLoss
+from .grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
+from .policies.cnn import CNNPolicy as CNNPolicy
+from .policies.critic import Critic as Critic
+from .policies.lm import LMPolicy as LMPolicy
+from .policies.lstm import LSTMPolicy as LSTMPolicy
+from .policies.mlp import MLPPolicy as MLPPolicy
+from .policies.q_network import QPolicy as QPolicy
+from .ppo import PPO as PPO, PPOConfig as PPOConfig
+from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
+from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
+from .training.save import load as load
+from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

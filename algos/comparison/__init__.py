@@ -1,0 +1,1 @@
+"""Comparisons: several trainings, their quantities, and the page about them."""

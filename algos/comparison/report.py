@@ -1,0 +1,241 @@
+"""The page of a comparison: one table, one picture, a few samples, everything inside one HTML file; and CSV files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algos.comparison.summary import POINTS, QUANTITIES, Figure, RunResult, curves, summary
+from algos.statistics import FEWEST, bootstrap_interval
+from textenv.rendering import printable
+
+COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
+"""Of the cases, in their order; told apart by line style beyond the eighth."""
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2024 }
+h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e } .wide { overflow-x: auto }
+table { border-collapse: collapse; margin: 1rem 0; width: 100% }
+td, th { border-bottom: 1px solid #d1d9e0; padding: .35rem .7rem; text-align: left; vertical-align: top }
+td { overflow-wrap: anywhere }
+td small { white-space: nowrap }
+"""
+LABELS = {
+    "return before": "return before training",
+    "mean_return": "return after training",
+    "normalised score": "normalised score: 0 untrained, 1 solved",
+    "normalised score, interquartile mean": "the same, interquartile mean",
+    "area under the curve": "sample efficiency: mean normalised score while training",
+    "reached 0.9": "share of runs whose training score reached .9",
+    "steps to 0.9": "steps until it did",
+    "update/kl": "KL of an update, nats a step",
+    "policy/clip_frac": "share of clipped ratios",
+    "value/explained_variance": "explained variance of the value",
+    "policy/entropy": "entropy, nats a step",
+    "reference/kl": "KL to the reference, nats an episode",
+    "steps": "steps",
+    "seconds": "seconds of training",
+    "steps_per_second": "steps a second",
+    "share of time: collect": "share of time collecting",
+    "share of time: penalty": "share of time on the KL penalty",
+    "share of time: update": "share of time updating",
+}
+"""The rows of the table."""
+
+Result = dict[str, dict[str, Figure]]
+"""`summary` of each case."""
+
+
+def table_rows(result: Result) -> list[list[tuple[str, str]]]:
+    """The comparison's table without its header: every row a quantity, every column a case; text and small print."""
+    rows = []
+    for key, label in LABELS.items():
+        if any(key in column for column in result.values()):
+            cells = [_cell(column[key]) if key in column else ("–", "") for column in result.values()]
+            rows.append([(label, ""), *cells])
+    return rows
+
+
+def _cell(figure: Figure) -> tuple[str, str]:
+    """A mean, and where the seeds differ its limits; of few seeds, what each has."""
+    if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
+        return _number(figure.mean), ""
+    if figure.low is None or figure.high is None:
+        return _number(figure.mean), ", ".join(map(_number, figure.values))
+    return _number(figure.mean), f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _spread(seeds: int) -> str:
+    """What stands below a mean."""
+    return "95 % limits by the bootstrap" if seeds >= FEWEST else f"each seed ({FEWEST} give 95 % limits)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def print_table(result: Result) -> None:
+    """Print the chief quantities to the terminal, a case a line; the page has all of them."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    chief = {
+        "mean_return": "return",
+        "normalised score": "normalised score",
+        "steps to 0.9": "steps to .9",
+        "update/kl": "KL of an update",
+        "reference/kl": "KL to the reference",
+        "steps_per_second": "steps a second",
+    }
+    seeds = max(len(figures["mean_return"].values) for figures in result.values())
+    table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
+    for case, figures in result.items():
+        cells = [_cell(figures[key]) if key in figures else ("–", "") for key in chief]
+        table.add_row(
+            Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
+        )
+    Console().print(table)
+
+
+def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
+    """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
+    cases = list(dict.fromkeys(run.case for run in runs))
+    by_case = {str(case): [run for run in runs if run.case == case] for case in cases}
+    result = {name: summary(own, study=runs) for name, own in by_case.items()}
+    picture = _draw(by_case, runs)
+    (run_dir / "report.png").write_bytes(picture)
+    _write_csv(run_dir / "summary.csv", _summary_rows(result, by_case))
+    _write_csv(run_dir / "curves.csv", _curve_rows(runs))
+    page = run_dir / "report.html"
+    page.write_text(_page(by_case, result, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
+    return page
+
+
+def _summary_rows(result: Result, by_case: Mapping[str, Sequence[RunResult]]) -> Iterator[dict[str, Any]]:
+    """One line for each case and quantity."""
+    for name, figures in result.items():
+        run, seeds = by_case[name][0], len(by_case[name])
+        for quantity, figure in figures.items():
+            identity = {"environment": run.env, "algorithm": run.algorithm, "seeds": seeds, "quantity": quantity}
+            yield identity | figure._asdict() | {"values": " ".join(map(str, figure.values))}
+
+
+def _curve_rows(runs: Sequence[RunResult]) -> Iterator[dict[str, Any]]:
+    """One line for each iteration of each run: everything that was logged."""
+    for run in runs:
+        for row in run.history:
+            yield {"environment": run.env, "algorithm": run.algorithm, "seed": run.seed} | row
+
+
+def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    rows = list(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _draw(by_case: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> bytes:
+    """A panel for each quantity, with every case over the share of its budget: mean, and limits or every seed."""
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=(11, 9.5), layout="constrained")
+    panels = picture.subplots(3, 2)
+    grid = np.linspace(0, 1, POINTS)
+    for axis, (name, label) in zip(panels.flat, QUANTITIES.items(), strict=True):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_title(label, fontsize=9, loc="left")
+        for number, runs in enumerate(by_case.values()):
+            found = curves(runs, name, study=study)
+            if found is None:
+                continue
+            colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+            axis.plot(grid, found.mean(0), style, color=colour)
+            if len(found) >= FEWEST:
+                axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
+            elif len(found) > 1:
+                axis.plot(grid, found.T, style, color=colour, alpha=0.4, linewidth=0.7)
+    for axis in panels[-1]:
+        axis.set_xlabel("share of the budget of steps")
+    handles = [
+        _legend_line(COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--")
+        for number in range(len(by_case))
+    ]
+    names = [printable(name) for name in by_case]
+    legend = picture.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _legend_line(colour: str, style: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, linestyle=style)
+
+
+def _page(by_case: Mapping[str, Sequence[RunResult]], result: Result, picture: str, seconds: float) -> str:
+    policies = [(f"{runs[0].policy}, {runs[0].parameters:,} parameters", "") for runs in by_case.values()]
+    rows = [[("policy", ""), *policies], *table_rows(result)]
+    every = [runs[0] for runs in by_case.values()]
+    seeds = len(next(iter(by_case.values())))
+    bands = "bands 95 % limits" if seeds >= FEWEST else "thin lines single seeds"
+    unknown = sorted({run.env for run in every if run.best is None})
+    aside = f" {', '.join(unknown)}: no such figure, so 1 is the best evaluation of these runs." if unknown else ""
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
+<h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
+<p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
+differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
+are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
+<div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
+<p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} Where that is no more
+than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
+the new policy from the old, over all its gradient steps, on the rollout that it learnt from.</small></p>
+<h2>While learning</h2>
+<p><small>Lines are means over the seeds, {bands}. Each case has a budget of its own, so the axis is the share
+of it that is spent (the steps are in <code>curves.csv</code>). What an algorithm does not have is not drawn. Once every
+episode earns the same, there is no variance left for the value to explain, and the share that it explains means
+nothing.</small></p>
+<img alt="Learning curves of all cases" src="data:image/png;base64,{picture}">
+{_samples_html(by_case)}
+</html>
+"""
+
+
+def _samples_html(by_case: Mapping[str, Sequence[RunResult]]) -> str:
+    """What a language model wrote before and after, of the first run of each text case."""
+    parts = []
+    for name, runs in by_case.items():
+        if runs[0].samples:
+            rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
+            table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
+            parts.append(f"<h2>What the language model writes: {_escape(name)}</h2>\n{table}")
+    return "\n".join(parts)
+
+
+def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{_html_cell(*cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+
+
+def _html_cell(text: str, small: str) -> str:
+    return _escape(text) + (f"<br><small>{_escape(small)}</small>" if small else "")
+
+
+def _escape(text: str) -> str:
+    """A stranger's text, which is neither markup nor changes the direction of what stands around it."""
+    return html.escape(printable(text))

@@ -1,0 +1,184 @@
+"""What a comparison reports: the same quantities for every environment and algorithm, with their spread over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from algos.config import PolicyGradientConfig
+from algos.losses import log_ratio
+from algos.statistics import FEWEST, bootstrap_interval, interquartile_mean, on_grid
+from textenv.kl.estimators import k3
+from textenv.rollout import masked_mean
+
+if TYPE_CHECKING:
+    from algos.agent import Agent
+
+POINTS = 101
+"""Of a curve over the budget, from 0 to 1."""
+REACHED = 0.9
+"""Normalised training score whose first iteration is reported."""
+QUANTITIES = {
+    "normalised score": "return of training episodes; 0 is the untrained policy, 1 is solved",
+    "update/kl": "KL(old‖new) of a whole update, nats a step (k3)",
+    "policy/clip_frac": "share of clipped ratios",
+    "value/explained_variance": "explained variance of the value",
+    "policy/entropy": "entropy, nats a step",
+    "reference/kl": "KL to the reference, nats an episode",
+}
+"""What is drawn over the training, under the names of the log."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment and the algorithm that is trained on it, by the recipe that `algos.presets` has for the two."""
+
+    env: str
+    algorithm: str = "ppo"
+
+    def __str__(self) -> str:
+        return f"{self.env}:{self.algorithm}"
+
+
+@dataclass
+class RunResult:
+    """One training run and its evaluations."""
+
+    env: str
+    algorithm: str
+    seed: int
+    policy: str
+    parameters: int
+    best: float | None
+    """Return at which Gymnasium calls the environment solved; None if it does not say."""
+    before: dict[str, float]
+    after: dict[str, float]
+    history: list[dict[str, float]]
+    samples: list[tuple[str, str, str]] = field(default_factory=list)
+    """Text only: prompt, answer before, answer after."""
+
+    @property
+    def case(self) -> Case:
+        """What was trained on what."""
+        return Case(self.env, self.algorithm)
+
+
+class Figure(NamedTuple):
+    """A quantity over the seeds."""
+
+    mean: float
+    low: float | None
+    """95 % limits of the mean, by the bootstrap; None of fewer than `FEWEST` seeds."""
+    high: float | None
+    values: tuple[float, ...]
+    """Of each seed."""
+
+
+@torch.no_grad()
+def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
+    """KL(old‖new) of an update, nats a step, by k3 (Schulman 2020); for `algos.training.loop.learn`.
+
+    Every algorithm is measured in the same way, after its last step. None for Q-learning, whose policy is no
+    distribution that was updated.
+    """
+    if not isinstance(agent.config, PolicyGradientConfig):
+        return {}
+    mask = rollout["mask"]
+    change = log_ratio(log_prob=agent.policy.evaluate(rollout).log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+    return {"update/kl": masked_mean(k3(-change), mask=mask).item()}
+
+
+Score = Callable[[float], float]
+
+
+def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
+    """Scores of a case from returns: 0 is the untrained policy (mean over the seeds), 1 is solved.
+
+    Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of the environment in the whole
+    study, so that its algorithms are measured by one scale.
+
+    Args:
+        runs: of the case.
+        study: all runs that are compared.
+
+    Returns:
+        From returns to scores; None where 1 is no better than 0, for then more would count as less.
+    """
+    zero = float(np.mean([run.before["mean_return"] for run in runs]))
+    here = [run for run in (*runs, *study) if run.env == runs[0].env]
+    one = max(run.after["mean_return"] for run in here) if runs[0].best is None else runs[0].best
+    return (lambda value: (value - zero) / (one - zero)) if one > zero else None
+
+
+def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
+    """A quantity of a run over the share of its budget that is spent; empty if it never had it."""
+    if name == "normalised score" and score is None:
+        return []
+    last = run.history[-1]["steps"]
+    key = "episode/return" if name == "normalised score" else name
+    points = [(row["steps"] / last, row[key]) for row in run.history if key in row and math.isfinite(row[key])]
+    return [(x, score(y)) for x, y in points] if score is not None and name == "normalised score" else points
+
+
+def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] = ()) -> np.ndarray | None:
+    """A quantity of one case on the grid of the budget: ``[seeds, POINTS]``; None if some run never had it."""
+    score = normalise(runs, study=study)
+    found = [curve(run, name, score) for run in runs]
+    return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
+
+
+def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
+    """Every quantity of one case over its seeds; what a case does not have is left out."""
+    score = normalise(runs, study=study)
+    columns: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in _figures(run, score).items():
+            columns.setdefault(name, []).append(value)
+    found = {}
+    for name, column in columns.items():
+        if len(column) == len(runs):  # in every run
+            found[name] = _figure(column, np.mean)
+    if "normalised score" in columns:
+        found["normalised score, interquartile mean"] = _figure(columns["normalised score"], interquartile_mean)
+    return found
+
+
+def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
+    values = np.array(column)
+    limits = bootstrap_interval(values, statistic) if len(values) >= FEWEST else None
+    low, high = (None, None) if limits is None else (float(limits[0]), float(limits[1]))
+    return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
+
+
+def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
+    """What one run says; every mean is over its iterations."""
+    last, grid = run.history[-1], np.linspace(0, 1, POINTS)
+    figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
+    if score is not None:
+        figures["normalised score"] = score(run.after["mean_return"])
+    learning = curve(run, "normalised score", score)
+    if learning:
+        read = on_grid([learning], grid)[0]
+        figures["area under the curve"] = float(read.mean())
+        reached = [x * last["steps"] for x, y in learning if y >= REACHED]
+        figures[f"reached {REACHED}"] = float(bool(reached))
+        if reached:
+            figures[f"steps to {REACHED}"] = reached[0]
+    for name in list(QUANTITIES)[1:]:
+        points = curve(run, name, score)
+        if points:
+            figures[name] = float(np.mean([y for _, y in points]))
+    if "kl" in run.after:
+        figures["reference/kl"] = run.after["kl"]
+    parts = {
+        part: sum(row.get(f"time/{part}", 0.0) for row in run.history) for part in ("collect", "penalty", "update")
+    }
+    spent = sum(parts.values())
+    figures |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
+    return figures | {f"share of time: {part}": seconds / spent for part, seconds in parts.items()}

@@ -1,0 +1,1 @@
+"""What only makes control faster; every path here has a plain one."""

@@ -1,0 +1,109 @@
+"""What a reward model is trained on: answers with scores, or pairs of a better and a worse one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from textenv.prompts.prompts import Prompt, content_hash
+from textenv.prompts.tokenize import warn_of_spelling
+from textenv.rewards.reward_model import RewardModel
+
+Kind = Literal["scores", "pairs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRow:
+    """A scored answer, or a pair."""
+
+    ids: tuple[list[int], ...]
+    """Token ids of prompt and answer: of one answer, or of the better and the worse one."""
+    target: float
+    """The score, or by how much more than 0 the better one's reward is to exceed the worse one's."""
+    key: int
+    """Equal where the prompt is, whatever its spacing; without a prompt, where the (better) answer is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRows:
+    """Rows of one kind."""
+
+    kind: Kind
+    rows: list[RewardRow]
+    skipped: int
+    """Rows without an answer: questions that a person skipped, and ties."""
+
+
+def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> RewardRows:
+    """Rows as the model reads them, its own way of making ids included (`RewardModel.encode`).
+
+    Args:
+        data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` and maybe a ``"margin"``.
+            Other columns are left alone, so the lines of a `textenv.FeedbackFile` will do. A prompt may be empty.
+        model: encodes the texts.
+
+    Raises:
+        ValueError: on a row that is neither, both kinds in one data set, a score that is no number, or no rows.
+    """
+    kinds = [_kind(index, row) for index, row in enumerate(data)]
+    if len(set(kinds)) != 1:
+        raise ValueError(
+            f"data has {kinds.count('scores')} scored answers and {kinds.count('pairs')} pairs, expected one kind and "
+            "at least one row: train on one of the two"
+        )
+    read = _pair if kinds[0] == "pairs" else _scored
+    rows = [read(index, row, model) for index, row in enumerate(data)]
+    kept = [row for row in rows if row is not None]
+    return RewardRows(kind=kinds[0], rows=kept, skipped=len(rows) - len(kept))
+
+
+def _kind(index: int, row: Any) -> Kind:
+    columns = set(row) if isinstance(row, Mapping) else set()
+    if {"prompt", "completion", "score"} <= columns:
+        return "scores"
+    if {"prompt", "chosen", "rejected"} <= columns:
+        return "pairs"
+    raise ValueError(
+        f"row {index} is {row!r:.200}, expected {{'prompt', 'completion', 'score'}} or {{'prompt', 'chosen', "
+        "'rejected'}"
+    )
+
+
+def _scored(index: int, row: Mapping[str, Any], model: RewardModel) -> RewardRow | None:
+    if row["score"] is None:
+        return None
+    ids = _encode(index, row, "completion", model)
+    return RewardRow(ids=(ids,), target=_number(index, row, "score"), key=_key(row, "completion"))
+
+
+def _pair(index: int, row: Mapping[str, Any], model: RewardModel) -> RewardRow | None:
+    if row["chosen"] is None or row["rejected"] is None:
+        return None
+    ids = tuple(_encode(index, row, name, model) for name in ("chosen", "rejected"))
+    margin = _number(index, row, "margin") if row.get("margin") is not None else 0.0
+    return RewardRow(ids=ids, target=margin, key=_key(row, "chosen"))
+
+
+def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel) -> list[int]:
+    if isinstance(row["prompt"], str) != isinstance(row[answer], str):
+        raise ValueError(
+            f"row {index} has the prompt {row['prompt']!r:.100} and the {answer} answer {row[answer]!r:.100}, expected "
+            "text of both, or chat messages of both"
+        )
+    if isinstance(row[answer], str):
+        warn_of_spelling(row[answer], model.tokenizer)
+    return model.encode(row["prompt"], row[answer], ended=bool(row.get("terminated", True)))
+
+
+def _number(index: int, row: Mapping[str, Any], name: str) -> float:
+    value = row[name]
+    if isinstance(value, (bool, int, float)) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"row {index} has the {name} {value!r:.100}, expected a finite number (or None: not answered)")
+
+
+def _key(row: Mapping[str, Any], answer: str) -> int:
+    content = row["prompt"] or row[answer]
+    return content_hash(Prompt(content if isinstance(content, str) else tuple(content)))

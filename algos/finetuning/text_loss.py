@@ -1,0 +1,106 @@
+"""`TextLoss`: the likelihood of plain text as a term of the loss, so that a policy forgets less of what it knew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from algos.finetuning.sft import check_context
+from textenv.lm.model import LanguageModel
+from textenv.prompts.prompts import PromptList, as_prompt
+from textenv.prompts.tokenize import prompt_ids, without_end
+from textenv.rollout import masked_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TextPolicy(Protocol):
+    """A policy that is a language model (`LMPolicy`)."""
+
+    lm: LanguageModel
+
+
+class TextLoss:
+    """The pretraining-gradient term of PPO-ptx (Ouyang et al. 2022, eq. 2), negated: a callable ``(policy) -> loss``.
+
+    Each call takes the next batch of an endless stream: the texts, each closed by an EOS, one after the other, cut
+    into blocks, which come in a new random order each time round. A batch of plain text is a rollout whose mask is
+    True everywhere (but on the padding of the last block), so the policy scores it like any other, at its own
+    temperature.
+
+    Args:
+        texts: plain texts; read by the policy's tokenizer at the first call.
+        coefficient: weight of the mean negative log-likelihood, per nat a token; γ in the paper, which takes the sum.
+        batch_size: blocks in a call.
+        max_length: tokens that are predicted in a block.
+        seed: of the order.
+
+    Raises:
+        ValueError: on no texts, or a number out of range; when called, if the model cannot read that many tokens.
+
+    Example:
+        >>> auxiliary = TextLoss(["the film was good", "a dull plot"], coefficient=0.1)
+        >>> auxiliary(policy).backward()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, texts: Sequence[str], *, coefficient: float, batch_size: int = 8, max_length: int = 128, seed: int = 1
+    ) -> None:
+        if isinstance(texts, str) or not len(texts):
+            raise ValueError(f"texts is {texts!r:.100}, expected a list of at least one text")
+        if not coefficient >= 0:
+            raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0")
+        if batch_size < 1 or max_length < 1:
+            raise ValueError(f"batch_size is {batch_size} and max_length {max_length}, expected at least 1 of each")
+        self.texts, self.coefficient = texts, coefficient
+        self.batch_size, self.max_length = batch_size, max_length
+        self._seed, self._position = seed, 0
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __call__(self, policy: TextPolicy) -> Tensor:
+        """The term for the next batch, a float32 scalar with a gradient."""
+        if not isinstance(getattr(policy, "lm", None), LanguageModel):
+            raise TypeError(
+                f"the policy is a {type(policy).__name__}, and only a language model (LMPolicy) has a TextLoss"
+            )
+        rollout = self.next_rollout(policy.lm)
+        log_prob = policy.lm.evaluate(rollout).log_prob
+        return -self.coefficient * masked_mean(log_prob, mask=rollout["mask"])
+
+    def next_rollout(self, lm: LanguageModel) -> TensorDict:
+        """The next batch in the schema of `textenv.rollout`: ``observation``, ``action`` and ``mask``."""
+        if lm.tokenizer is not self._tokenizer:
+            check_context(lm, self.max_length)
+            self._blocks, self._tokenizer = PromptList(self._cut(lm.tokenizer)), lm.tokenizer
+        numbers = range(self._position, self._position + self.batch_size)
+        self._position += self.batch_size
+        blocks: list[Any] = [block.content for block in self._blocks.deal(numbers, seed=self._seed)]
+        width = max(map(len, blocks))
+        tokens = torch.tensor([[*block, *[0] * (width - len(block))] for block in blocks], device=lm.device)
+        real = torch.tensor([[True] * len(block) + [False] * (width - len(block)) for block in blocks])
+        columns = {"observation": tokens[:, :-1], "action": tokens[:, 1:], "mask": real[:, 1:].to(lm.device)}
+        return TensorDict(columns, batch_size=columns["mask"].shape)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the stream stands: two integers say it all."""
+        return {"seed": self._seed, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from where `state_dict` was taken, with the same texts and sizes."""
+        self._seed, self._position = int(state["seed"]), int(state["position"])
+
+    def _cut(self, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
+        """Blocks of ``max_length + 1`` ids; each begins with the last id of the one before, so all are predicted."""
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        plain = (as_prompt(i, without_end(text, tokenizer)) for i, text in enumerate(self.texts))
+        texts = (prompt_ids(text, tokenizer) + end for text in plain)
+        ids = np.concatenate([np.array(text, dtype=np.int64) for text in texts])
+        if len(ids) < 2:
+            raise ValueError(f"the texts are {len(ids)} token long, expected at least 2: give more of them")
+        return [ids[start : start + self.max_length + 1] for start in range(0, len(ids) - 1, self.max_length)]

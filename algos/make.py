@@ -1,0 +1,176 @@
+"""Environments and policies by name, for the command line."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from algos.algorithms import PolicyName
+from algos.envs.flatten import flat_shape
+from algos.policies.policy import find_policy
+from textenv.rewards.calling import read_module
+
+if TYPE_CHECKING:
+    from algos.policies.policy import Policy
+
+
+def make_vector_environment(
+    env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
+) -> VectorEnv:
+    """The native vector environment where there is one, else one process stepping them in turn.
+
+    Args:
+        env_id: Gymnasium's; ``module:id`` imports the module that registers it first.
+        num_envs: slots.
+        seed_each: whether each slot must be reset by a seed of its own (control), which native ones cannot.
+        process_timeout: seconds after which a step counts as failed, in control; each environment then runs in a
+            process of its own (`SubprocessVectorEnv`). None: all run in this process.
+        arguments: further ones of the environment.
+
+    Raises:
+        ValueError: if there is no such module, Gymnasium knows no such environment, it takes no such argument, or
+            gives observations of no fixed size; if a text environment is to run in processes.
+    """
+    module, _, env_id = env_id.rpartition(":")
+    if module:
+        read_module(module)
+    limit = arguments.get("max_episode_steps")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None for the usual")
+    if process_timeout is not None and is_text(env_id):
+        raise ValueError(f"process_timeout is {process_timeout}, but {env_id} is text, which runs in this process")
+    try:
+        spec = gymnasium.spec(env_id)
+        if process_timeout is not None:
+            return _named(_in_processes(spec, num_envs, process_timeout, arguments), module)
+        options: dict[str, Any] = {}
+        if not spec.vector_entry_point or (seed_each and not is_text(env_id)):
+            # SAME_STEP wastes no step on a reset.
+            options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
+        env = gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
+        if not is_text(env_id):
+            flat_shape(env.single_observation_space)  # which no policy can read is known now
+        return _named(env, module)
+    except gymnasium.error.Error as error:
+        known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
+        raise ValueError(
+            f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
+            "gymnasium.pprint_registry() lists the others. One of your own is given as module:id; a saved agent is "
+            "played on it by algos.evaluate(env, algos.load(folder))."
+        ) from error
+
+
+def _named(env: VectorEnv, module: str) -> VectorEnv:
+    """The environment, whose spec says which module registers it: for a saved agent."""
+    if env.spec is not None:
+        env.spec = copy.copy(env.spec)
+        vars(env.spec)["module"] = module or None
+    return env
+
+
+def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[str, Any]) -> VectorEnv:
+    from algos.envs.subprocess_env import SubprocessVectorEnv
+
+    env = SubprocessVectorEnv([partial(gymnasium.make, spec, **arguments)] * num_envs, timeout=timeout)
+    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments)  # what a saved agent is played on
+    return env
+
+
+def is_text(env_id: str) -> bool:
+    """Whether this is one of the registered text environments."""
+    return env_id.startswith("textenv/")
+
+
+def make_policy(
+    env: VectorEnv, *, policy: PolicyName = "auto", model: str = "embedded", seed: int = 1, **options: Any
+) -> Policy:
+    """A policy for this environment.
+
+    Args:
+        env: whose spaces it is made for.
+        policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
+        model: text only, as `LMPolicy.load` takes it.
+        seed: of initial weights and sampled actions.
+        options: further arguments of that policy's class.
+
+    Raises:
+        ValueError: if the choices do not fit the environment.
+    """
+    from textenv.rollout import is_episode_env
+
+    if is_episode_env(env):
+        if policy != "auto":
+            raise ValueError(
+                f"policy is {policy!r}, but a text environment is played by a language model: leave it out"
+            )
+        from algos.policies.lm import LMPolicy
+
+        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options))
+    observation_space, action_space = env.single_observation_space, env.single_action_space
+    if policy == "auto":
+        from algos.policies.cnn import is_image
+
+        policy = "cnn" if is_image(observation_space) else "mlp"
+    return _construct(find_policy(policy), observation_space, action_space, seed=seed, **options)
+
+
+def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a language model in which dtypes may stand by name, as on a command line."""
+    import torch
+
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    named = {name: options[name] for name in ("dtype", "autocast") if isinstance(options.get(name), str)}
+    for name, value in named.items():
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+    return options | {name: known[value] for name, value in named.items()}
+
+
+def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:
+    """Call a policy's constructor; an option that it does not know is wrong input, not a bug."""
+    try:
+        inspect.signature(make).bind(*given, **options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"{make.__qualname__}: {error}; its arguments are {known}") from error
+    return make(*given, **options)
+
+
+def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:
+    """The environment of a saved agent, with the test split's prompts and the KL measured where it is text.
+
+    Args:
+        description: of the agent.
+        num_envs: slots.
+        env_id: another environment, or the same one with the module that registers it.
+
+    Raises:
+        ValueError: if the agent was trained on an environment that has no name, or whose module is to be imported,
+            which no file may ask for.
+    """
+    saved = description["environment"]
+    if saved is None and env_id is None:
+        raise ValueError(
+            "this agent's environment was made by hand and has no name: name one by --env, or use "
+            "algos.evaluate(env, policy)"
+        )
+    if env_id is None and saved.get("module"):
+        raise ValueError(
+            f"this agent was trained on {saved['id']}, which the module {saved['module']!r:.100} registers; it is "
+            f"imported only if you name it: --env {saved['module']}:{saved['id']}"
+        )
+    wanted = saved["id"] if env_id is None else env_id
+    same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
+    arguments = dict(saved["kwargs"]) if same else {}
+    if is_text(wanted):
+        arguments["split"] = "test"
+        arguments["kl_coefficient"] = arguments.get("kl_coefficient") or 0.0
+    return make_vector_environment(wanted, num_envs, **arguments)

@@ -1,0 +1,154 @@
+"""`CNNPolicy`: actor and critic on a shared convolutional trunk, for images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.control import ControlPolicy
+from algos.names import check_names
+from algos.policies.distributions import action_distribution
+from algos.policies.layers import SQRT_2, convolution, linear
+from algos.policies.policy import Observation, Step
+from textenv.rollout import Evaluation
+
+SMALLEST = 8
+"""Pixels that each side of an image has at least."""
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Channels, kernel and stride of each convolution (Mnih et al. 2015), for sides of 36 pixels and more."""
+SMALL = ((32, 3, 1), (64, 3, 2))
+"""The same for smaller images, on which NATURE leaves nothing: kernels of 3 from stride 1 (Young & Tian 2019)."""
+CHUNK = 1024
+"""Images that `CNNPolicy.values` reads at a time, to bound its memory."""
+
+
+class CNNPolicy(ControlPolicy):
+    """The network of Mnih et al. (2015), "Human-level control": its trunk is shared, actor and critic are linear.
+
+    Images are uint8, in the rollout too, and are divided by 255 here. Of three dimensions the shorter one of first
+    and last is the channels: ``(4, 84, 84)`` are stacked frames, ``(210, 160, 3)`` is a colour image; two dimensions
+    are one grey image. Images with a side under 36 pixels get a trunk of smaller kernels.
+
+    Args:
+        observation_space: of one environment, a uint8 Box of 2 or 3 dimensions.
+        action_space: of one environment; see `algos.policies.distributions`.
+        hidden: width of the layer between trunk and heads.
+        seed: of the initial weights and of the sampled actions.
+
+    Raises:
+        ValueError: on another kind of space.
+
+    Example:
+        >>> policy = CNNPolicy(spaces.Box(0, 255, (16, 16, 3), np.uint8), spaces.Discrete(2))
+        >>> policy.act(np.zeros((5, 16, 16, 3), dtype=np.uint8)).action.shape
+        torch.Size([5])
+    """
+
+    @check_names
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
+    ) -> None:
+        _, channels_first = image_layout(observation_space)
+        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        self.hidden, self._channels_first = hidden, channels_first
+        self.distribution = action_distribution(action_space)
+        self.trunk = self._make_trunk()
+        self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
+        self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is uint8 ``[N, *]``."""
+        output = self.actor(self._features(torch.as_tensor(observation)))
+        if action_mask is not None:
+            action_mask = action_mask.to(output.device)
+        return Step(
+            *self.distribution.sample(
+                output, generator=self.generator, action_mask=action_mask, deterministic=deterministic
+            )
+        )
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        features = self._features(rollout["observation"])
+        log_prob, entropy = self.distribution.score(
+            self.actor(features), rollout["action"], rollout.get("action_mask", None)
+        )
+        return Evaluation(log_prob, entropy, self.critic(features).squeeze(-1))
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        return self.actor(self._features(rollout["observation"]))
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Value of images ``[*batch, *]``, ``[*batch]``, read in chunks."""
+        before = observation.shape[: observation.ndim - len(self._shape)]
+        parts = observation.reshape(-1, *self._shape).split(CHUNK)
+        return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
+
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces."""
+        return {"hidden": self.hidden}
+
+    def _make_trunk(self) -> nn.Sequential:
+        channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
+        layers: list[nn.Module] = []
+        for after, kernel, stride in NATURE if min(height, width) >= 36 else SMALL:
+            layers += [convolution(channels, after, kernel, stride, self.generator), nn.ReLU()]
+            channels = after
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        flat = linear(channels * height * width, self.hidden, SQRT_2, self.generator)
+        return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """``[*, hidden]`` of images with any dimensions before their own."""
+        before = observation.shape[: observation.ndim - len(self._shape)]
+        images = self._images(observation.reshape(-1, *self._shape).to(self.critic.weight.device))
+        return self.trunk(images.to(torch.float32) / 255).view(*before, self.hidden)
+
+    def _images(self, observation: Tensor) -> Tensor:
+        """``[n, channels, height, width]``."""
+        if len(self._shape) == 2:
+            return observation.unsqueeze(1)
+        return observation if self._channels_first else observation.movedim(-1, 1)
+
+
+def is_image(space: spaces.Space) -> bool:
+    """Whether `CNNPolicy` can read this observation space."""
+    try:
+        image_layout(space)
+    except ValueError:
+        return False
+    return True
+
+
+def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
+    """Shape of an image, and whether its channels come first.
+
+    Raises:
+        ValueError: if it is no image, its channels cannot be told, or it is too small.
+    """
+    shape = tuple(space.shape or ())
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
+        raise ValueError(
+            f"observation_space is {space}, CNNPolicy reads a uint8 Box of 2 or 3 dimensions, one of them the "
+            "channels: leave pixels as they are, join stacked colour frames along the channels, or use MLPPolicy"
+        )
+    if len(shape) == 3 and shape[0] == shape[2]:
+        raise ValueError(
+            f"observations have shape {shape}, so the channels, the shorter one of first and last dimension, cannot "
+            "be told: reshape them by gymnasium.wrappers.vector.ReshapeObservation or crop"
+        )
+    channels_first = len(shape) == 3 and shape[0] < shape[2]
+    sides = shape[1:] if channels_first else shape[:2]
+    if min(sides) < SMALLEST:
+        raise ValueError(
+            f"images of {sides[0]} x {sides[1]} pixels in observations of shape {shape} are too small for "
+            f"convolutions, expected {SMALLEST} at least: flatten and use MLPPolicy"
+        )
+    return shape, channels_first

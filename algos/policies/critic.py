@@ -1,0 +1,154 @@
+"""`Critic`: a value model of its own beside a language model's policy."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from textenv.lm.loading import from_pretrained, merged_trunk, plain_model
+from textenv.lm.memory import check_memory_options, trunk_output
+from textenv.progress import no_progress_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from textenv.lm.model import LanguageModel
+    from textenv.rewards.reward_model import RewardModel
+
+HEAD = "value_head.safetensors"
+"""File with the weights of a value head, on the policy's trunk or on the critic's, beside the trunk's own files."""
+
+
+class Critic(nn.Module):
+    """A causal trunk with a scalar head: the value of every prefix, by weights that are none of the policy's.
+
+    It costs a second model, and in return neither of the two losses moves what the other is learning from (Ziegler et
+    al. 2019 share the trunk, Ouyang et al. 2022 do not). Dropout is off, always. The head computes in fp32, whatever
+    the trunk's dtype.
+
+    Args:
+        trunk: a causal `transformers` model without output layer; trained in place.
+        head: from the trunk's hidden size to 1.
+        tokenizer: whose ids it reads.
+
+    Example:
+        >>> critic = Critic.from_language_model(LanguageModel.load("embedded"))  # doctest: +SKIP
+        >>> policy = LMPolicy(model, tokenizer, critic=critic)  # doctest: +SKIP
+    """
+
+    def __init__(self, trunk: PreTrainedModel, head: nn.Linear, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.trunk, self.head, self.tokenizer = trunk.eval(), head.float(), tokenizer
+        self.gradient_checkpointing = False
+        self.autocast: torch.dtype | None = None
+
+    @classmethod
+    def from_language_model(cls, lm: LanguageModel) -> Critic:
+        """A copy of a language model's trunk, all of which trains, under a head that says 0.
+
+        Adapters (LoRA) are worked into the copy's weights.
+        """
+        trunk = merged_trunk(lm.model).requires_grad_(True)
+        return cls(trunk, fresh_head(lm.hidden_size, lm.device), lm.tokenizer)
+
+    @classmethod
+    def from_reward_model(cls, reward_model: RewardModel) -> Critic:
+        """A copy of a reward model, in float32, all of which trains: the value of a whole text is its score.
+
+        Raises:
+            ValueError: unless the reward model is causal and gives one raw score, linear in its trunk's output.
+        """
+        model = plain_model(reward_model.model)
+        name, score = type(model).__name__, getattr(model, "score", None)
+        if model.config.num_labels != 1 or not isinstance(score, nn.Linear):
+            raise ValueError(
+                f"a critic is made from a causal model with one raw score, and {name} has {model.config.num_labels} "
+                f"labels and {score} as its score: give a decoder of AutoModelForSequenceClassification with "
+                "num_labels=1 (no encoder such as BERT; an adapter on the score is to be merged first)"
+            )
+        trunk = merged_trunk(reward_model.model).float().requires_grad_(True)
+        critic = cls(trunk, copy.deepcopy(score).requires_grad_(True), reward_model.tokenizer)
+        critic._check_scores(reward_model)
+        return critic
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
+    ) -> Critic:
+        """Read what `save` wrote; float32 unless told otherwise."""
+        from safetensors.torch import load_file
+        from transformers import AutoModel
+
+        weights = load_file(Path(folder) / HEAD)
+        dtype = torch.float32 if dtype is None else dtype
+        trunk = from_pretrained(AutoModel, folder, use_safetensors=True, dtype=dtype)
+        head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights)
+        head.load_state_dict(weights)
+        return cls(trunk, head, tokenizer)
+
+    def save(self, folder: Path, *, metadata: dict[str, str]) -> None:
+        """Write a plain `transformers` folder (of `AutoModel`), and beside it the head with that metadata."""
+        from safetensors.torch import save_file
+
+        with no_progress_bars():
+            self.trunk.save_pretrained(folder)
+        save_file(self.head.state_dict(), folder / HEAD, metadata=metadata)
+
+    def train(self, mode: bool = True) -> Critic:
+        """Stay in evaluation mode: dropout would make the values noise."""
+        return super().train(False)
+
+    def compute_like(self, lm: LanguageModel) -> None:
+        """Take over how a language model saves memory (gradient checkpointing, autocast).
+
+        Raises:
+            ValueError: if its tokens are others, or the trunk's layers cannot be checkpointed.
+        """
+        read = self.tokenizer.get_vocab()
+        strange = [token for token, index in lm.tokenizer.get_vocab().items() if read.get(token) != index]
+        if strange:
+            raise ValueError(
+                f"the critic's tokenizer has {len(strange)} tokens of the policy's not, or under other ids (such as "
+                f"{min(strange)!r}): a critic reads the policy's ids, so make both from one tokenizer"
+            )
+        check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
+        self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
+
+    def values(self, tokens: Tensor) -> Tensor:
+        """Value of each row's prefixes: int64 ``[B, L]``, padded on the right, to float32 ``[B, L]``."""
+        hidden = trunk_output(
+            self.trunk,
+            gradient_checkpointing=self.gradient_checkpointing,
+            autocast=self.autocast,
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            use_cache=False,
+        )
+        return self.head(hidden.float()).squeeze(-1)
+
+    @torch.no_grad()
+    def _check_scores(self, reward_model: RewardModel) -> None:
+        """The values of a text must be the scores of its prefixes, or the reward model is not causal."""
+        ids = torch.arange(3, device=self.trunk.device).unsqueeze(0) % reward_model.model.config.vocab_size
+        known = torch.ones_like(ids)
+        scores = torch.cat([reward_model.score_ids(ids[:, :stop], known[:, :stop]) for stop in (1, 2, 3)])
+        gap = (self.values(ids)[0].cpu() - scores).abs().max().item()
+        tolerance = 1e-3 if reward_model.model.dtype == torch.float32 else 0.1
+        if gap > tolerance * max(1.0, scores.abs().max().item()):
+            raise ValueError(
+                f"the values of {type(reward_model.model).__name__} at the tokens of a text differ by up to {gap:.3g} "
+                "from its scores of the text up to there: it reads ahead, or does more than a linear layer after its "
+                "trunk. Give a causal model of AutoModelForSequenceClassification."
+            )
+
+
+def fresh_head(hidden_size: int, device: torch.device) -> nn.Linear:
+    """A value head that says 0, so that it adds no noise to the first advantages; float32."""
+    head = nn.Linear(hidden_size, 1, device=device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,329 @@
+"""What an action space means: how a network's output becomes actions, and how probable they were."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+LOG_2PI = math.log(2 * math.pi)
+SMALL = 2048
+"""Logits up to which NumPy draws from them."""
+SDE_EPSILON = 1e-6
+"""Added to the variance of state-dependent noise, as in Stable-Baselines3."""
+
+
+class Categorical(nn.Module):
+    """``Discrete(n)``: n logits; the only one that knows action masks.
+
+    Args:
+        space: the action space.
+
+    Example:
+        >>> Categorical(spaces.Discrete(3)).score(torch.zeros(3), torch.tensor(1))[0].exp()
+        tensor(0.3333)
+    """
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__()
+        self.size, self.start = int(space.n), int(space.start)
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``; no gradient."""
+        action, log_prob = _draw(_masked(output, action_mask), generator, deterministic)
+        return (action + self.start if self.start else action), log_prob
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, nats, of any batch shape."""
+        return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), self.index(action))
+
+    def index(self, action: Tensor) -> Tensor:
+        """Number of an action among the logits, from 0."""
+        return action - self.start if self.start else action
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape."""
+        return _categorical_kl(_masked(output, action_mask), _masked(other_output, action_mask))
+
+
+class MultiCategorical(nn.Module):
+    """``MultiDiscrete`` or ``MultiBinary``: independent choices, a binary one being a choice of two.
+
+    Args:
+        space: the action space.
+
+    Example:
+        >>> MultiCategorical(spaces.MultiBinary(2)).score(torch.zeros(4), torch.tensor([0, 1]))[0].exp()
+        tensor(0.2500)
+    """
+
+    def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
+        super().__init__()
+        self.shape = tuple(space.shape)
+        # Integers, not a buffer: what an action means is the space's, not learnt.
+        self.start = torch.as_tensor(space.start) if isinstance(space, spaces.MultiDiscrete) else torch.tensor(0)
+        self.choices = _choices(space).flatten().tolist()
+        self.size = sum(self.choices)
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions int64 ``[N, *]`` and their log-probabilities ``[N]`` from ``[N, size]``, the logits side by side."""
+        _refuse_mask(action_mask)
+        parts = [_draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
+        action = torch.stack([action for action, _ in parts], dim=-1)
+        log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
+        return action.reshape(*log_prob.shape, *self.shape) + self.start.to(action), log_prob
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, nats, of any batch shape."""
+        _refuse_mask(action_mask)
+        chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
+        parts = [
+            _log_prob_and_entropy(logits.log_softmax(-1), one)
+            for logits, one in zip(output.split(self.choices, dim=-1), chosen, strict=True)
+        ]
+        log_prob, entropy = (torch.stack(x, dim=-1).sum(-1) for x in zip(*parts, strict=True))
+        return log_prob, entropy
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape: the sum over the independent choices."""
+        _refuse_mask(action_mask)
+        both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
+        return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
+
+
+class Gaussian(nn.Module):
+    """A ``Box`` of floats: the output is the mean; the log standard deviation is free, one a dimension.
+
+    Samples are not squashed: where the box has bounds, `algos.collection` clips what the environment is given.
+
+    Args:
+        space: the action space.
+
+    Raises:
+        ValueError: if it holds integers.
+
+    Example:
+        >>> Gaussian(spaces.Box(-1, 1, (2,))).log_std
+        Parameter containing:
+        tensor([0., 0.], requires_grad=True)
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        _check_floats(space)
+        self.shape = tuple(space.shape)
+        self.size = math.prod(self.shape)
+        self.log_std = nn.Parameter(torch.zeros(self.size))
+
+    @torch.no_grad()
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]`` from means ``[N, size]``; no gradient."""
+        _refuse_mask(action_mask)
+        if deterministic:
+            noise = torch.zeros_like(output)
+        else:
+            noise = torch.randn(output.shape, generator=generator).to(output.device)
+        action = output + self.log_std.exp() * noise
+        return action.view(len(output), *self.shape), self.score(output, action)[0]
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats, of any batch shape."""
+        _refuse_mask(action_mask)
+        return _gaussian_log_prob_and_entropy(output, self.log_std, action)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both means, nats, of any batch shape; the other's deviation is a constant."""
+        _refuse_mask(action_mask)
+        return _gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
+
+
+class StateDependentGaussian(nn.Module):
+    """A ``Box`` of floats whose noise is a linear function of the state: gSDE.
+
+    Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning": the noise is φ(s) E with a matrix
+    E ~ N(0, σ²) that is held for several steps, so that equal states are perturbed alike
+    (`algos.policies.random_streams`).
+    At each step the action is Gaussian with variance φ(s)² σ² + 1e-6. An output is the mean and the features φ(s),
+    side by side; no gradient passes into the features. σ is learnt, one a feature and dimension. Samples are not
+    squashed.
+
+    Args:
+        space: the action space.
+        features: how many there are.
+
+    Raises:
+        ValueError: unless it is a Box of floats.
+
+    Example:
+        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, space: spaces.Space, *, features: int) -> None:
+        super().__init__()
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"action_space is {space}, state-dependent noise is for a Box: leave sde_sample_freq out")
+        _check_floats(space)
+        self.shape = tuple(space.shape)
+        self.size = math.prod(self.shape)
+        self.features = features
+        self.log_std = nn.Parameter(torch.zeros(features, self.size))
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Matrices of standard normal numbers, float32 ``[count, features, size]``; E is σ times one of them."""
+        return torch.randn(count, self.features, self.size, generator=generator)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        output: Tensor,
+        *,
+        generator: torch.Generator,
+        action_mask: Tensor | None,
+        deterministic: bool,
+        matrices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Actions float32 ``[N, *]`` and their log-densities ``[N]``, no gradient; by these matrices or new ones."""
+        _refuse_mask(action_mask)
+        action, features = self._split(output)
+        if not deterministic:
+            matrices = self.draw(len(output), generator) if matrices is None else matrices
+            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
+        return action.reshape(len(output), *self.shape), self.score(output, action)[0]
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats, of any batch shape; E is integrated out."""
+        _refuse_mask(action_mask)
+        return _gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, of any batch shape; the other's deviation is a constant."""
+        _refuse_mask(action_mask)
+        return _gaussian_kl(
+            self._split(output)[0],
+            self._step_log_std(output),
+            other._split(other_output)[0],
+            other._step_log_std(other_output).detach(),
+        )
+
+    def _step_log_std(self, output: Tensor) -> Tensor:
+        """Log standard deviation of the action in each state, ``[*, size]``."""
+        features = self._split(output)[1]
+        return 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+
+    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[*, size]`` and features ``[*, features]``."""
+        mean, features = output.split([self.size, self.features], dim=-1)
+        return mean, features.detach()
+
+
+ActionDistribution = Categorical | MultiCategorical | Gaussian | StateDependentGaussian
+
+
+def action_distribution(space: spaces.Space) -> ActionDistribution:
+    """The distribution over an action space.
+
+    Raises:
+        ValueError: for a space that no policy here chooses from.
+    """
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        return MultiCategorical(space)
+    if isinstance(space, spaces.Box):
+        return Gaussian(space)
+    raise ValueError(
+        f"action_space is {space}, policies choose from Discrete, Box, MultiDiscrete or MultiBinary: "
+        "give the environment one of these by gymnasium.wrappers.TransformAction"
+    )
+
+
+def _choices(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
+    """How many values each choice has, in the space's shape."""
+    return space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
+
+
+def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
+    return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
+
+
+def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
+    """A choice by logits ``[*, n]`` and its log-probability, ``[*]`` each, without a gradient.
+
+    Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
+    """
+    logits = logits.detach()
+    if logits.ndim == 2 and logits.numel() <= SMALL and logits.dtype is torch.float32 and logits.is_cpu:
+        action, log_prob = _draw_few(logits.numpy(), generator, deterministic)
+        return torch.from_numpy(action), torch.from_numpy(log_prob)
+    chosen = log_probs = logits.log_softmax(-1)
+    if not deterministic:
+        noise = torch.empty_like(log_probs, device=generator.device).exponential_(generator=generator).log_()
+        chosen = log_probs - noise.to(log_probs.device)
+    best = chosen.argmax(-1, keepdim=True)
+    return best.squeeze(-1), log_probs.gather(-1, best).squeeze(-1)
+
+
+def _draw_few(logits: np.ndarray, generator: torch.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The same in NumPy, whose calls cost a third of torch's, by the same noise."""
+    with np.errstate(all="ignore"):  # what is not finite is found and named later, as where torch computes it
+        log_probs = logits - logits.max(-1, keepdims=True)
+        log_probs -= np.log(np.exp(log_probs).sum(-1, keepdims=True))
+        chosen = log_probs
+        if not deterministic:
+            noise = np.empty(logits.shape, dtype=np.float32)  # torch.empty takes five times as long
+            torch.from_numpy(noise).exponential_(generator=generator)
+            chosen = log_probs - np.log(noise, out=noise)
+    action = chosen.argmax(-1)
+    return action, log_probs[np.arange(len(action)), action]
+
+
+def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    # Below -1e3 the probability is 0; times the lowest finite number (`_masked`) its gradient would be NaN.
+    entropy = -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1)
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1)
+    return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
+
+
+def _gaussian_log_prob_and_entropy(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
+    log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
+    return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
+
+
+def _gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    ratio = (2 * (log_std - other_log_std)).exp()
+    distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+    return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
+
+
+def _check_floats(space: spaces.Box) -> None:
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete")
+
+
+def _refuse_mask(action_mask: Tensor | None) -> None:
+    if action_mask is not None:
+        raise ValueError("the environment gives an action_mask, which only Discrete actions can have: leave it out")

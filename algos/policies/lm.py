@@ -1,0 +1,280 @@
+"""`LMPolicy`: a causal language model with a value head, as a policy over tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.policies.critic import HEAD, Critic, fresh_head
+from algos.policies.policy import Observation, Step
+from algos.policies.random_streams import UniformStreams
+from textenv.lm.decoding import Decoder
+from textenv.lm.loading import EMBEDDED, merged, save_model
+from textenv.lm.model import LanguageModel
+from textenv.lm.sampling import greedy, restrict, sample, truncate
+from textenv.progress import no_progress_bars
+from textenv.rewards.reward_model import RewardModel
+from textenv.rollout import Evaluation, following, sequences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CRITIC = "critic"
+"""Folder of the critic inside that of a saved policy."""
+
+
+class LMPolicy(nn.Module):
+    """Any decoder-only model as a recurrent policy: its cache is the hidden state, the prefix is the state.
+
+    The value is that of a linear head on the model's trunk, zero at the start and computed in fp32 whatever the model's
+    dtype, or of a critic with a trunk of its own.
+
+    Args:
+        model: a decoder-only `transformers` model; the policy trains it in place, or only the adapters inside its
+            layers where it is a `peft` model.
+        tokenizer: its tokenizer.
+        temperature: one for acting and scoring; a reference made by `reference` has it too.
+        critic: a value model instead of the head on the trunk. It is trained too, and saves memory by the two options
+            below as the policy does.
+        detach_value: True keeps the value's gradient out of the shared trunk.
+        gradient_checkpointing: compute activations again in the backward pass (`LanguageModel`).
+        autocast: ``torch.bfloat16`` computes in it, of float32 weights, in acting and scoring alike (`LanguageModel`).
+        top_k: sample from that many most probable tokens only. For generation: a policy that samples so cannot be
+            trained, for its probabilities would be those of a support that moves with its weights.
+        top_p: sample from the fewest tokens whose probabilities reach this, > 0 and <= 1; likewise.
+        seed: of the sampled tokens.
+
+    Raises:
+        ValueError: as `LanguageModel` does, on a ``top_k`` or ``top_p`` that is out of range, and on a critic of other
+            tokens or beside ``detach_value``.
+
+    Example:
+        >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
+    """
+
+    sequential = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        temperature: float = 1.0,
+        critic: Critic | None = None,
+        detach_value: bool = False,
+        gradient_checkpointing: bool = False,
+        autocast: torch.dtype | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k is {top_k}, expected at least 1, or None for all tokens")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}, expected a probability above 0, or None for all tokens")
+        if critic is not None and detach_value:
+            raise ValueError(
+                "detach_value is for the head on the policy's trunk, and a critic has its own: leave it out"
+            )
+        self.top_k, self.top_p = top_k, top_p
+        self.lm = LanguageModel(
+            model,
+            tokenizer,
+            temperature=temperature,
+            gradient_checkpointing=gradient_checkpointing,
+            autocast=autocast,
+        )
+        self.detach_value, self.critic = detach_value, critic
+        if critic is None:
+            self.value_head = fresh_head(self.lm.hidden_size, self.lm.device)
+        else:
+            critic.compute_like(self.lm)
+        self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
+        self._decoder: Decoder | None = None
+        self._streams: UniformStreams | None = None
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path = EMBEDDED,
+        *,
+        dtype: torch.dtype | None = None,
+        critic: Critic | str | Path | None = None,
+        **options: Any,
+    ) -> LMPolicy:
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
+
+        A saved policy comes back with its value head or its critic.
+
+        Args:
+            name: the model.
+            dtype: of the weights.
+            critic: as in the constructor, ``"copy"`` to begin as a copy of the model, or a reward model's folder or hub
+                name (`Critic.from_reward_model`).
+            options: those of the constructor.
+        """
+        lm = LanguageModel.load(name, dtype=dtype)
+        critic = _critic(critic, lm)
+        saved = [folder / HEAD for folder in (Path(name) / CRITIC, Path(name)) if (folder / HEAD).is_file()]
+        if not saved:
+            return cls(lm.model, lm.tokenizer, critic=critic, **options)
+        if critic is None and saved[0].parent != Path(name):
+            critic = Critic.load(saved[0].parent, lm.tokenizer, dtype=dtype)
+        weights, saved_options = _read_head(saved[0])
+        policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
+        if critic is None:
+            policy.value_head.load_state_dict(weights)
+        return policy
+
+    @property
+    def num_actions(self) -> int:
+        """Tokens to choose from."""
+        return self.lm.num_tokens
+
+    @property
+    def sampling_only(self) -> bool:
+        """Whether actions come from less than the whole distribution, so that the policy cannot be trained."""
+        return self.top_k is not None or self.top_p is not None
+
+    @property
+    def temperature(self) -> float:
+        """What divides the logits, in acting and scoring."""
+        return self.lm.temperature
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """What trunk and logits are computed in, in acting and scoring; None is the dtype of the weights."""
+        return self.lm.autocast
+
+    def reference(self) -> LanguageModel:
+        """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
+        return self.lm.frozen_copy()
+
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
+        assert isinstance(observation, dict), "a language model reads the observations of a text environment"
+        tokens, length = observation["tokens"], observation["length"].reshape(-1)
+        if self._decoder is None or self._decoder.shape != tokens.shape:
+            self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
+        decoder = self._decoder
+        allowed = None if action_mask is None else action_mask.to(decoder.device)
+        # Before the forward pass: a device would have to finish it before it is handed numbers.
+        streams = None if deterministic else self._streams
+        uniform = None if streams is None else streams.next().to(decoder.device)
+        logits = restrict(decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
+        logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
+        if deterministic:
+            return Step(*greedy(logits))
+        return Step(*sample(logits, generator=self.generator, uniform=uniform))
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Forget what was read in these slots, and begin the streams of their seeds; see `Policy.reset`."""
+        if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
+            self._decoder = None  # the policy was moved
+        if self._decoder is not None:
+            self._decoder.reset(rows)
+        if seeds is None or rows is None or self._streams is None:
+            self._streams = None if seeds is None else UniformStreams(seeds)
+        else:
+            self._streams.begin(rows, seeds)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; logits exist only at the True entries."""
+        tokens = rollout["observation"]
+        hidden = self.lm.hidden(tokens)
+        log_prob, entropy, _ = self.lm.score(hidden, rollout)
+        value = self._value(hidden) if self.critic is None else self.critic.values(tokens)
+        return Evaluation(log_prob, entropy, value)
+
+    def divergence(self, rollout: TensorDict, other: LanguageModel | LMPolicy) -> Tensor:
+        """See `Policy.divergence`; the other is a language model, or another policy of this kind."""
+        return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
+
+    @torch.no_grad()
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`."""
+        tokens = sequences(rollout)
+        value = self._value(self.lm.hidden(tokens)) if self.critic is None else self.critic.values(tokens)
+        done = rollout["terminated"] | rollout["truncated"]
+        return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """See `Policy.value_parameters`."""
+        return (self.value_head if self.critic is None else self.critic).parameters()
+
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """Nothing is normalised."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """See `Policy.save`. The folder is a plain `transformers` folder with a value head, or ``critic/``, beside it.
+
+        Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.loading`).
+        """
+        self._write(self.lm.model, folder)
+        return {}
+
+    def merge(self, folder: str | Path) -> Path:
+        """Write the policy with its adapter (LoRA) worked into the weights: a plain `transformers` folder.
+
+        Value head or critic stand beside it, as in `save`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write(merged(self.lm.model), folder)
+        return folder
+
+    def _write(self, model: Any, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        with no_progress_bars():
+            save_model(model, folder)
+        self.lm.tokenizer.save_pretrained(folder)
+        options = {
+            "temperature": self.temperature,
+            "detach_value": self.detach_value,
+            "gradient_checkpointing": self.lm.gradient_checkpointing,
+            "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+        }
+        metadata = {"options": json.dumps(options)}
+        # What another kind of policy left in the folder would come back with this one.
+        (folder / HEAD).unlink(missing_ok=True)
+        shutil.rmtree(folder / CRITIC, ignore_errors=True)
+        if self.critic is None:
+            save_file(self.value_head.state_dict(), folder / HEAD, metadata=metadata)
+        else:
+            self.critic.save(folder / CRITIC, metadata=metadata)
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.detach() if self.detach_value else hidden
+        return self.value_head(hidden.float()).squeeze(-1)
+
+
+def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
+    if choice == "copy":
+        return Critic.from_language_model(lm)
+    if isinstance(choice, (str, Path)):
+        return Critic.from_reward_model(RewardModel.load(choice))
+    return choice
+
+
+def _read_head(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights of a saved value head, and the policy's options beside them."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        options = json.loads(file.metadata()["options"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if options.get("autocast") not in (None, "bfloat16"):
+        raise ValueError(f"{path} has the autocast {options['autocast']!r:.50}, expected null or 'bfloat16'")
+    if options.get("autocast") is not None:
+        options["autocast"] = torch.bfloat16
+    return weights, options

@@ -1,0 +1,185 @@
+"""`LSTMPolicy`: a policy that remembers, for environments that hide part of their state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from algos.control import ControlPolicy
+from algos.envs.flatten import flatten
+from algos.names import check_names
+from algos.policies.distributions import action_distribution
+from algos.policies.layers import SQRT_2, linear, lstm
+from algos.policies.policy import Observation, Step, check_same_kind
+from textenv.rollout import Evaluation
+
+
+class LSTMPolicy(ControlPolicy):
+    """A linear encoder with tanh and an LSTM, both shared by a linear actor and a linear critic.
+
+    The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell. Whole rows are the unit of a
+    minibatch: `evaluate` goes on from the state that the rollout recorded at the row's start and back-propagates
+    through the row, or to the episode's beginning in it. Its `reference` does the same, so up to the beginning of a row
+    amid an episode both remember what the policy did. Initialisation as in `MLPPolicy`.
+
+    Args:
+        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
+        action_space: of one environment; see `algos.policies.distributions`.
+        hidden: width of encoder and LSTM.
+        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
+        seed: of the initial weights and of the sampled actions.
+
+    Raises:
+        ValueError: on another kind of space, or when acting in other slots than before without a reset.
+
+    Example:
+        >>> policy = LSTMPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), hidden=8)
+        >>> policy.act(np.zeros((3, 4), dtype=np.float32)).state.shape
+        torch.Size([3, 2, 8])
+    """
+
+    sequential = True
+
+    @check_names
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: int = 64,
+        normalize_observations: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        self.hidden, size = hidden, math.prod(self._shape)
+        self.distribution = action_distribution(action_space)
+        self.encoder = nn.Sequential(linear(size, hidden, SQRT_2, self.generator), nn.Tanh())
+        self.lstm = lstm(hidden, hidden, self.generator)
+        self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
+        self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
+        # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
+        self._state: Tensor | None = None
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        features = self._encode(torch.as_tensor(flatten(self.observation_space, observation)))
+        before = features.new_zeros(len(features), 2, self.hidden) if self._state is None else self._state
+        if len(before) != len(features):
+            raise ValueError(
+                f"the observation has {len(features)} slots, the state is that of {len(before)}: call reset() before "
+                "acting in another environment, or play it by algos.evaluate, which leaves the state alone"
+            )
+        _, after = self.lstm(features.unsqueeze(1), _pair(before))
+        self._state = torch.cat(after).transpose(0, 1)
+        action, log_prob = self.distribution.sample(
+            self.actor(self._state[:, 0]),
+            generator=self.generator,
+            action_mask=None if action_mask is None else action_mask.to(features.device),
+            deterministic=deterministic,
+        )
+        return Step(action, log_prob, before)
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Forget these slots (bool ``[N]``), or all."""
+        super().reset(rows, seeds=seeds)
+        if rows is None or self._state is None:
+            self._state = None
+        else:
+            forget = torch.from_numpy(rows).to(self._state.device)
+            self._state = torch.where(forget[:, None, None], 0.0, self._state)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; rows ``[B, T]``, 0 on False entries. What stands there has no effect, NaN included."""
+        mask, hidden = rollout["mask"], self._remembered(rollout)
+        action_mask = rollout.get("action_mask", None)
+        log_prob, entropy = self.distribution.score(
+            self.actor(hidden), rollout["action"][mask], None if action_mask is None else action_mask[mask]
+        )
+        return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
+
+    def divergence(self, rollout: TensorDict, other: LSTMPolicy) -> Tensor:
+        """See `Policy.divergence`; rows ``[B, T]``, 0 on False entries."""
+        check_same_kind(self, other)
+        mask, action_mask = rollout["mask"], rollout.get("action_mask", None)
+        with torch.no_grad():
+            theirs = other.actor(other._remembered(rollout))
+        kl = self.distribution.divergence(
+            self.actor(self._remembered(rollout)),
+            theirs,
+            other=other.distribution,
+            action_mask=None if action_mask is None else action_mask[mask],
+        )
+        return _scatter(kl, mask)
+
+    @torch.no_grad()
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`; at the end of a stretch the LSTM takes one more step, on the final observation."""
+        mask, stretches = rollout["mask"], _stretches(rollout)
+        if not mask.any():
+            nothing = torch.zeros(mask.shape, device=mask.device)
+            return nothing, nothing.clone()
+        features = self._encode(rollout["observation"][mask]).split(stretches.lengths.tolist())
+        final = self._encode(rollout["next_observation"][mask][stretches.lengths.cumsum(0) - 1])
+        longer = [torch.cat([part, end[None]]) for part, end in zip(features, final, strict=True)]
+        value = self.critic(self._unroll(longer, stretches)).squeeze(-1)
+        entries = stretches.entries()
+        return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
+
+    def _remembered(self, rollout: TensorDict) -> Tensor:
+        """The LSTM's output ``[m, hidden]`` at the True entries."""
+        stretches = _stretches(rollout)
+        observation = rollout["observation"][rollout["mask"]]
+        hidden = self._unroll(self._encode(observation).split(stretches.lengths.tolist()), stretches)
+        return hidden[stretches.entries()]
+
+    def _unroll(self, features: Sequence[Tensor], stretches: _Stretches) -> Tensor:
+        """The LSTM's outputs ``[S, L, hidden]``, padded on the right, of S stretches side by side."""
+        return self.lstm(pad_sequence(list(features), batch_first=True), _pair(stretches.state))[0]
+
+    def _encode(self, observation: Tensor) -> Tensor:
+        """What the LSTM is given: flat, float32, normalised, encoded."""
+        return self.encoder(self._read(observation.to(self.critic.weight)))
+
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces."""
+        return {"hidden": self.hidden, "normalize_observations": self.normalizer is not None}
+
+
+class _Stretches(NamedTuple):
+    """The parts of a rollout's rows between beginnings of episodes: what the LSTM reads without a break."""
+
+    lengths: Tensor
+    """int64 ``[S]``; they stand one after the other in the rollout's True entries."""
+    state: Tensor
+    """``[S, 2, hidden]`` before each one's first entry: as recorded at the row's start, 0 at an episode's."""
+
+    def entries(self) -> Tensor:
+        """Bool ``[S, L]``: what is no padding."""
+        longest = int(self.lengths.max())
+        return torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]
+
+
+def _stretches(rollout: TensorDict) -> _Stretches:
+    mask, is_init = rollout["mask"], rollout["is_init"]
+    begins = mask & (is_init | (mask.cumsum(1) == 1))
+    lengths = begins[mask].nonzero()[:, 0].diff(append=mask.sum()[None])
+    return _Stretches(lengths, torch.where(is_init[begins][:, None, None], 0.0, rollout["state"][begins]))
+
+
+def _pair(state: Tensor) -> tuple[Tensor, Tensor]:
+    """``[N, 2, hidden]`` as `torch.nn.LSTM` takes it: output and cell, ``[1, N, hidden]`` each."""
+    return state[None, :, 0].contiguous(), state[None, :, 1].contiguous()
+
+
+def _scatter(x: Tensor, mask: Tensor) -> Tensor:
+    """What belongs to the True entries, at its place in ``[B, T]``; 0 elsewhere."""
+    return x.new_zeros(mask.shape).masked_scatter(mask, x)

@@ -1,0 +1,161 @@
+"""`MLPPolicy`: actor and critic as two multilayer perceptrons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.control import ControlPolicy
+from algos.envs.flatten import flatten
+from algos.fast.twin_towers import acting_output, tower_output, twin_towers
+from algos.names import check_names
+from algos.policies.distributions import Gaussian, StateDependentGaussian, action_distribution
+from algos.policies.layers import tower, widths
+from algos.policies.policy import Observation, Step
+from algos.policies.random_streams import HeldMatrices
+from textenv.rollout import Evaluation
+
+
+class MLPPolicy(ControlPolicy):
+    """Two towers with tanh: what the action distribution is made from (logits or a mean), and a value.
+
+    Initialisation is orthogonal with gain √2, .01 for the actor's output and 1 for the critic's (Engstrom et al.
+    2020, "Implementation matters in deep policy gradients"; Huang et al. 2022, "The 37 implementation details").
+
+    Args:
+        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
+        action_space: of one environment; see `algos.policies.distributions`.
+        hidden: width of each hidden layer.
+        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
+        sde_sample_freq: of a Box of actions, makes the noise a function of the state that is drawn anew after this
+            many steps and at an episode's start (`algos.policies.distributions.StateDependentGaussian`;
+            the features are the actor's last hidden layer); None draws each step's noise by itself.
+        log_std_init: of a Box of actions, the log standard deviation at the start; that of each element of the
+            matrix where the noise depends on the state.
+        seed: of the initial weights and of the sampled actions.
+
+    Raises:
+        ValueError: on another kind of space.
+
+    Example:
+        >>> policy = MLPPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+        >>> policy.act(np.zeros((3, 4), dtype=np.float32)).action.shape
+        torch.Size([3])
+    """
+
+    @check_names
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (64, 64),
+        normalize_observations: bool = False,
+        sde_sample_freq: int | None = None,
+        log_std_init: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        self.hidden, size = widths(hidden), math.prod(self._shape)
+        # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
+        self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
+        if self._held is None:
+            self.distribution = action_distribution(action_space)
+        else:
+            self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
+        self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
+        self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
+        if log_std_init != 0:
+            if not isinstance(action_space, spaces.Box):
+                raise ValueError(f"action_space is {action_space}, only a Box has a log_std: leave log_std_init out")
+            self.log_std.data.fill_(log_std_init)
+
+    @property
+    def log_std(self) -> nn.Parameter:
+        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless it is a Box.
+
+        Where the noise depends on the state it is that of each element of the matrix, ``[features, size]``.
+        """
+        if not isinstance(self.distribution, (Gaussian, StateDependentGaussian)):
+            raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
+        return self.distribution.log_std
+
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        seen = np.asarray(flatten(self.observation_space, observation))
+        if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
+            seen = self._read(torch.from_numpy(seen)).numpy()
+        if self._held is None:
+            drawn = self.distribution.sample(
+                acting_output(seen, self.actor),
+                generator=self.generator,
+                action_mask=action_mask,
+                deterministic=deterministic,
+            )
+            return Step(*drawn)
+        return self._act_held(torch.from_numpy(seen), action_mask, deterministic)
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
+        super().reset(rows, seeds=seeds)
+        if self._held is not None:
+            self._held = self._held.forget(rows)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        observation = self._read(rollout["observation"])
+        if self._held is None:
+            output, value = twin_towers(observation, self.actor, self.critic)
+        else:
+            output, value = self._output(observation), self.critic(observation)
+        action_mask = rollout.get("action_mask", None)
+        log_prob, entropy = self.distribution.score(output, rollout["action"], action_mask)
+        return Evaluation(log_prob, entropy, value.squeeze(-1))
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        return self._output(self._read(rollout["observation"]))
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Value of observations ``[*batch, *]``, ``[*batch]``."""
+        return tower_output(self._read(observation), self.critic).squeeze(-1)
+
+    def arguments(self) -> dict[str, Any]:
+        """What it is made with besides its spaces; ``log_std_init`` and ``seed`` only made its first weights."""
+        return {
+            "hidden": list(self.hidden),
+            "normalize_observations": self.normalizer is not None,
+            "sde_sample_freq": None if self._held is None else self._held.sample_freq,
+        }
+
+    @torch.no_grad()
+    def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+        """Choose by matrices that are held for several steps."""
+        assert self._held is not None
+        assert isinstance(self.distribution, StateDependentGaussian)
+        output = self._output(seen)
+        if not deterministic:
+            self._held = self._held.next(len(output), partial(self.distribution.draw, generator=self.generator))
+        drawn = self.distribution.sample(
+            output,
+            generator=self.generator,
+            action_mask=action_mask,
+            deterministic=deterministic,
+            matrices=self._held.matrices,
+        )
+        return Step(*drawn)
+
+    def _output(self, observation: Tensor) -> Tensor:
+        """What the action distributions are made from, of observations as `_read` gives them."""
+        if self._held is None:
+            return self.actor(observation)
+        features = self.actor[:-1](observation)
+        return torch.cat([self.actor[-1](features), features], dim=-1)

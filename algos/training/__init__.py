@@ -1,0 +1,1 @@
+"""A training run: its loop, checkpoints, logs and checks."""

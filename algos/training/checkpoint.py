@@ -1,0 +1,153 @@
+"""Checkpoints of a run under way: whole or not there, checked by their checksums, the last good one kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from algos.training.run_folder import draft, remove
+from algos.training.serialization import from_json, to_json
+
+FORMAT = 2
+"""Version of a checkpoint's layout."""
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one before for when that is damaged."""
+STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
+
+
+def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: int) -> Path:
+    """Write a checkpoint beside those that are there, verify it, and only then remove what it replaces.
+
+    It is written under another name, forced to the disk, read back and renamed: a process that is killed leaves the
+    others as they were. Those of more steps go too: the run went on from an earlier one.
+
+    Args:
+        run_dir: of the run; it goes into ``checkpoints/``.
+        state: what `algos.training.serialization.to_json` takes.
+        steps: of training so far.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        OSError: if it cannot be written (a full disk, a folder that is read-only).
+        ValueError: if what is read back is not what was written.
+
+    Both say which checkpoint is the last good one.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    home = Path(run_dir) / "checkpoints"
+    before = checkpoints(run_dir)
+    folder = home / f"step-{steps:012d}"
+    new = draft(folder)
+    try:
+        remove(new)
+        new.mkdir(parents=True)
+        tensors: dict[str, Any] = {}
+        (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
+        files = {name: _checksum(new / name) for name in (STATE, TENSORS)}
+        (new / MANIFEST).write_text(json.dumps({"format": FORMAT, "steps": steps, "files": files}), encoding="utf-8")
+        for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
+            _force_to_disk(path)
+        _verify(new)
+        remove(folder)  # of the same step, from before a run went on
+        new.rename(folder)
+        _force_to_disk(home)
+    except (OSError, ValueError, SafetensorError) as failure:
+        remove(new)
+        error = OSError(str(failure)) if isinstance(failure, SafetensorError) else failure
+        kept = f"the last good one is {before[-1]}" if before else "there is none before it"
+        error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
+        raise error from (failure if error is not failure else None)
+    found = checkpoints(run_dir)
+    here = found.index(folder) + 1
+    for other in found[: max(here - KEPT, 0)] + found[here:]:
+        remove(other)
+    return folder
+
+
+def checkpoints(run_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    return sorted(Path(run_dir).glob("checkpoints/step-*"))
+
+
+def run_of(folder: str | Path) -> Path:
+    """Absolute folder of the run that a checkpoint belongs to; a run's folder is its own."""
+    folder = Path(folder).resolve()
+    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
+
+
+def read_checkpoint(folder: str | Path) -> dict[str, Any]:
+    """What was saved, by a run's folder (its newest checkpoint) or a checkpoint's own.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: if it is damaged, or of a newer version; says which one stands before it.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    if folder.parent.name != "checkpoints":
+        found = checkpoints(folder)
+        if not found:
+            raise FileNotFoundError(
+                f"{folder} has no checkpoint: give the folder of a run that was written with checkpoints "
+                "(algos train --run-dir, or agent.learn(run_dir=..., checkpoint_every=...))"
+            )
+        folder = found[-1]
+    elif not folder.is_dir():
+        there = ", ".join(path.name for path in checkpoints(folder.parent.parent)) or "none"
+        raise FileNotFoundError(f"there is no checkpoint {folder}, in this run are: {there}")
+    try:
+        _verify(folder)
+    except ValueError as error:
+        older = [path for path in checkpoints(folder.parent.parent) if path.name < folder.name]
+        advice = f"go on from the one before it: --resume {older[-1]}" if older else "there is none before it"
+        raise ValueError(f"{error}; {advice}") from error
+    try:
+        state = from_json(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+    except Exception as error:  # whole, but not as `write_checkpoint` writes it: anything may be missing
+        raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected what a run saves")
+    return state
+
+
+def _verify(folder: Path) -> None:
+    """Raise a ValueError unless a checkpoint is whole and of this version."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, files = manifest["format"], dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"the checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
+    if version != FORMAT:
+        raise ValueError(
+            f"the checkpoint {folder} has format {version}, this version of algos reads {FORMAT}: "
+            "go on with the version that wrote it"
+        )
+    for name in (STATE, TENSORS):
+        if not (folder / name).is_file():
+            raise ValueError(f"the checkpoint {folder} is damaged: {name} is missing")
+        if files.get(name) != _checksum(folder / name):
+            raise ValueError(f"the checkpoint {folder} is damaged: {name} is not what was written (its checksum)")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _force_to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,153 @@
+"""What is done once an invariant is violated: its cause is looked for, and the batch is written to the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, not_finite
+from textenv.errors import NAMED, PLACE, InvariantError
+
+BATCH, REPORT = "violation.safetensors", "violation.json"
+"""Files in the run's folder: the batch's columns, and in words what was violated."""
+
+TERM = "What goes into this term is finite: a loss of your own that divides by 0, or takes a log of it?"
+GRADIENT = "Every term of the loss is finite: a learning rate that is too high, or a function without a slope there?"
+
+LossOf = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
+"""From a part of a minibatch to its loss, and quantities for the log."""
+
+
+def explain_step(
+    loss_of: LossOf,
+    parts: Sequence[TensorDict],
+    *,
+    parameters: Sequence[nn.Parameter],
+    policy: Any,
+    quantities: dict[str, Tensor],
+    step: str,
+) -> NonFiniteError:
+    """Why a step's loss or gradient is not finite: the first tensor that is not, and its rows.
+
+    Every unit (row or single step) whose own loss or gradient is not finite is found by halving; then its columns, what
+    the policy says about it and the terms of its loss are looked at, in the order in which they are made.
+
+    Args:
+        loss_of: the loss that failed.
+        parts: of the minibatch; all in one batch.
+        parameters: what is trained.
+        policy: whose `evaluate` is asked; None asks nobody.
+        quantities: for the log, ``update/grad_norm`` among them.
+        step: which one it is, in words.
+    """
+    batch = parts[0] if len(parts) == 1 else TensorDict.cat(list(parts))
+    found: list[int] = []
+    start = 0
+    for part in parts:
+        found += [start + unit for unit in _spoilt_units(loss_of, part, parameters, most=NAMED - len(found))]
+        start += len(part)
+    bad = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
+    if found:
+        tensor, bad[found], advice = _name(loss_of, batch[found], parameters, policy)
+    else:  # it is in another loss, or only the sum is too great
+        tensor = _first_term(quantities) or "gradient"
+        advice = GRADIENT if tensor == "gradient" else TERM
+    figures = ", ".join(f"{name} {x.item():.3g}" for name, x in quantities.items())
+    return NonFiniteError(
+        f"not finite, so {step} was not taken and the weights were left as they are ({figures}). {advice}",
+        tensor=tensor,
+        batch=batch,
+        bad=bad,
+    )
+
+
+def _spoilt_units(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Parameter], *, most: int) -> list[int]:
+    """The first units of a part whose own loss or gradient is not finite."""
+    if most <= 0 or not len(part) or not _spoilt_parameters(loss_of, part, parameters):
+        return []
+    if len(part) == 1:
+        return [0]
+    half = len(part) // 2
+    found = _spoilt_units(loss_of, part[:half], parameters, most=most)
+    others = _spoilt_units(loss_of, part[half:], parameters, most=most - len(found))
+    return found + [half + unit for unit in others]
+
+
+def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Parameter]) -> list[int] | None:
+    """Numbers of the parameters whose gradient is not finite, all if the loss is not; empty if none."""
+    loss, _ = loss_of(part)
+    if not loss.isfinite() or not loss.requires_grad:
+        return [] if loss.isfinite() else list(range(len(parameters)))
+    slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [i for i, slope in enumerate(slopes) if slope is not None and not slope.isfinite().all()]
+
+
+def _name(
+    loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
+) -> tuple[str, Tensor, str]:
+    """Name of what is not finite in some units, where in them, and advice."""
+    if (column := first_not_finite(units)) is not None:
+        return *column, CAUSES[column[0]]
+    everywhere = torch.ones(units.batch_size, dtype=torch.bool, device=units.device)
+    everywhere = units["mask"] if "mask" in units.keys() else everywhere
+    weights = dict(policy.named_parameters()) if isinstance(policy, nn.Module) else {}
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            return name, everywhere, "The weights are not finite themselves: what was loaded, or an earlier step?"
+    if policy is not None:
+        with torch.no_grad():
+            evaluation = policy.evaluate(units)
+        for name, said in evaluation._asdict().items():
+            if said is not None and (bad := not_finite(said, units)).any():
+                return f"evaluate().{name}", bad, "Did the policy overflow? A lower learning rate, or another dtype?"
+    if (term := _first_term(loss_of(units)[1])) is not None:
+        return term, everywhere, TERM
+    spoilt = _spoilt_parameters(loss_of, units, parameters)
+    names = [name for name, weight in weights.items() if spoilt and weight is parameters[spoilt[0]]]
+    return f"gradient of {names[0]}" if names else "gradient", everywhere, GRADIENT
+
+
+def _first_term(quantities: dict[str, Tensor]) -> str | None:
+    """The first term of a loss, by its name in the log, that is not finite."""
+    terms = (name for name in quantities if not name.startswith("update/"))
+    return next((name for name in terms if not math.isfinite(quantities[name].item())), None)
+
+
+def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> Path:
+    """Write the batch of an error to ``violation.safetensors``, which `safetensors.torch.load_file` reads.
+
+    Beside it ``violation.json`` says what was violated and when, and holds what is no tensor.
+
+    Args:
+        error: with a batch.
+        folder: of the run.
+        when: steps and iteration, for JSON.
+
+    Returns:
+        The path of the first file.
+    """
+    from safetensors.torch import save_file
+
+    assert error.batch is not None
+    columns = {name: error.batch.get(name) for name in error.batch.keys()}
+    columns = {name: x if isinstance(x, Tensor) else error.batch.get_non_tensor(name) for name, x in columns.items()}
+    tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
+    if PLACE in tensors:
+        place = tensors.pop(PLACE)
+        tensors |= {"row": place >> 32, "column": place & (2**32 - 1)}
+    # Cloned, for columns may be views of one tensor, which the format refuses.
+    save_file({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}, Path(folder) / BATCH)
+    report = (
+        {"error": str(error), "tensor": error.tensor, "rows": error.rows}
+        | when
+        | {"others": {name: x for name, x in columns.items() if name not in tensors and name != PLACE}}
+    )
+    (Path(folder) / REPORT).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    return Path(folder) / BATCH

@@ -1,0 +1,112 @@
+"""What an environment is in the middle of, where that can be told from its attributes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+from weakref import WeakSet
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from algos.training.serialization import attributes, set_attributes
+
+logger = logging.getLogger(__name__)
+KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
+         "textenv", "algos")  # fmt: skip
+"""Packages whose environments are what their attributes say. Of others (a simulator's memory) nobody knows."""
+
+_TOLD: WeakSet[Any] = WeakSet()
+"""Environments that cannot be saved and of which this was said."""
+
+
+def env_state(env: Any) -> list[dict[str, Any]] | None:
+    """State of an environment, wrapper by wrapper, single environments inside a vector included.
+
+    Args:
+        env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. One with ``state_dict`` and ``load_state_dict`` says
+            itself what it is; of the others the attributes that are numbers, text, arrays and random generators, and
+            those of the objects that they keep such things in (running statistics).
+
+    Returns:
+        What `set_env_state` takes; None if a part is of a package where attributes are not known to be all, keeps
+        something that cannot be saved, or runs in another process. Such an environment is reset when a run goes on.
+    """
+    try:
+        return [_state_of(part) for part in _parts(env)]
+    except TypeError as error:
+        if env not in _TOLD:
+            _TOLD.add(env)
+            logger.warning("%s: a run that goes on resets the environment, and differs", error)
+        return None
+
+
+def _state_of(part: Any) -> dict[str, Any]:
+    """State of one wrapper or environment; TypeError if not all of it can be told."""
+    if hasattr(part, "state_dict"):
+        return {"class": _name(part), "state": part.state_dict()}
+    if not _known(part) or hasattr(part, "processes"):
+        raise TypeError(f"{_name(part)} cannot be saved in mid-episode, only what runs here and is Gymnasium's or ours")
+    state, objects = attributes(part), {}
+    for name, value in vars(part).items():
+        if name in state or _inert(value):
+            continue
+        objects[name] = attributes(value) if _known(value) else {}
+        if not objects[name] or objects[name].keys() != vars(value).keys():
+            raise TypeError(f"{_name(part)} cannot be saved in mid-episode: its {name} is a {type(value).__name__}")
+    return {"class": _name(part), "state": state, "objects": objects}
+
+
+def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
+    """Put an environment into the middle of what another one of its kind was in.
+
+    Args:
+        env: made as the other was; it is reset first, for what it makes then.
+        state: from `env_state`.
+
+    Raises:
+        ValueError: if it is wrapped or built otherwise.
+    """
+    env.reset(seed=0)
+    parts = list(_parts(env))
+    if [_name(part) for part in parts] != [saved["class"] for saved in state]:
+        raise ValueError(
+            f"the environment is {' > '.join(map(_name, parts))}, the saved one was "
+            f"{' > '.join(saved['class'] for saved in state)}: make it as the run made it"
+        )
+    for part, saved in zip(parts, state, strict=True):
+        if hasattr(part, "load_state_dict"):
+            part.load_state_dict(saved["state"])
+        else:
+            set_attributes(part, saved["state"])
+            for name, values in saved["objects"].items():
+                set_attributes(getattr(part, name), values)
+
+
+def _known(part: Any) -> bool:
+    return _name(part).startswith(KNOWN)
+
+
+def _inert(value: Any) -> bool:
+    """Whether a value remembers nothing of an episode, or is looked at by itself: spaces, functions, environments."""
+    if isinstance(value, (list, tuple)):
+        return all(_inert(item) for item in value)
+    if isinstance(value, dict):
+        return all(_inert(item) for item in value.values())
+    kinds = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
+    return isinstance(value, kinds) or callable(value)
+
+
+def _parts(env: Any) -> Iterator[Any]:
+    """The environment, what it wraps, and the single environments inside."""
+    yield env
+    inner = vars(env).get("envs", None)
+    for single in inner if inner is not None else [vars(env)["env"]] if "env" in vars(env) else []:
+        yield from _parts(single)
+
+
+def _name(part: Any) -> str:
+    return f"{type(part).__module__}.{type(part).__qualname__}"

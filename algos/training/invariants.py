@@ -1,0 +1,225 @@
+"""Checks that fail loudly while training.
+
+What is checked at every minibatch is there anyway (the gradient's norm, the loss); the rest is looked at once an
+iteration. Only what fails is looked at more closely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from textenv.errors import InvariantError as InvariantError
+from textenv.rollout import Evaluation
+
+RATIO_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Largest difference of the sampler's and the scorer's log-probabilities, nats; .1 for the short dtypes."""
+ENTROPY_TOLERANCE = 1e-3
+"""Nats below 0 that rounding may bring an entropy to."""
+WHITE_TOLERANCE = 1e-2
+"""Largest distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
+EVEN = 1e-5
+"""Spread, as a share of the size, below which float32 advantages are all alike and whitening them is rounding."""
+
+CAUSES = {
+    "observation": "The environment returned it: look at its reset() and step().",
+    "reward": "The environment paid it, or a KL penalty charged it: look at what it divides by and takes logs of.",
+    "log_prob": "Are the policy's weights finite, and is any action open there? Did evaluation overflow?",
+    "reference_log_prob": "Does the reference forbid what the policy may choose, or overflow in a short dtype?",
+    "kl": "Does the reference forbid what the policy may choose? An estimator of your own must be finite too.",
+    "value": "Are the critic's weights finite? A lower learning rate, or scaled rewards?",
+    "next_observation": "The environment returned it: look at its step(), and at final observations.",
+    "next_value": "Are the critic's weights finite, and the final observations?",
+    "advantage": "Are rewards or values so great that their sums overflow?",
+    "value_target": "Are rewards or values so great that their sums overflow?",
+}
+"""Columns of a rollout in the order in which one spoils the next, and where to look."""
+
+
+class NonFiniteError(InvariantError, FloatingPointError):
+    """A column of a rollout, a loss or a gradient is infinite or not a number."""
+
+
+def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The floating dtype with the fewest digits: that of the base where a float32 adapter sits on bfloat16 weights."""
+    dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def scoring_dtype(policy: Any) -> torch.dtype:
+    """What a policy computes log-probabilities in: the dtype of its autocast if it has one, else of its weights."""
+    autocast = getattr(policy, "autocast", None)
+    return coarsest_dtype(policy.parameters()) if autocast is None else autocast
+
+
+def check_finite(rollout: TensorDict, *names: str) -> None:
+    """The columns of these names are finite at the True entries; columns that are not there pass.
+
+    Raises:
+        NonFiniteError: names the first column, in the order of `CAUSES`, that spoilt the others.
+    """
+    for name in names:
+        column = rollout.get(name, None)
+        # A sum is finite if all its terms are, unless it overflows; then the terms are looked at.
+        if column is None or not column.is_floating_point() or math.isfinite(column.sum().item()):
+            continue
+        if not_finite(column, rollout).any():
+            cause, bad = first_not_finite(rollout) or (name, not_finite(column, rollout))
+            values = rollout[cause][bad][:3].tolist()
+            raise NonFiniteError(
+                f"found {values}, expected finite numbers. {CAUSES[cause]}", tensor=cause, batch=rollout, bad=bad
+            )
+
+
+def not_finite(column: Tensor, batch: TensorDict) -> Tensor:
+    """Bool, of the batch's shape: True entries of the mask, if there is one, at which a column is not finite."""
+    bad = ~column.isfinite()
+    bad = bad.flatten(batch.ndim).any(-1) if bad.ndim > batch.ndim else bad
+    return bad & batch["mask"] if "mask" in batch.keys() else bad
+
+
+def first_not_finite(batch: TensorDict) -> tuple[str, Tensor] | None:
+    """The first of `CAUSES` that is not finite in a batch, and where; None if all are."""
+    for name in CAUSES:
+        column = batch.get(name, None)
+        if column is None or not column.is_floating_point():
+            continue
+        bad = not_finite(column, batch)
+        if name.startswith("next_") and "terminated" in batch.keys():  # of which nothing is made after an end
+            bad = bad & ~batch["terminated"]
+        if bad.any():
+            return name, bad
+    return None
+
+
+def check_inert(rollout: TensorDict, *names: str) -> None:
+    """The columns of these names are 0 outside the mask, so that nothing that stands there counts.
+
+    Raises:
+        InvariantError: names the column.
+    """
+    mask = rollout["mask"]
+    if mask.all():
+        return
+    for name in names:
+        column = rollout.get(name, None)
+        if column is not None and torch.count_nonzero(column.masked_fill(mask, 0)):
+            bad = (column != 0) & ~mask
+            raise InvariantError(
+                f"found {column[bad][:3].tolist()} where the mask is False, expected 0: what the policy did not choose "
+                "would be learnt from. Whatever made this column left the mask out.",
+                tensor=name,
+                batch=rollout,
+                bad=bad,
+            )
+
+
+def check_advantages(rollout: TensorDict) -> None:
+    """Advantages, and targets of the value if there are any, are finite, and 0 outside the mask.
+
+    Raises:
+        InvariantError: names the column that is not, or that spoilt it.
+    """
+    check_finite(rollout, "advantage", "value_target")
+    check_inert(rollout, "advantage", "value_target")
+
+
+def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
+    """A batch's advantages have mean 0 and standard deviation 1 over the mask, unless they were all alike.
+
+    Args:
+        batch: with the ``advantage`` to be checked.
+        raw: what it was before.
+
+    Raises:
+        InvariantError: if they have not.
+    """
+    mask = batch["mask"]
+    white = batch["advantage"]
+    chosen = white if bool(mask.all()) else white[mask]
+    if chosen.numel() < 2:
+        return
+    variance, centre = torch.var_mean(chosen, correction=0)
+    spread, mean = variance.item() ** 0.5, centre.item()
+    if abs(mean) <= WHITE_TOLERANCE and abs(spread - 1) <= WHITE_TOLERANCE:
+        return
+    before = raw[mask].double()
+    deviation = before.std(correction=0).item()
+    largest = before.abs().max().item()
+    if deviation > max(EVEN * largest, 1e-6):
+        cause = "Was the mask left out, or the mean of something else taken off?"
+        if largest**2 > torch.finfo(raw.dtype).max:
+            cause = f"Advantages of {largest:.3g} overflow when they are squared: scale the rewards down."
+        raise InvariantError(
+            f"after whitening the mean is {mean:.3g} and the standard deviation {spread:.3g}, expected 0 and 1 "
+            f"(tolerance {WHITE_TOLERANCE}; before it was {before.mean().item():.3g} and {deviation:.3g}). {cause}",
+            tensor="advantage",
+            batch=batch.copy().set("advantage_before", raw),
+            bad=mask,
+        )
+
+
+def check_first(
+    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype, tolerance: float | None = None
+) -> None:
+    """Before the first step of an update the policy is the one that acted, and its entropy is one.
+
+    Args:
+        log_ratio: of the minibatch, 0 where the mask is False.
+        batch: the minibatch.
+        evaluation: of it.
+        dtype: what the policy computes in.
+        tolerance: nats by which log-probabilities may differ; None is that of the dtype (`RATIO_TOLERANCE`).
+
+    Raises:
+        InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or
+            on an entropy below 0 of actions that can be counted. What is no number is left to the gradient, which is
+            none either (`algos.descent.Descent.step`); an infinite ratio may have a gradient of 0, and is not.
+    """
+    if log_ratio.isnan().any():
+        return
+    tolerance = RATIO_TOLERANCE.get(dtype, 0.1) if tolerance is None else tolerance
+    _check_ratio_is_one(log_ratio.detach(), batch, evaluation, tolerance)
+    if batch["action"].is_floating_point():
+        return  # a differential entropy may be negative
+    entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
+    if entropy.numel() and not entropy.min().item() >= -ENTROPY_TOLERANCE:
+        bad = ~(entropy >= -ENTROPY_TOLERANCE)
+        raise InvariantError(
+            f"evaluate() says {entropy[bad][:3].tolist()} nats, but of actions that can be counted it is at least 0: "
+            "-Σ p log p. A sign, or probabilities that do not add up to 1?",
+            tensor="entropy",
+            batch=batch.copy().set("entropy", entropy),
+            bad=bad,
+        )
+
+
+def _check_ratio_is_one(log_ratio: Tensor, batch: TensorDict, evaluation: Evaluation, tolerance: float) -> None:
+    worst = log_ratio.abs().max().item() if log_ratio.numel() else 0.0
+    if not worst <= tolerance:
+        bad, scored = ~(log_ratio.abs() <= tolerance), evaluation.log_prob.detach()
+        raise InvariantError(
+            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
+            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
+            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
+            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
+            "config.",
+            tensor="log_prob",
+            batch=batch.copy().set("scored_log_prob", scored),
+            bad=bad,
+        )
+
+
+def check_finite_gradient(grad_norm: Tensor) -> None:
+    """Raise a NonFiniteError before a non-finite gradient reaches the weights."""
+    if not math.isfinite(grad_norm.item()):
+        raise NonFiniteError(
+            f"the norm is {grad_norm.item()}: the weights were left as they are. Look for rewards of great "
+            "size, a learning rate that is too high, or log-probabilities of forbidden actions.",
+            tensor="gradient",
+        )

@@ -1,0 +1,89 @@
+"""Logs of a run: JSON lines, TensorBoard, and a progress bar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from algos.training.run_folder import draft
+
+SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
+"""What stands beside the progress bar."""
+
+
+class Logs:
+    """Writes each iteration's metrics as it comes, so that a crash loses nothing.
+
+    Args:
+        run_dir: folder for ``metrics.jsonl`` and ``tensorboard/``, which is there; None writes no files.
+        total_steps: length of the progress bar.
+        progress: show it.
+        before: metrics of the iterations that a run which goes on has behind it; what stood after them goes.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path | None,
+        *,
+        total_steps: int,
+        progress: bool,
+        before: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        self._file = self._board = self._bar = None
+        self._last: dict[str, float] = {}
+        if run_dir is not None:
+            folder = Path(run_dir)
+            path = folder / "metrics.jsonl"
+            new = draft(path)  # renamed, so that what stood there is lost at no moment
+            new.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
+            self._file = new.replace(path).open("a", encoding="utf-8")
+            self._board = _tensorboard(folder / "tensorboard", after=int(before[-1]["steps"]) if before else None)
+        if progress:
+            self._bar, self._task = _progress_bar(total_steps)
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """Log one iteration; ``metrics["steps"]`` is the horizontal axis."""
+        if self._file is not None:
+            self._file.write(json.dumps(metrics) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value, int(metrics["steps"]))
+        if self._bar is not None:
+            self._last |= metrics  # a rollout in which no episode ended shows the last return
+            shown = "  ".join(f"{short} {self._last[name]:.3g}" for name, short in SHOWN.items() if name in self._last)
+            self._bar.update(self._task, completed=metrics["steps"], shown=shown)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for closable in (self._file, self._board):
+            if closable is not None:
+                closable.close()
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _tensorboard(folder: Path, *, after: int | None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+
+
+def _progress_bar(total_steps: int) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # On stderr, so that what a program reads from stdout stays clean.
+    bar = Progress(
+        BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f} steps"), TimeRemainingColumn(),
+        TextColumn("{task.fields[shown]}"), console=Console(stderr=True),
+    )  # fmt: skip
+    bar.start()
+    return bar, bar.add_task("", total=total_steps, shown="")

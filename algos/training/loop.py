@@ -1,0 +1,186 @@
+"""The learning loop: collect, penalise, update, log, save. It is here once, for every algorithm."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from algos.names import check_names
+from algos.training.checkpoint import checkpoints, run_of
+from algos.training.diagnose import write_violation
+from algos.training.invariants import InvariantError, check_finite, check_inert
+from algos.training.learner import Learner
+from algos.training.logger import Logs
+from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
+from algos.training.reward_hacking import VARIETY, plot_frontier
+from algos.training.run import Run
+from algos.training.run_folder import hold
+from algos.training.signals import noted_signals
+from textenv.rollout import is_episode_env
+
+
+@check_names
+def learn(
+    agent: Learner,
+    total_steps: int,
+    *,
+    run_dir: str | Path | None = None,
+    progress: bool = False,
+    on_iteration: Callable[[Metrics], Any] | None = None,
+    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+) -> list[Metrics]:
+    """Train until that many steps (True entries) were taken; the iteration under way is finished.
+
+    Args:
+        agent: the algorithm.
+        total_steps: at least 1.
+        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
+            text also ``frontier.png``.
+        progress: show a progress bar.
+        on_iteration: called with the metrics of every iteration, to look at; training ends where it returns anything
+            that is true.
+        diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
+        checkpoint_every: steps after which a checkpoint is written to ``checkpoints/`` in the run's folder, and one at
+            the end. Ctrl-C and SIGTERM then finish the iteration and write one before they end the training.
+        resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
+            the last bit on a CPU, as if it had never stopped (except for environments that
+            `algos.training.env_state` cannot save). Agent and environment are made as they were for that run. If this
+            is ``run_dir`` and has no checkpoint yet, training starts at its beginning: one call starts a run and
+            resumes it.
+        overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
+
+    Returns:
+        The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
+        the environment paid, over the episodes that ended; it is absent where none did.
+
+    Raises:
+        Interrupted: a KeyboardInterrupt, after a signal.
+        FileNotFoundError: if there is no checkpoint to go on from.
+        FileExistsError: if ``run_dir`` holds a run, unless that is gone on with or overwritten.
+        BlockingIOError: if another process trains in ``run_dir``.
+        OSError: if the disk is full or read-only; names the last good checkpoint.
+        ValueError: if that is damaged, or of another agent.
+        InvariantError: if what always holds does not (`algos.training.invariants`); the offending batch is then
+            in the run's folder, in ``violation.safetensors``.
+    """
+    _check_lengths(total_steps, checkpoint_every, run_dir)
+    if resume is not None and overwrite:
+        raise ValueError("resume goes on with a run and overwrite removes one: give one of them")
+    here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    with hold(run_dir, goes_on=here, overwrite=overwrite):
+        if resume is None or (here and not checkpoints(run_of(resume))):
+            run = Run(agent)
+        else:
+            run = Run.from_checkpoint(agent, resume)
+        logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
+        with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+            start = time.perf_counter() - run.seconds
+            while run.steps < total_steps:
+                agent.progress = run.steps / total_steps
+                metrics = iterate(agent, run.meters, diagnose)
+                metrics = run.add(metrics, seconds=time.perf_counter() - start)
+                logs.write(metrics)
+                stop = on_iteration is not None and bool(on_iteration(metrics))
+                over = stop or run.steps >= total_steps
+                if checkpoint_every is not None and run_dir is not None:
+                    run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
+                if over:
+                    break
+        if run_dir is not None:
+            agent.save(run_dir)
+            if VARIETY in run.history[-1]:
+                plot_frontier(run.history, Path(run_dir) / "frontier.png")
+    return list(run.history)
+
+
+def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
+    if total_steps < 1:
+        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
+    if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
+        raise ValueError(
+            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
+        )
+
+
+@contextmanager
+def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
+    """Where training ends by an error, keep what it has produced: the agent, answers not scored, a batch at fault."""
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C too
+        when = {"iteration": len(run.history) + 1, "steps": run.steps}
+        if isinstance(error, InvariantError):
+            error.add_note(f"in iteration {when['iteration']}, after {when['steps']} steps")
+        if run_dir is not None:
+            try:
+                _save_what_is_left(error, run, Path(run_dir), when)
+            except OSError as failure:  # of a disk that is full, which may be the error itself
+                error.add_note(f"not everything could be saved in {run_dir}: {failure}")
+        raise
+
+
+def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
+    """Write the agent, the answers and the batch of an error, and say where they are."""
+    if answers := getattr(error, "answers", None):
+        path = run_dir / "unscored.jsonl"
+        path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
+        error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+    if isinstance(error, InvariantError) and error.batch is not None:
+        path = write_violation(error, run_dir, **when)
+        error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+    run.agent.save(run_dir)
+    error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
+
+
+def iterate(
+    agent: Learner,
+    meters: tuple[EpisodeMeter, EpisodeMeter],
+    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+) -> Metrics:
+    """One turn of the loop; the meters take the returns before and after the penalty."""
+    clock = [time.perf_counter()]
+    rollout = agent.collect()
+    metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
+    if is_episode_env(agent.env):
+        metrics |= agent.env.figures
+    if not metrics["rollout/steps"]:
+        raise ValueError(
+            f"nothing of this rollout counts: none of its {len(rollout)} rows has an entry to learn from. Did "
+            "the reward leave out every answer, by None or by failing on it?"
+        )
+    rollout = rollout.to(next(agent.policy.parameters()).device)
+    check_finite(rollout, "observation", "reward", "log_prob")
+    clock.append(time.perf_counter())
+    if agent.penalty is not None:
+        agent.penalty(rollout, agent.policy)
+        check_finite(rollout, "reward", "reference_log_prob", "kl")
+        check_inert(rollout, "reference_log_prob", "kl")
+        metrics |= reference_metrics(rollout, coefficient=agent.penalty.coefficient)
+        metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
+    clock.append(time.perf_counter())
+    metrics |= agent.update(rollout)
+    clock.append(time.perf_counter())
+    if diagnose is not None:  # before the normaliser moves, which would count as a change of the policy
+        metrics |= diagnose(agent, rollout)
+    agent.policy.update_normalizer(rollout)
+    if agent.penalty is not None:
+        agent.penalty.update(rollout)
+    return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
+
+
+def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:
+    returns, lengths = meter.finished(rollout)
+    if not returns:
+        return {}
+    metrics = {name: float(np.mean(returns))}
+    return metrics if name != "episode/return" else metrics | {"episode/length": float(np.mean(lengths))}

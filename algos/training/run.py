@@ -1,0 +1,187 @@
+"""A training under way: what the learning loop carries from one iteration to the next, saved and found again."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from algos.collection import go_on
+from algos.training.checkpoint import read_checkpoint, run_of, write_checkpoint
+from algos.training.env_state import env_state, set_env_state
+from algos.training.learner import Learner
+from algos.training.metrics import EpisodeMeter
+from algos.training.reward_hacking import HackingWatch
+from algos.training.serialization import attributes, set_attributes
+from algos.training.signals import Interrupted, Request
+
+logger = logging.getLogger(__name__)
+
+
+class History(Sequence[dict[str, float]]):
+    """Metrics of each iteration, as bare numbers: dictionaries would make a long run grow by megabytes.
+
+    Args:
+        metrics: of the iterations so far.
+
+    Example:
+        >>> History([{"steps": 64, "policy/loss": 0.5}])[-1]
+        {'steps': 64, 'policy/loss': 0.5}
+    """
+
+    def __init__(self, metrics: Iterable[dict[str, float]] = ()) -> None:
+        self._kinds: dict[tuple[tuple[str, type], ...], tuple[tuple[str, type], ...]] = {}
+        self._rows: list[tuple[tuple[tuple[str, type], ...], array[float]]] = []
+        for row in metrics:
+            self.append(row)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> History:
+        """What `state` was taken of."""
+        history = cls()
+        kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
+        history._kinds = {kind: kind for kind in kinds}
+        start = 0
+        for number in state["rows"].tolist():
+            end = start + len(kinds[number])
+            history._rows.append((kinds[number], array("d", state["values"][start:end].tolist())))
+            start = end
+        return history
+
+    def state(self) -> dict[str, Any]:
+        """All iterations, for a checkpoint: their names, each set of them once, and their values in one array."""
+        numbers = {kind: number for number, kind in enumerate(self._kinds)}
+        return {
+            "kinds": [[[name, as_type is int] for name, as_type in kind] for kind in numbers],
+            "rows": np.array([numbers[kind] for kind, _ in self._rows], dtype=np.int64),
+            "values": np.concatenate([np.array(values) for _, values in self._rows] or [np.zeros(0)]),
+        }
+
+    def append(self, metrics: dict[str, float]) -> None:
+        """Take in one iteration's: integers and floats by name."""
+        kind = tuple((name, int if isinstance(value, int) else float) for name, value in metrics.items())
+        self._rows.append((self._kinds.setdefault(kind, kind), array("d", metrics.values())))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, float]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, float] | list[dict[str, float]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        kind, values = self._rows[index]
+        return {name: as_type(value) for (name, as_type), value in zip(kind, values, strict=True)}
+
+
+class Run:
+    """An agent's training from its first step, or from where a checkpoint was written.
+
+    Args:
+        agent: who trains.
+    """
+
+    def __init__(self, agent: Learner) -> None:
+        self.agent = agent
+        self.steps = 0
+        """True entries so far."""
+        self.saved = 0
+        """Steps at the last checkpoint."""
+        self.seconds = 0.0
+        """Of training so far."""
+        self.history = History()
+        """Metrics of each iteration."""
+        self.meters = EpisodeMeter(), EpisodeMeter()
+        """Of the returns before and after the penalty."""
+        self.watch = HackingWatch()
+
+    @classmethod
+    def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Run:
+        """Put an agent, and its environment, where they were.
+
+        Raises:
+            FileNotFoundError: if there is no checkpoint.
+            ValueError: if it is damaged, or of another agent or environment.
+        """
+        run, state = cls(agent), read_checkpoint(folder)
+        if state.get("algorithm") != type(agent).__name__:
+            other = state.get("algorithm")
+            raise ValueError(f"{folder} is a training by {other}, this agent is {type(agent).__name__}")
+        try:
+            run._restore(state, Path(folder))
+        except Exception as error:  # of another agent or environment: anything may be missing, or of another kind
+            reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
+        return run
+
+    def _restore(self, state: dict[str, Any], folder: Path) -> None:
+        """Put agent and environment where they were, and what the run counts."""
+        agent = self.agent
+        if state["num_envs"] != agent.env.num_envs:
+            raise ValueError(
+                f"the run has {state['num_envs']} environments side by side and this one {agent.env.num_envs}: make as "
+                "many (leave --num-envs out)"
+            )
+        # First the environment: agents that share a random generator with it would find it moved.
+        if state["environment"] is not None:
+            set_env_state(agent.env, state["environment"])
+        agent.load_state_dict(state["agent"])
+        if state["environment"] is not None:
+            go_on(agent.env, agent.cursor)
+        else:
+            agent.cursor.observation = None
+            # By a seed of its own, so that going on twice from here is the same.
+            agent.cursor.seed = agent.config.seed + int(state["steps"])
+        self.steps = self.saved = int(state["steps"])
+        self.seconds = float(state["seconds"])
+        self.history = History.from_state(state["history"])
+        path = run_of(folder) / "metrics.jsonl"
+        lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+        if lines < len(self.history):
+            logger.warning(
+                "%s has %d of %d iterations: the others are taken from the checkpoint", path, lines, len(self.history)
+            )
+        for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
+            set_attributes(owner, saved)
+
+    def add(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
+        """Take an iteration in; returns its metrics with where it stands in the training."""
+        self.steps += int(metrics["rollout/steps"])
+        self.seconds = seconds
+        metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
+        metrics |= {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
+        self.history.append(metrics)
+        self.watch.look(metrics)
+        return metrics
+
+    def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
+        """Write a checkpoint where one is due: after so many steps, at the end, and where a signal has asked to stop.
+
+        Raises:
+            Interrupted: in the last case.
+        """
+        if over or request.name is not None or self.steps - self.saved >= every:
+            folder = self.write(run_dir)
+            if request.name is not None and not over:
+                raise Interrupted(request.name, f"stopped by {request.name} after {self.steps} steps, see {folder}")
+
+    def write(self, run_dir: str | Path) -> Path:
+        """Write a checkpoint; see `write_checkpoint`."""
+        self.saved = self.steps
+        state: dict[str, Any] = {
+            "algorithm": type(self.agent).__name__,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "num_envs": self.agent.env.num_envs,
+            "history": self.history.state(),
+            "agent": self.agent.state_dict(),
+            "environment": env_state(self.agent.env),
+            "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
+        }
+        return write_checkpoint(run_dir, state, steps=self.steps)

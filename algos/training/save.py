@@ -1,0 +1,155 @@
+"""Saving an agent and loading its policy: weights in safetensors, everything else in one JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from algos.policies.policy import CONTROL_POLICIES, Policy, find_policy
+from algos.training.run_folder import draft, remove
+
+FORMAT = 3
+"""Version of the folder's layout; 2, which knew the shape of observations alone, is read too."""
+
+
+def save(agent: Any, folder: str | Path) -> Path:
+    """Write an agent's policy and config; a language model lands in ``policy/`` as a `transformers` folder.
+
+    What the folder held before stays as it was until the new files are whole.
+
+    Raises:
+        OSError: if they cannot be written (a full disk, a folder that is read-only).
+    """
+    from safetensors import SafetensorError
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, config = folder / "policy", folder / "config.json"
+    drafts = draft(weights), draft(config)
+    try:
+        remove(drafts[0])
+        drafts[0].mkdir()
+        text = json.dumps(_description(agent, agent.policy.save(drafts[0])), indent=2, default=_describe)
+        drafts[1].write_text(text + "\n", encoding="utf-8")
+        remove(weights)
+        drafts[0].rename(weights)
+        drafts[1].replace(config)
+    except SafetensorError as error:
+        raise OSError(f"the agent could not be saved in {folder}: {error}") from error
+    finally:
+        for path in drafts:
+            remove(path)
+    return folder
+
+
+def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` says."""
+    rewards, penalty = getattr(agent, "reward_normalizer", None), getattr(agent, "penalty", None)
+    return {
+        "format": FORMAT,
+        "environment": _environment(agent.env.spec),
+        "algorithm": type(agent).__name__,
+        "config": dataclasses.asdict(agent.config),
+        "policy": type(agent.policy).__name__,
+        "policy_arguments": policy_arguments,
+        "reward_normalizer": None if rewards is None else rewards.state_dict(),
+        "penalty": None if penalty is None else penalty.state_dict(),
+    }
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy of a saved agent, ready to act.
+
+    Raises:
+        FileNotFoundError: if the folder holds no saved agent.
+        ValueError: if it was written by another version, or holds a policy of a class not known here.
+    """
+    description = read_description(folder)
+    weights = Path(folder) / "policy"
+    name = description["policy"]
+    known = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]
+    if name not in known and name != "LMPolicy":
+        raise ValueError(f"{folder} holds a {name}, known are {', '.join(known)} and LMPolicy")
+    try:
+        if name == "LMPolicy":
+            from algos.policies.lm import LMPolicy
+
+            return LMPolicy.load(weights)
+        return find_policy(name).load(weights, description["policy_arguments"])
+    except ImportError:  # says what to install
+        raise
+    except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
+        reason = error if type(error) is ValueError else repr(error)
+        raise ValueError(f"{weights} holds no {name} as config.json describes it: {reason}") from error
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What ``config.json`` says about a saved agent; raises as `load` does."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
+            "or by 'algos train --run-dir'"
+        )
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{path} is no JSON in UTF-8 ({error})") from error
+    if not isinstance(description, dict):
+        raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
+    if description.get("format") not in (2, FORMAT):
+        raise ValueError(
+            f"{path} has format {description.get('format')}, this version reads 2 and {FORMAT}: "
+            "load it by the version of algos that wrote it"
+        )
+    _check_parts(description, path)
+    arguments = description["policy_arguments"]
+    if description["format"] == 2 and "observation_shape" in arguments:
+        dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
+        arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
+    environment = description.get("environment") or {"id": ""}
+    if ":" in environment["id"]:  # Gymnasium would import what stands before it
+        raise ValueError(
+            f"{path} names the environment {environment['id']!r}, for which a module would be imported: name it "
+            f"yourself if you trust it, algos evaluate {path.parent} --env module:id"
+        )
+    return description
+
+
+def _check_parts(description: dict[str, Any], path: Path) -> None:
+    """Raise a ValueError unless what is read of a description is there, and of its kind."""
+    env = description.get("environment", "")
+    named = env is None or (
+        isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
+    )
+    policy, arguments = description.get("policy"), description.get("policy_arguments")
+    if not (named and isinstance(policy, str) and isinstance(arguments, dict)):
+        raise ValueError(
+            f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected null "
+            "or id and kwargs, and a policy's name with policy_arguments"
+        )
+
+
+def _describe(function: Any) -> Any:
+    """A function of a config, such as a loss: its name, and the arguments that `functools.partial` holds."""
+    if isinstance(function, partial):
+        return {"function": _describe(function.func), "arguments": function.keywords}
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _environment(spec: Any) -> dict[str, Any] | None:
+    """How to make the environment again; None for one made by hand, or from objects that JSON cannot hold."""
+    if spec is None:
+        return None
+    vector_only = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+    arguments = {
+        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
+    }
+    try:
+        json.dumps(arguments)
+    except TypeError:
+        return None
+    return {"id": spec.id, "kwargs": arguments, "module": getattr(spec, "module", None)}

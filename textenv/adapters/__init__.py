@@ -1,0 +1,1 @@
+"""Other libraries' environments as ours, and ours as theirs."""

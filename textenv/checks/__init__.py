@@ -1,0 +1,1 @@
+"""Checkers: what text environments and reward functions keep doing wrong."""

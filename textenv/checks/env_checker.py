@@ -1,0 +1,379 @@
+"""`check_text_env`: the bugs that text environments keep having, each looked for by one check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from textenv.checks.env_driver import LONGEST, Probe, Seen, length_of
+from textenv.rollout import allowed_tokens, is_episode_env
+
+NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
+
+
+class Result(NamedTuple):
+    """What a check found."""
+
+    name: str
+    problem: str
+    """What is wrong and where; empty where the check holds."""
+    left_out: str = ""
+    """Why the check, or a part of it, could not be made; empty where all of it was."""
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
+
+
+def check_text_env(env: Any) -> None:
+    """Look for the bugs that text environments keep having; takes seconds and resets the environment.
+
+    Args:
+        env: a `TextEnv`, `TextVectorEnv`, or any Gymnasium environment, single or vector, with their spaces:
+            ``Dict(tokens, length)`` and ``Discrete``.
+
+    Raises:
+        ValueError: if a check does not hold; names all of these and says what is wrong.
+
+    Example:
+        >>> check_text_env(gymnasium.make("textenv/Copy-v0"))  # doctest: +SKIP
+    """
+    broken = [result for result in run_checks(env) if result.problem]
+    if broken:
+        raise ValueError(
+            f"{len(broken)} of {len(CHECKS)} checks do not hold:\n"
+            + "\n".join(f"- {name}: {problem}" for name, problem, _ in broken)
+        )
+
+
+def run_checks(env: Any) -> list[Result]:
+    """Every check's result; an exception of the environment's own is a result too. Raises as `Probe` does."""
+    Probe(env)
+    results = []
+    for name, check in CHECKS.items():
+        try:
+            results.append(Result(name, "", check(Probe(env))))
+        except _BrokenError as problem:
+            results.append(Result(name, str(problem)))
+        except Exception as error:  # whatever a stranger's environment raises belongs in the report
+            results.append(Result(name, f"the environment raised {type(error).__name__}: {error}"))
+    return results
+
+
+class _BrokenError(Exception):
+    """A check that does not hold."""
+
+
+def _demand(holds: object, problem: str) -> None:
+    if not holds:
+        raise _BrokenError(problem)
+
+
+def _check_spaces(probe: Probe) -> str:
+    """Observations are of the space that was promised, right-padded, and copies."""
+    probe.reset(0)
+    for _ in range(3):
+        for slot, observation in enumerate(probe.observations()):
+            _demand(
+                probe.observation_space.contains(observation),
+                f"slot {slot} observes {observation!r:.300}, which is not in {probe.observation_space}",
+            )
+        held = {name: column.copy() for name, column in probe.observation.items()}
+        now = probe.observation
+        probe.step(probe.word(0))
+        _demand(
+            all((held[name] == now[name]).all() for name in held),
+            "an observation that was handed out was changed by the next step: return a copy",
+        )
+    return ""
+
+
+def _check_ids(probe: Probe) -> str:
+    """A state is the state before and the action: nothing is tokenised again."""
+    before = probe.reset(0)
+    for step in range(12):
+        token = probe.word(step)
+        seen = probe.step(token)
+        if seen.done:
+            break
+        expected = [*before, token]
+        _demand(
+            seen.ids[: len(expected)] == expected,
+            f"at step {step} the ids {before} and the action {token} became {seen.ids}: append the action's id, and "
+            "never make ids from decoded text",
+        )
+        before = seen.ids
+    return ""
+
+
+def _check_end_tokens(probe: Probe) -> str:
+    """EOS ends a turn, pad does not (unless it is EOS), and what follows the text is padding."""
+    for _ in range(2):
+        probe.reset(None)
+        tokens, length = probe.observation["tokens"][0], length_of(probe.observation["length"][0])
+        beyond = set(tokens[length:].tolist())
+        _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
+    if probe.eos is None or not probe.may(probe.eos):
+        return NO_EOS
+    before = probe.ids
+    seen = probe.step(probe.eos)
+    _demand(
+        seen.done or len(seen.ids) > len(before) + 1 or probe.conversation,
+        f"EOS (id {probe.eos}) did not end the turn: the episode goes on at {seen.ids}",
+    )
+    pad = probe.pad
+    probe.reset(0)
+    if pad is not None and pad != probe.eos and probe.may(pad) and probe.longest(4) > 1:
+        probe.reset(0)
+        _demand(not probe.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
+    return ""
+
+
+def _check_score_placement(probe: Probe) -> str:
+    """A reward comes where a turn ends, and in a rollout on a token that the policy chose."""
+    before = probe.reset(0)
+    for step in range(40):
+        end = step % 4 == 3 and probe.eos is not None and probe.may(probe.eos)
+        seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
+        turn_over = end or seen.done or len(seen.ids) > len(before) + 1
+        _demand(
+            turn_over or seen.reward == 0,
+            f"step {step} paid {seen.reward} in the middle of a turn: pay where the turn ends",
+        )
+        before = probe.reset(None) if seen.done else seen.ids
+    return ""
+
+
+def _check_flags(probe: Probe) -> str:
+    """EOS terminates, the limit truncates, and EOS at the limit terminates."""
+    probe.reset(0)
+    limit, seen, word = 0, None, 0
+    while limit < LONGEST:
+        word = probe.word(limit)
+        seen = probe.step(word)
+        limit += 1
+        _demand(not (seen.terminated and seen.truncated), f"after {limit} steps an episode is terminated and truncated")
+        if seen.done:
+            break
+    _demand(seen is not None and seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
+    if probe.conversation:
+        return "in a conversation the end of a turn need not be the end of the episode"
+    if probe.eos is None:
+        return NO_EOS
+    if word in probe.ends:
+        return "the mask leaves nothing but an end, so the limit was never reached"
+    assert seen is not None, "a limit was found"
+    _demand(seen.truncated, f"an answer without EOS was cut after {limit} tokens and is terminated: it is truncated")
+    for words in {0, limit - 1}:
+        probe.reset(0)
+        ended = [probe.step(probe.word(step)).done for step in range(words)]
+        if any(ended) or not probe.may(probe.eos):
+            return "the mask forbids EOS where it would be tried"
+        seen = probe.step(probe.eos)
+        _demand(
+            seen.terminated and not seen.truncated,
+            f"EOS as token {words + 1} of at most {limit} gives terminated={seen.terminated}, "
+            f"truncated={seen.truncated}: an answer that ended is terminated, at the limit too",
+        )
+    return ""
+
+
+def _check_seeds(probe: Probe) -> str:
+    """The same seed gives the same prompts, another seed others; a reset without one goes on."""
+    sequences = [_prompts(probe, seed) for seed in (1, 1, 2, 3, 4)]
+    _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
+    distinct = {tuple(ids) for sequence in sequences for ids in sequence}
+    _demand(
+        len(distinct) < 2 or any(sequence != sequences[0] for sequence in sequences[2:]),
+        "seeds 1 to 4 all deal the same prompts in the same order: draw them by the seed that reset is given",
+    )
+    _demand(
+        len(distinct) < 2 or any(len({tuple(ids) for ids in sequence}) > 1 for sequence in sequences),
+        "every reset without a seed deals the first prompt again: let the order go on",
+    )
+    return "" if len(distinct) > 1 else "there is only one prompt"
+
+
+def _prompts(probe: Probe, seed: int) -> list[list[int]]:
+    return [probe.reset(seed), *(probe.reset(None) for _ in range(7))]
+
+
+def _check_no_leak(probe: Probe) -> str:
+    """What is scored as the answer is the answer: without the prompt, and empty where EOS came at once."""
+    if probe.conversation:
+        return "in a conversation the answer is one of several turns"
+    if probe.eos is None or probe.tokenizer is None:
+        return NO_EOS
+    for words in (0, 2):
+        prompt = probe.reset(0)
+        if any(probe.step(probe.word(step)).done for step in range(words)) or not probe.may(probe.eos):
+            return "the mask forbids EOS where it would be tried"
+        seen = probe.step(probe.eos)
+        answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
+        expected = probe.tokenizer.decode(chosen, skip_special_tokens=True)
+        if answer is None:
+            return "info has no 'completion' where an episode ends"
+        _demand(
+            answer.strip() == expected.strip(),
+            f"the answer {chosen} is reported as {answer!r}, expected {expected!r}: does it hold the prompt, or "
+            "tokens of another episode?",
+        )
+    return ""
+
+
+def _check_batched(probe: Probe) -> str:
+    """Whole episodes by `advance` are the same as by `step`: ids, rewards and flags."""
+    env, episodes = probe.vector, probe.vector.num_envs + 4
+    if not is_episode_env(env):
+        return "the environment has no batched form (start_episodes, advance, take_episodes)"
+    env.start_episodes(episodes, seed=11)
+    count = np.zeros(episodes, dtype=np.int64)
+    while (running := env.running).any():
+        actions = np.zeros(len(running), dtype=np.int64)
+        rows = env.cursor[0]
+        allowed = env.action_mask
+        for slot, row in zip(np.flatnonzero(running), rows, strict=True):
+            mask = None if allowed is None else allowed[slot].numpy()
+            actions[slot] = probe.scripted(int(row), int(count[row]), mask)
+            count[row] += 1
+        env.advance(actions)
+    rollout = env.take_episodes()
+    begins = rollout["is_init"].numpy()
+    _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
+    sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
+    left_out = env.figures.get("reward/left_out", 0)
+    for row, number, ids, seen in probe.play(11, episodes):
+        chosen = np.flatnonzero(rollout["mask"][row].numpy())
+        if not len(chosen) and left_out:  # the reward does not apply to this answer
+            continue
+        _demand(
+            len(chosen) == count[row],
+            f"episode {row}: {count[row]} actions were taken, the rollout's mask is True at {len(chosen)} entries",
+        )
+        t = int(chosen[number])
+        _demand(
+            ids == rollout["observation"][row, : t + 1].tolist(),
+            f"episode {row}, column {t}: by step the state is {ids}, in the rollout it is "
+            f"{rollout['observation'][row, : t + 1].tolist()}",
+        )
+        mask = probe.mask_before
+        if mask is not None:
+            _demand(sets is not None, "step tells an action_mask, but the rollout has no column 'allowed'")
+            entry = int(rollout["mask"][:row].sum()) + number
+            _demand(
+                sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask[row if len(mask) > 1 else 0]).all(),
+                f"episode {row}, column {t}: the action_mask by step is not the set of tokens in the rollout",
+            )
+        flags = [rollout[name][row, t].item() for name in ("terminated", "truncated")]
+        _demand(
+            flags == [seen.terminated, seen.truncated],
+            f"episode {row}, column {t}: terminated and truncated are {[seen.terminated, seen.truncated]} by step, in "
+            f"the rollout {flags}",
+        )
+        by_step[row] += seen.reward
+        # By step a turn is paid when it ends; a rollout may spread the same over the turn's tokens.
+        paid = rollout["reward"][row, : t + 1].sum().item()
+        _demand(
+            not seen.done
+            or np.isclose(by_step[row], there[row], atol=1e-5)
+            and np.isclose(paid, there[row], atol=1e-5),
+            f"episode {row} is paid {by_step[row]:g} by step, in the rollout {there[row]:g}, of which {paid:g} up "
+            "to its last token",
+        )
+    return ""
+
+
+def _check_reset(probe: Probe) -> str:
+    """After an episode the next one begins as if the one before had gone otherwise, in the mode that is declared."""
+    starts, dealt = [], []
+    for words in (0, 3):
+        probe.reset(5)
+        seen = Seen([], 0.0, False, False, {})
+        for step in range(LONGEST):
+            end = step >= words and probe.eos is not None and probe.may(probe.eos)
+            seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
+            if seen.done:
+                break
+        _demand(seen.done, f"an episode did not end in {LONGEST} steps")
+        starts.append(_next_start(probe, seen))
+        dealt.append(probe.dealt)
+    _check_partial_reset(probe)
+    if dealt[0] != dealt[1]:
+        return "other slots were dealt prompts meanwhile, so the next one is another"
+    _demand(
+        starts[0] == starts[1],
+        f"the second episode of seed 5 begins with {starts[0]} or {starts[1]}, depending on what was answered in the "
+        "first: clear the slot when an episode begins",
+    )
+    return ""
+
+
+def _check_partial_reset(probe: Probe) -> None:
+    """A reset of slot 0 alone, in any mode."""
+    slots = probe.vector.num_envs
+    if slots == 1:
+        return
+    probe.reset(7)
+    probe.step(probe.word(0))
+    before = [observation["tokens"].copy() for observation in probe.observations()]
+    only_first = np.arange(slots) == 0
+    probe.observation, _ = probe.vector.reset(options={"reset_mask": only_first.copy()})
+    after = [observation["tokens"] for observation in probe.observations()]
+    _demand(
+        all((one == two).all() for one, two in zip(before[1:], after[1:], strict=True)),
+        "reset(options={'reset_mask': ...}) changed a slot that the mask leaves out",
+    )
+
+
+def _next_start(probe: Probe, seen: Seen) -> list[int]:
+    mode = probe.mode
+    if mode is AutoresetMode.SAME_STEP:
+        final = seen.info.get("final_obs")
+        _demand(
+            final is not None and final["tokens"][: length_of(final["length"])].tolist() == seen.ids,
+            "in SAME_STEP mode info has no final_obs of the slot whose episode is over, or another text there",
+        )
+    if mode is AutoresetMode.NEXT_STEP:
+        after = probe.step(probe.word(0))
+        _demand(
+            not after.done and after.reward == 0,
+            f"in NEXT_STEP mode the step after an end only resets, but it gave reward {after.reward}, "
+            f"terminated={after.terminated}, truncated={after.truncated}",
+        )
+        return after.ids
+    return probe.next_episode()
+
+
+CHECKS: dict[str, Callable[[Probe], str]] = {
+    "spaces": _check_spaces,
+    "ids are preserved": _check_ids,
+    "EOS and pad": _check_end_tokens,
+    "score placement": _check_score_placement,
+    "terminated or truncated": _check_flags,
+    "seeds": _check_seeds,
+    "no prompt in the answer": _check_no_leak,
+    "batched equals single": _check_batched,
+    "reset": _check_reset,
+}
+"""Each check under the name that it is reported by."""
+
+
+def checked_variants(env_id: str, **arguments: Any) -> Sequence[tuple[str, Callable[[], Any]]]:
+    """A registered environment in every form that it has: single, and as a vector in each autoreset mode."""
+    import gymnasium
+
+    forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id, **arguments))]
+    if gymnasium.spec(env_id).vector_entry_point:
+        for mode in AutoresetMode:
+            forms.append((f"vector, {mode.name}", _make_vector(env_id, mode, arguments)))
+    return forms
+
+
+def _make_vector(env_id: str, mode: AutoresetMode, arguments: dict[str, Any]) -> Callable[[], Any]:
+    import gymnasium
+
+    return lambda: gymnasium.make_vec(env_id, num_envs=3, autoreset_mode=mode, **arguments)

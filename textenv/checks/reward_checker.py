@@ -1,0 +1,226 @@
+"""`check_reward`: the bugs that reward functions keep having, and what a cheating answer would earn."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from textenv.checks.env_checker import Result
+from textenv.checks.reward_probes import VERY_LONG, Probe, long_answer, mean_of, run_probes
+from textenv.checks.trial import Trial, is_number, make_rows
+from textenv.rewards.calling import reward_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOLERANCE = 1e-3
+"""Differences up to this share of the spread of ordinary scores are rounding."""
+ODD = (
+    *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
+    *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
+)
+"""Answers that a policy may give: none, controls, other scripts, what a parser chokes on, one endless word."""
+
+
+@dataclass(frozen=True)
+class RewardReport:
+    """What was found out about a reward function."""
+
+    name: str
+    results: list[Result]
+    """Of the checks that were run: the first alone, if the function returns no scores to check, and none that compares
+    two calls, if the same call gives different scores."""
+    probes: list[Probe]
+    mean: float | None
+    """Of ordinary answers; None if the function applies to none."""
+    highest: float | None
+    seconds_per_row: float
+
+    @property
+    def broken(self) -> list[Result]:
+        """The checks that do not hold."""
+        return [result for result in self.results if result.problem]
+
+    def raise_if_broken(self) -> None:
+        """Raise a ValueError that names every check that does not hold, if there is one."""
+        if self.broken:
+            raise ValueError(
+                f"reward {self.name!r}: {len(self.broken)} of {len(self.results)} checks do not hold:\n"
+                + "\n".join(f"- {name}: {problem}" for name, problem, _ in self.broken)
+            )
+
+
+def check_reward(
+    function: Callable[..., Any],
+    prompts: Sequence[Any] | None = None,
+    completions: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> RewardReport:
+    """Look for the bugs that reward functions keep having.
+
+    The function is called some twenty-five times with a few rows. Without others, prompts are openings of film
+    reviews and completions are reviews. Also reported, and not judged, are the time and what cheating answers earn.
+
+    Args:
+        function: a reward function, ``async`` or not, or any callable such as `textenv.RewardModel`.
+        prompts: texts or chats.
+        completions: varied answers, good ones and bad ones, one for each prompt; all of them ended.
+        columns: further columns by name, one entry a row.
+        tokenizer: makes ``completion_ids``; without one they are the text's bytes.
+        tolerance: differences up to this share of the scores' spread are rounding, which in bfloat16 is greater and
+            depends on the batch.
+
+    Raises:
+        ValueError: if a check does not hold (names all of these and says what is wrong), or if the function raises
+            on ordinary answers, as it does for want of a column.
+        TypeError: if it is no function.
+
+    Example:
+        >>> report = check_reward(lambda completions: [float(len(text)) for text in completions])
+        >>> [probe.name for probe in report.probes if probe.note]
+        ['one token repeated', 'the longest allowed', 'very long']
+    """
+    report = run_reward_checks(function, prompts, completions, columns, tokenizer, tolerance=tolerance)
+    report.raise_if_broken()
+    return report
+
+
+def run_reward_checks(
+    function: Callable[..., Any],
+    prompts: Sequence[Any] | None = None,
+    completions: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> RewardReport:
+    """What `check_reward` finds, without raising for a check that does not hold; otherwise as there."""
+    if not callable(function):
+        raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
+    trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
+    returned, seconds = _first_calls(trial, name)
+    if problem := _type_problem(returned, len(trial.rows)):
+        return RewardReport(name, [Result(TYPE, problem)], [], None, None, seconds)
+    given = [float(score) for score in returned if score is not None]
+    ordinary = [score for score in given if math.isfinite(score)]
+    spread = max(ordinary) - min(ordinary) if ordinary else 0.0
+    trial.margin = tolerance * (spread or max(map(abs, ordinary), default=0.0))
+    results = [Result(TYPE, "")]
+    for check, run in CHECKS.items():
+        if run not in COMPARISONS or not any(broken.name == DETERMINISTIC for broken in results if broken.problem):
+            results.append(Result(check, _problem_of(run, trial)))
+    probes = run_probes(trial, ordinary, margin=trial.margin)
+    return RewardReport(name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds)
+
+
+def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
+    """What is returned for ordinary answers, and the seconds a row; the very first call may load a model."""
+    try:
+        trial.returned(trial.rows)
+        start = time.perf_counter()
+        returned = trial.returned(trial.rows)
+    except Exception as error:
+        offered = sorted({"prompts", "completions", "completion_ids", "terminated", *trial.rows[0].columns})
+        raise ValueError(
+            f"reward {name!r} raised {type(error).__name__} on ordinary answers: {error}. It was offered {offered}; "
+            "if it needs another column, give columns={'its name': [one entry a row]}"
+        ) from error
+    return returned, (time.perf_counter() - start) / len(trial.rows)
+
+
+def _problem_of(check: Callable[[Trial], str], trial: Trial) -> str:
+    try:
+        return check(trial)
+    except Exception as error:  # whatever a stranger's function raises belongs in the report
+        return f"the function raised {type(error).__name__}: {error}"
+
+
+TYPE, DETERMINISTIC = "count and type", "deterministic"
+
+
+def _type_problem(returned: Any, rows: int) -> str:
+    """A list with one number or None for each answer."""
+    if not hasattr(returned, "__len__") or isinstance(returned, (str, dict)):
+        return f"it returned {returned!r:.80} for {rows} answers: return a list with one number for each"
+    if len(returned) != rows:
+        return f"it returned {len(returned)} scores for {rows} answers: return one for each"
+    for row, score in enumerate(returned):
+        if not is_number(score):
+            return f"row {row} is {score!r:.80}: return a number, or None where the reward does not apply"
+    return ""
+
+
+def _check_finite(trial: Trial) -> str:
+    """No score is NaN or infinite."""
+    for row, score in zip(trial.rows, trial.scores(trial.rows), strict=True):
+        if score is not None and not math.isfinite(score):
+            return f"the answer {row.answer!r:.60} earns {score}: return a finite number, or None"
+    return ""
+
+
+def _check_deterministic(trial: Trial) -> str:
+    """The same rows earn the same again."""
+    return trial.difference(trial.scores(trial.rows), trial.scores(trial.rows), "once, and the second time")
+
+
+def _check_batch(trial: Trial) -> str:
+    """Half of the batch earns what it earns in the whole."""
+    half = len(trial.rows) // 2
+    halves = trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
+    return trial.difference(trial.scores(trial.rows), halves, "in the whole batch, and in half of it")
+
+
+def _check_order(trial: Trial) -> str:
+    """The order of the rows does not matter."""
+    reversed_rows = trial.scores(trial.rows[::-1])[::-1]
+    return trial.difference(trial.scores(trial.rows), reversed_rows, "in order, and with the rows reversed")
+
+
+def _check_padding(trial: Trial) -> str:
+    """A neighbour of another length does not matter."""
+    *rows, last = trial.rows
+    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])[:-1]
+    return trial.difference(
+        trial.scores(trial.rows)[:-1], long, "among ordinary answers, and beside a very long one (is padding read?)"
+    )
+
+
+def _check_varied(trial: Trial) -> str:
+    """Different answers do not all earn the same."""
+    scores = [score for score in trial.scores(trial.rows) if score is not None]
+    if not scores:
+        return f"it applies to none of {len(trial.rows)} rows (None for each)"
+    if len({row.answer for row in trial.rows}) > 1 and len(set(map(repr, scores))) == 1:
+        return f"all of {len(scores)} answers earn {scores[0]}: nothing to learn, or give answers that differ to it"
+    return ""
+
+
+def _check_odd(trial: Trial) -> str:
+    """Empty and odd answers are scored, not refused."""
+    for odd in ODD:
+        try:
+            (score, *_) = trial.scores([trial.rows[0].saying(odd), *trial.rows[1:]])
+        except Exception as error:  # whatever a stranger's function raises belongs in the report
+            return f"on the answer {odd!r:.40} it raised {type(error).__name__}: {error}"
+        if score is not None and not math.isfinite(score):
+            return f"the answer {odd!r:.40} earns {score}: return a finite number, or None"
+    return ""
+
+
+CHECKS: dict[str, Callable[[Trial], str]] = {
+    "finite": _check_finite,
+    DETERMINISTIC: _check_deterministic,
+    "batch invariant": _check_batch,
+    "order invariant": _check_order,
+    "padding invariant": _check_padding,
+    "varied": _check_varied,
+    "odd answers": _check_odd,
+}
+"""What is checked of scores, each under the name that it is reported by; says what is wrong, or nothing."""
+COMPARISONS = (_check_batch, _check_order, _check_padding)

@@ -1,0 +1,102 @@
+"""Answers that nobody wants, and what a reward function pays for them: seen before training, not after."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from textenv.checks.trial import Row, Trial
+from textenv.rewards.answer import answer_text
+
+REPEATS = 64
+"""How often one token stands in an answer that repeats it."""
+MAX_TOKENS = 256
+"""Length of the longest answer that is taken to be allowed."""
+VERY_LONG = 2_000
+"""Words of an answer far beyond it."""
+PUNCTUATION = ". , ! ? ; : ... !!! --"
+
+
+class Probe(NamedTuple):
+    """What one kind of answer earns, given to every prompt."""
+
+    name: str
+    answer: str
+    """The first row's."""
+    mean: float | None
+    """Over the rows to which the function applies; None if to none, or if it raised."""
+    highest: float | None
+    note: str
+    """What is to be seen: it earns more than ordinary answers, or the function raised; empty otherwise."""
+
+
+def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> list[Probe]:
+    """Give each kind of answer to every prompt.
+
+    Args:
+        trial: function and rows.
+        ordinary: finite scores of the rows as they are.
+        margin: differences up to this are rounding.
+    """
+    return [_probe(trial, name, make(trial), ordinary, margin) for name, make in PROBES.items()]
+
+
+def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], margin: float) -> Probe:
+    answer = rows[0].answer
+    try:
+        scores = [score for score in trial.scores(rows) if score is not None and math.isfinite(score)]
+    except Exception as error:  # whatever a stranger's function raises belongs in the table
+        return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
+    if not scores or not ordinary:
+        return Probe(name, answer, mean_of(scores), max(scores, default=None), "")
+    mean, highest, note = math.fsum(scores) / len(scores), max(scores), ""
+    if mean > math.fsum(ordinary) / len(ordinary) + margin:
+        note = "earns more than ordinary answers on average"
+    if highest > max(ordinary) + margin:
+        note = "earns more than the best ordinary answer"
+    return Probe(name, answer, mean, highest, note)
+
+
+def mean_of(scores: Sequence[float]) -> float | None:
+    """The mean, or None of no scores."""
+    return math.fsum(scores) / len(scores) if scores else None
+
+
+def long_answer(trial: Trial, words: int) -> str:
+    """Ordinary answers one after the other, and again, up to a number of words."""
+    said = [word for row in trial.rows for word in row.answer.split()] or ["word"]
+    return " ".join(itertools.islice(itertools.cycle(said), words))
+
+
+def _longest_allowed(trial: Trial) -> str:
+    text = long_answer(trial, MAX_TOKENS)
+    if trial.tokenizer is None:
+        return text
+    return str(trial.tokenizer.decode(trial.ids(text)[:MAX_TOKENS]))
+
+
+def _one_token(trial: Trial, row: Row) -> str:
+    if trial.tokenizer is not None and (ids := trial.ids(row.answer)):
+        return str(trial.tokenizer.decode(ids[:1] * REPEATS))
+    return " ".join(row.answer.split()[:1] * REPEATS)
+
+
+def _prompt_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else answer_text(prompt[-1:])
+
+
+PROBES: dict[str, Callable[[Trial], list[Row]]] = {
+    "empty": lambda trial: [row.saying("") for row in trial.rows],
+    "only punctuation": lambda trial: [row.saying(PUNCTUATION) for row in trial.rows],
+    "the prompt repeated": lambda trial: [row.saying(_prompt_text(row.prompt)) for row in trial.rows],
+    "another row's answer": lambda trial: [
+        row.saying(other.answer, ended=other.ended)
+        for row, other in zip(trial.rows, [*trial.rows[1:], trial.rows[0]], strict=True)
+    ],
+    "one token repeated": lambda trial: [row.saying(_one_token(trial, row), ended=False) for row in trial.rows],
+    "the longest allowed": lambda trial: [row.saying(_longest_allowed(trial), ended=False) for row in trial.rows],
+    "very long": lambda trial: [row.saying(long_answer(trial, VERY_LONG), ended=False) for row in trial.rows],
+}
+"""Each kind of answer under the name that it is reported by."""

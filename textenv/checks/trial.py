@@ -1,0 +1,143 @@
+"""What a reward function is tried on: rows of prompt, answer and columns, by default real text from the grammar."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from textenv.prompts.tokenize import text_ids
+from textenv.rewards.answer import answer_text
+from textenv.rewards.calling import call_reward
+from textenv.rewards.scores import RewardError, Rows, as_number, read_scores, total
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = 16
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer, and what a reward function may ask about it."""
+
+    prompt: Any
+    answer: str
+    columns: Mapping[str, Any]
+    ended: bool = True
+
+    def saying(self, answer: str, *, ended: bool = True) -> Row:
+        """The same row with another answer."""
+        return replace(self, answer=answer, ended=ended)
+
+
+class Trial:
+    """A reward function and the rows that it is tried on.
+
+    Args:
+        function: the reward function.
+        rows: ordinary ones.
+        tokenizer: makes ``completion_ids``; without one they are the bytes of the text.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
+    ) -> None:
+        self.function, self.rows, self.tokenizer = function, list(rows), tokenizer
+        self.margin = 0.0
+        """Differences between scores up to this are rounding."""
+
+    def returned(self, rows: Sequence[Row]) -> Any:
+        """Whatever the function returns for these rows, from copies of its own."""
+        names = {name for row in rows for name in row.columns}
+        columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
+        columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
+        columns["completions"] = [_completion(row) for row in rows]
+        columns["completion_ids"] = [self.ids(row.answer) for row in rows]
+        columns["terminated"] = [row.ended for row in rows]
+        returned = call_reward(self.function, columns)
+        try:  # dense and named rewards count as what they are in all
+            return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
+        except RewardError:
+            return returned  # the checks say what is wrong with it
+
+    def scores(self, rows: Sequence[Row]) -> list[float | None]:
+        """Scores of these rows; raises what the function does, and on what is no list of numbers."""
+        returned = self.returned(rows)
+        if len(returned) != len(rows):
+            raise ValueError(f"{len(returned)} scores for {len(rows)} answers")
+        return [None if score is None else float(score) for score in returned]
+
+    def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
+        """A sentence about the first row in which scores differ; empty if none does. NaN is the same as NaN."""
+        for row, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+                same = repr(a) == repr(b)
+            else:
+                same = abs(a - b) <= self.margin + 1e-9 * max(abs(a), abs(b))
+            if not same:
+                return f"the answer {self.rows[row].answer!r:.60} (row {row}) earns {a} and {b}: {where}"
+        return ""
+
+    def ids(self, answer: str) -> list[int]:
+        """Token ids of an answer."""
+        if self.tokenizer is None:
+            return list(answer.encode("utf-8", "replace"))
+        return text_ids(answer, self.tokenizer)
+
+
+def is_number(score: Any) -> bool:
+    """Whether a reward may be this: a number, finite or not, a tensor of one, or None."""
+    return score is None or as_number(score) is not None
+
+
+def _completion(row: Row) -> Any:
+    if isinstance(row.prompt, str):
+        return row.answer
+    return [{"role": "assistant", "content": row.answer}]
+
+
+def make_rows(
+    prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
+) -> list[Row]:
+    """Rows of what was given; prompts and answers that were not are from the grammar of reviews.
+
+    Raises:
+        ValueError: if they differ in number or are fewer than `FEWEST`; names the counts.
+    """
+    columns = dict(columns or {})
+    given = {"prompts": prompts, "completions": completions} | columns
+    counts = {name: len(each) for name, each in given.items() if each is not None}
+    n = next(iter(counts.values()), ROWS)
+    if len(set(counts.values())) > 1 or n < FEWEST:
+        raise ValueError(f"there are {counts} entries: give the same number of each, at least {FEWEST}")
+    openings, answers = zip(*_reviews(n), strict=True)
+    asked = openings if prompts is None else prompts
+    if completions is not None:
+        said = [answer_text(each) for each in completions]
+    elif columns:  # every second answer says what the columns hold, so that some are right
+        held_text = list(columns.values())
+        said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
+    else:
+        said = list(answers)
+    ended = [completions is not None or row % 4 != 3 for row in range(n)]
+    held = [{name: column[row] for name, column in columns.items()} for row in range(n)]
+    return [Row(*each) for each in zip(asked, said, held, ended, strict=True)]
+
+
+def _reviews(n: int) -> list[tuple[str, str]]:
+    """Openings and what follows, of either sentiment and one to three sentences; every fourth is cut off."""
+    from textenv.embedded.grammar import sample_review
+
+    rng = np.random.default_rng(0)
+    reviews = [sample_review(rng) for _ in range(n)]
+    answers = [review.text.removeprefix(review.opening) for review in reviews]
+    return [
+        (review.opening, answer[: 2 * len(answer) // 3] if row % 4 == 3 else answer)
+        for row, (review, answer) in enumerate(zip(reviews, answers, strict=True))
+    ]

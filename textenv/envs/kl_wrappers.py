@@ -1,0 +1,125 @@
+"""The KL penalty step by step, for agents that step one environment through the plain Gymnasium interface."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from textenv.envs.text_env import TextEnv
+from textenv.kl.estimators import Estimator, resolve
+from textenv.lm.decoding import Decoder
+from textenv.lm.model import LanguageModel
+from textenv.lm.sampling import restrict
+
+
+class _ReferenceWrapper(gymnasium.Wrapper):
+    """A text environment whose steps are scored by a reference that decodes along, with a cache of its own."""
+
+    def __init__(self, env: gymnasium.Env, reference: LanguageModel, coefficient: float) -> None:
+        super().__init__(env)
+        text = env.unwrapped
+        if not isinstance(text, TextEnv):
+            raise TypeError(f"{type(self).__name__} wraps a TextEnv, not {type(text).__name__}")
+        if text.vector.penalty is not None:
+            raise ValueError(
+                "this environment already carries a KLPenalty: the KL would be charged twice. "
+                "Make it without one, or leave the wrapper out."
+            )
+        if not coefficient >= 0:
+            raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0 (reward per nat)")
+        self.reference, self.coefficient = reference, coefficient
+        self._text = text
+        self._decoder = Decoder(reference, num_slots=1, max_length=text.max_length)
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = self.env.reset(**arguments)
+        self._decoder.reset()
+        self._observation = observation
+        return observation, info
+
+    def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
+        """Step, and the reference's log-probability of the token where it was chosen."""
+        before, allowed = self._observation, self._text.vector.action_mask
+        observation, reward, terminated, truncated, info = self.env.step(token)
+        logits = self._decoder.logits(before["tokens"][None], before["length"])
+        logits = restrict(logits, temperature=self.reference.temperature, allowed=allowed)
+        self._observation = observation
+        return observation, float(reward), terminated, truncated, info, logits.log_softmax(-1)[0, int(token)].item()
+
+
+class KLReward(_ReferenceWrapper):
+    """Charges β·KL at every step; the action says with which log-probability the token was chosen.
+
+    The reward depends on the policy's probability, so the action space says so:
+    ``Dict(token=Discrete(n), log_prob=Box(-inf, 0))``. ``info`` has ``kl`` and ``reference_log_prob``.
+
+    Args:
+        env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
+        reference: the reference model, with the policy's temperature.
+        coefficient: β ≥ 0, reward per nat.
+        estimator: as in `textenv.kl.penalty.KLPenalty`, but the exact KL, for which an action would have to say every
+            probability.
+
+    Example:
+        >>> env = KLReward(gymnasium.make("textenv/Reviews-v0"), reference, 0.1)  # doctest: +SKIP
+        >>> env.step({"token": 7, "log_prob": -1.3})  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, env: gymnasium.Env, reference: LanguageModel, coefficient: float, estimator: str | Estimator = "k1"
+    ) -> None:
+        super().__init__(env, reference, coefficient)
+        self.estimator, function = resolve(estimator, place="reward")
+        if function is None:
+            raise ValueError(f"estimator is {estimator!r}, but a step has the log-probability of one action: use 'k1'")
+        self._estimator = function
+        token = env.action_space
+        self.action_space = spaces.Dict(token=token, log_prob=spaces.Box(-np.inf, 0.0, (), np.float32))
+
+    def step(self, action: dict[str, Any]) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Append ``action["token"]``, chosen with ``action["log_prob"]`` (nats).
+
+        Raises:
+            ValueError: if the action is not such a dictionary, or the log-probability is above 0 or not finite.
+        """
+        if not isinstance(action, dict) or set(action) != {"token", "log_prob"}:
+            raise ValueError(f"action is {action!r}, expected {{'token': int, 'log_prob': float}}")
+        log_prob = float(action["log_prob"])
+        if not -np.inf < log_prob <= 1e-6:
+            raise ValueError(f"log_prob is {log_prob}, expected the finite, non-positive logarithm of a probability")
+        *rest, reference_log_prob = self._score_and_step(action["token"])
+        observation, reward, terminated, truncated, info = rest
+        kl = self._estimate(log_prob - reference_log_prob)
+        info = info | {"kl": kl, "reference_log_prob": reference_log_prob}
+        return observation, reward - self.coefficient * kl, terminated, truncated, info
+
+    def _estimate(self, log_ratio: float) -> float:
+        import torch
+
+        return float(self._estimator(torch.tensor(log_ratio)))
+
+
+class ReferenceReward(_ReferenceWrapper):
+    """Pays β·log π_ref(a|s) at every step, for agents that only know rewards (Stable-Baselines3, CleanRL).
+
+    Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β then maximises the
+    penalised return. For one-step episodes this is exact, as long as the agent rescales neither rewards nor
+    advantages (in Stable-Baselines3: ``normalize_advantage=False``). For longer ones it is an approximation: an entropy
+    bonus in the loss rewards the entropy of the present state only and never reaches the returns, so the agent
+    does not choose an action now for the entropy that it leads to later.
+
+    Args:
+        env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
+        reference: the reference model, with the policy's temperature.
+        coefficient: β ≥ 0, reward per nat; the agent's entropy coefficient must equal it.
+    """
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Append a token; ``info`` has ``reference_log_prob``."""
+        observation, reward, terminated, truncated, info, log_prob = self._score_and_step(action)
+        info = info | {"reference_log_prob": log_prob}
+        return observation, reward + self.coefficient * log_prob, terminated, truncated, info

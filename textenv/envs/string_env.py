@@ -1,0 +1,182 @@
+"""`TokenEnv`: any Gymnasium environment that reads and writes strings, stepped token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
+
+import gymnasium
+import numpy as np
+
+from textenv.envs.text_env import TextEnv
+from textenv.envs.turn import TRUNCATED, Cut, Turn
+from textenv.envs.vector_env import TextVectorEnv
+from textenv.prompts.prompts import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_TURNS = 20
+"""Turns of a conversation, where nothing else is said."""
+
+StringEnv = gymnasium.Env[str, str]
+"""An environment whose observations and actions are strings (`gymnasium.spaces.Text`)."""
+
+
+@dataclass
+class _Game:
+    """One episode of a string environment and what it has paid."""
+
+    env: StringEnv
+    rewards: list[float] = field(default_factory=list)
+
+
+class StringGames:
+    """A string environment as a task: its first observation is the prompt, its others are the replies.
+
+    Args:
+        make_env: makes a fresh environment for each episode; a single environment is used again and again, which
+            works for one slot.
+        tokenizer: of the policy; where it has a chat template, observations are the user's messages, else they stand on
+            lines of their own.
+        pay_at: ``"turn"`` pays each reward on the turn that earned it, ``"end"`` all of them on the last turn.
+
+    Raises:
+        TypeError: if it makes no Gymnasium environment.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], StringEnv] | StringEnv,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        pay_at: Literal["turn", "end"] = "turn",
+    ) -> None:
+        if pay_at not in ("turn", "end"):
+            raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
+        self.only = make_env if isinstance(make_env, gymnasium.Env) else None
+        """The one environment of every episode, if it was given."""
+        if self.only is None and not callable(make_env):
+            raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
+        self._make_env: Any = make_env
+        self._made: WeakSet[StringEnv] = WeakSet()
+        self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
+
+    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """See `textenv.envs.task.Task.deal`: equal numbers are equal games."""
+        return [self._begin(number, seed) for number in numbers]
+
+    def reply(self, turns: Sequence[Turn]) -> list[str | Literal[Cut.TRUNCATED] | None]:
+        """See `textenv.envs.task.Conversation.reply`."""
+        return [self._step(turn) for turn in turns]
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `textenv.envs.task.Task.score`."""
+        for turn in turns:
+            if turn.last and self.only is None:
+                turn.prompt.state.env.close()
+        if self.pay_at == "end":
+            return [sum(turn.prompt.state.rewards) if turn.last else 0.0 for turn in turns]
+        return [turn.prompt.state.rewards[turn.index] for turn in turns]
+
+    def _begin(self, number: int, seed: int) -> Prompt:
+        env = self._make_env() if self.only is None else self.only
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
+        if self.only is None and env in self._made:
+            raise ValueError(f"make_env returned {env!r} a second time: make a fresh environment for each episode")
+        self._made.add(env)
+        drawn = np.random.default_rng([seed, number]).integers(2**31)
+        said = _text(env.reset(seed=int(drawn))[0], env)
+        return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=_Game(env))
+
+    def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
+        game: _Game = turn.prompt.state
+        said, reward, terminated, truncated, _ = game.env.step(turn.completion)
+        try:
+            game.rewards.append(float(reward))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
+        if terminated or truncated:
+            return None if terminated else TRUNCATED
+        said = _text(said, game.env)
+        return said if self.chat else f"\n{said}\n"
+
+
+class TokenEnv(TextEnv):
+    """A string environment as a `TextEnv`: state = all ids so far, action = next token.
+
+    A turn ends with EOS, a stop sequence or a limit; its text is the string environment's action, and what that
+    observes is appended to the state: by the tokenizer's chat template where there is one, else between line
+    ends. What the environment says is never in a rollout's mask, and nothing is tokenised twice.
+
+    Args:
+        env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
+        tokenizer: of the policy.
+        pay_at: see `StringGames`.
+        limits: the further arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` a turn,
+            ``max_length`` an episode, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
+
+    Raises:
+        TypeError: if it is no Gymnasium environment.
+        ValueError: as `TextVectorEnv`.
+
+    Example:
+        >>> env = TokenEnv(GuessNumber(), tokenizer=tok, max_prompt_tokens=64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        env: StringEnv | Callable[[], StringEnv],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        pay_at: Literal["turn", "end"] = "turn",
+        max_turns: int = MAX_TURNS,
+        **limits: Any,
+    ) -> None:
+        task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at)
+        super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **limits)
+
+
+class TokenVectorEnv(TextVectorEnv):
+    """`TokenEnv` in ``num_envs`` slots, each episode with a string environment of its own.
+
+    Args:
+        make_env: a function that makes a string environment.
+        tokenizer: of the policy.
+        num_envs: slots.
+        pay_at: see `StringGames`.
+        limits: as in `TokenEnv`.
+
+    Raises:
+        TypeError: if ``make_env`` is an environment and not a function.
+        ValueError: as `TextVectorEnv`.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], StringEnv],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        num_envs: int = 1,
+        pay_at: Literal["turn", "end"] = "turn",
+        max_turns: int = MAX_TURNS,
+        **limits: Any,
+    ) -> None:
+        task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
+        if task.only is not None:
+            raise TypeError(
+                f"make_env is the environment {make_env!r}, which cannot play several episodes at a time: "
+                "give a function that makes one, such as the class itself"
+            )
+        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
+
+
+def _text(observation: Any, env: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(
+            f"{env!r} observed {observation!r:.200}, expected a string: TokenEnv is for environments with Text spaces"
+        )
+    return observation

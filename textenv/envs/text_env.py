@@ -1,0 +1,64 @@
+"""`TextEnv`: `TextVectorEnv` with one slot, as a `gymnasium.Env`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from textenv.envs.task import Task
+from textenv.envs.vector_env import RENDER_MODES, TextVectorEnv
+
+
+class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
+    """Text generation one token a step: state = prefix, action = next token, score at the end.
+
+    The arguments and errors are those of `TextVectorEnv`, less ``num_envs`` and ``autoreset_mode``.
+
+    Example:
+        >>> env = gymnasium.make("textenv/Periods-v0")  # doctest: +SKIP
+        >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
+    """
+
+    metadata = {"render_modes": RENDER_MODES, "render_fps": 10}
+
+    def __init__(self, task: Task | None = None, **arguments: Any) -> None:
+        self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)
+        """The vector environment whose only slot this is."""
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
+        self.max_length = self.vector.max_length
+        self.render_mode = self.vector.render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        observation, info = self.vector.reset(seed=seed, options=options)
+        return _first(observation), _first(info)
+
+    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Append one token; see `TextVectorEnv.step`."""
+        observation, reward, terminated, truncated, info = self.vector.step(np.asarray([action]))
+        return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+
+    def render(self) -> Any:
+        """See `TextVectorEnv.render`."""
+        texts = self.vector.render()
+        return None if texts is None else texts[0]
+
+    def close(self) -> None:
+        """Close; a later `reset` or `step` is an error."""
+        self.vector.close()
+
+
+def _first(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Slot 0 of a dictionary of arrays, without Gymnasium's ``_name`` masks."""
+    return {
+        name: np.asarray(x[0]) if np.ndim(x[0]) == 0 and x.dtype != object else x[0]
+        for name, x in batch.items()
+        if not name.startswith("_")
+    }

@@ -1,0 +1,254 @@
+"""The transcript: token ids of the episodes under way, appended to and never rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from textenv.envs.action_masks import ActionMasks
+from textenv.envs.limits import Ends, Limits
+from textenv.envs.turn import TRUNCATED, Turn
+from textenv.prompts.prompts import Prompt
+from textenv.prompts.tokenize import prompt_ids, reply_ids
+from textenv.rendering import draw, shade
+from textenv.rewards.scores import Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Transcript:
+    """Rows of token ids: a prompt, then the policy's tokens, in a conversation with answers between them.
+
+    Args:
+        rows: episodes held side by side.
+        tokenizer: its EOS ends a turn; its pad (else EOS) fills what is not yet written.
+        limits: see `Limits`.
+        masks: what may be chosen.
+    """
+
+    def __init__(
+        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: Ends
+    ) -> None:
+        self.tokenizer, self.limits, self.masks, self.ends = tokenizer, limits, masks, ends
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.pad = 0 if pad is None else int(pad)
+        shape = (rows, limits.width)
+        self.tokens = np.full(shape, self.pad, dtype=np.int64)
+        self.chosen = np.zeros(shape, dtype=bool)
+        """Tokens that the policy chose."""
+        self.reward = np.zeros(shape, dtype=np.float32)
+        """What was paid for the token here."""
+        self.allowed = np.zeros(shape, dtype=np.int64)
+        """Row of ``masks.sets`` from which the token here was chosen."""
+        self._rows = np.arange(rows)
+        self.length = np.zeros(rows, dtype=np.int64)
+        self.prompt_length = np.zeros(rows, dtype=np.int64)
+        self.turn_start = np.zeros(rows, dtype=np.int64)
+        self.turn_limit = np.zeros(rows, dtype=np.int64)
+        """Length at which the turn under way is over, whatever it says."""
+        self.turn = np.zeros(rows, dtype=np.int64)
+        """Number of the turn under way."""
+        self.open = np.zeros(rows, dtype=np.int64)
+        """Row of ``masks.sets`` for the coming token."""
+        self.terminated = np.zeros(rows, dtype=bool)
+        self.truncated = np.zeros(rows, dtype=bool)
+        self.stopped = np.zeros(rows, dtype=bool)
+        """Rows whose turn was ended by a stop text."""
+        self.end_reason: list[str] = [""] * rows
+        self.applies = np.zeros(rows, dtype=bool)
+        """Rows of which at least one turn was paid; the others are left out of the rollout's mask."""
+        self.group = np.zeros(rows, dtype=np.int64)
+        self.prompts: list[Prompt | None] = [None] * rows
+        self._unpaid: list[tuple[int, int, Turn]] = []
+
+    def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
+        """Start an episode in this row; raises as `ids` does."""
+        ids = self.ids(prompt)
+        self.tokens[row] = self.pad
+        self.chosen[row] = False
+        self.reward[row] = 0
+        self.tokens[row, : len(ids)] = ids
+        self.prompt_length[row] = len(ids)
+        self._begin_turn(row, len(ids))
+        self.turn[row] = 0
+        self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
+        if self._unpaid:  # of an episode that was given up
+            self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
+        self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
+        self._look_ahead(np.array([row]))
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            ValueError: if the prompt has no token, an id outside the vocabulary, or more than the limit.
+        """
+        ids, n, most = prompt_ids(prompt, self.tokenizer), self.ends.num_tokens, self.limits.max_prompt_tokens
+        if min(ids) < 0 or max(ids) >= n:
+            raise ValueError(f"prompt {prompt.content!r:.200} has an id outside the tokenizer's 0 to {n - 1}")
+        if len(ids) > most:
+            raise ValueError(
+                f"prompt {prompt.content!r:.200} has {len(ids)} tokens, the limit is {most}: "
+                "shorten it or raise max_prompt_tokens"
+            )
+        return ids
+
+    def append(self, rows: np.ndarray | slice, actions: np.ndarray) -> np.ndarray:
+        """Write the policy's tokens into these rows (int64 indices, or a slice); returns those whose turn is over."""
+        named, at = self._rows[rows], self.length[rows]
+        place = named * self.tokens.shape[1] + at  # in the flat array, where writing takes half as long
+        self.tokens.reshape(-1)[place] = actions
+        self.chosen.reshape(-1)[place] = True
+        if self.masks.active:
+            self.allowed.reshape(-1)[place] = self.open[rows]
+        self.length[rows] = after = at + 1
+        ended = self.ends.token[actions]
+        if self.ends.texts:
+            new = after - self.turn_start[rows]
+            for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
+                ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
+        over = (after >= self.turn_limit[rows]) | ended
+        self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
+        if self.masks.active:
+            self._look_ahead(named[~over])
+        return named[over]
+
+    def turns(self, rows: np.ndarray) -> dict[int, Turn]:
+        """The turns that have just ended in these rows, for the task to answer and to score."""
+        turns = {int(row): self._turn(row, terminated=bool(self.terminated[row])) for row in rows}
+        self._unpaid += [(row, int(self.length[row]) - 1, turn) for row, turn in turns.items()]
+        return turns
+
+    def finish(self, turns: Mapping[int, Turn]) -> None:
+        """End the episodes of a task that does not answer."""
+        for row, turn in turns.items():
+            at_eos = turn.completion_ids[-1] == self.tokenizer.eos_token_id
+            reason = ("eos" if at_eos else "stop") if turn.terminated else "length"
+            self._end(row, turn, terminated=turn.terminated, reason=reason)
+
+    def answer(self, row: int, turn: Turn, reply: Any) -> None:
+        """Append what the environment says after a turn, or end the episode.
+
+        Raises:
+            TypeError: if the reply is no text, None or TRUNCATED.
+        """
+        if reply is None or reply is TRUNCATED:
+            self._end(row, turn, terminated=reply is None, reason="task")
+            return
+        if not isinstance(reply, str):
+            raise TypeError(
+                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
+            )
+        if turn.index + 1 >= self.limits.max_turns:
+            self._end(row, turn, terminated=False, reason="turns")
+            return
+        ids, at = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer), self.length[row]
+        if at + len(ids) >= self.tokens.shape[1]:
+            self._end(row, turn, terminated=False, reason="length")
+            return
+        turn.last = False
+        self.tokens[row, at : at + len(ids)] = ids
+        self._begin_turn(row, at + len(ids))
+        self.turn[row] += 1
+        self.terminated[row] = self.stopped[row] = False
+        self._look_ahead(np.array([row]))
+
+    @property
+    def unpaid(self) -> list[Turn]:
+        """The turns that have ended and were not paid for, row by row."""
+        if len(self._unpaid) > 1:
+            self._unpaid.sort(key=lambda entry: entry[:2])
+        return [turn for _, _, turn in self._unpaid]
+
+    def pay(self, scores: Scores) -> np.ndarray:
+        """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
+        paid = np.zeros(len(self.length), dtype=np.float32)
+        if not self._unpaid:
+            return paid
+        failed = {self._unpaid[index][0] for index in scores.failed}
+        for (row, position, turn), earned in zip(self._unpaid, scores.earned, strict=True):
+            if earned is None or row in failed:
+                continue
+            self.applies[row] = True
+            tokens = slice(position + 1 - len(turn.completion_ids), position + 1)
+            self.reward[row, tokens if isinstance(earned, np.ndarray) else position] = earned
+            paid[row] += np.sum(earned)
+        self._unpaid = []
+        return paid
+
+    def render(self, row: int) -> str:
+        """Text of one slot so far for a terminal, each chosen token shaded by its reward."""
+        return shade(**self._shown(row))
+
+    def draw(self, row: int) -> np.ndarray:
+        """The same as a picture; see `textenv.rendering.draw`."""
+        return draw(**self._shown(row))
+
+    def rollout(self) -> TensorDict:
+        """The finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
+        rows, steps = len(self.length), int(self.length.max()) - 1
+        last = (np.arange(steps) == (self.length - 2)[:, None]) & self.applies[:, None]
+        columns = {
+            "observation": self.tokens[:, :steps],
+            "action": self.tokens[:, 1 : steps + 1],
+            "reward": self.reward[:, 1 : steps + 1],
+            "terminated": last & self.terminated[:, None],
+            "truncated": last & self.truncated[:, None],
+            "mask": self.chosen[:, 1 : steps + 1] & self.applies[:, None],
+            "is_init": np.broadcast_to(np.arange(steps) == 0, (rows, steps)),
+            "group": np.broadcast_to(self.group[:, None], (rows, steps)),
+        }
+        if self.masks.active:
+            used, allowed = np.unique(np.where(columns["mask"], self.allowed[:, 1 : steps + 1], 0), return_inverse=True)
+            columns["allowed"] = allowed.reshape(rows, steps)
+        rollout = TensorDict(
+            {name: torch.from_numpy(x.copy()) for name, x in columns.items()}, batch_size=[rows, steps]
+        )
+        if self.masks.active:
+            rollout["allowed_sets"] = NonTensorData(self.masks.sets[used], batch_size=rollout.batch_size)
+        return rollout
+
+    def _shown(self, row: int) -> dict[str, Any]:
+        """One slot so far, as `shade` and `draw` take it."""
+        part = (row, slice(int(self.length[row])))
+        return {
+            "tokens": self.tokens[part].tolist(),
+            "tokenizer": self.tokenizer,
+            "chosen": self.chosen[part],
+            "values": self.reward[part],
+        }
+
+    def _begin_turn(self, row: int, at: int) -> None:
+        """The policy's turn, after so many tokens."""
+        self.length[row] = self.turn_start[row] = at
+        self.turn_limit[row] = min(at + self.limits.max_new_tokens, self.tokens.shape[1])
+
+    def _turn(self, row: int, *, terminated: bool) -> Turn:
+        ids, start = self.tokens[row, : self.length[row]].tolist(), self.turn_start[row]
+        prompt = self.prompts[row]
+        assert prompt is not None, "a row has turns after it was begun"
+        return Turn(
+            prompt,
+            prompt_ids=ids[: self.prompt_length[row]],
+            context_ids=ids[:start],
+            completion_ids=ids[start:],
+            terminated=terminated,
+            tokenizer=self.tokenizer,
+            stop=self.ends.texts if self.stopped[row] else (),
+            index=int(self.turn[row]),
+        )
+
+    def _end(self, row: int, turn: Turn, *, terminated: bool, reason: str) -> None:
+        turn.last = True
+        self.terminated[row], self.truncated[row], self.end_reason[row] = terminated, not terminated, reason
+
+    def _look_ahead(self, rows: np.ndarray) -> None:
+        """Find out which tokens may come next in these rows."""
+        self.open[rows] = self.masks.index(
+            lambda i: self._turn(rows[i], terminated=False), self.length[rows] - self.turn_start[rows]
+        )

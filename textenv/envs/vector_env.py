@@ -1,0 +1,402 @@
+"""`TextVectorEnv`: text generation as a vector environment. State = prefix, action = next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict
+
+from textenv.envs.action_masks import ActionMasks, Rule
+from textenv.envs.episode_batch import EpisodeBatch
+from textenv.envs.limits import Ends, Limits, check_at_least
+from textenv.envs.task import Task, check_count, choose_task, score_turns
+from textenv.envs.transcript import Transcript
+from textenv.envs.turn import Turn
+from textenv.kl.penalty import KLPenalty
+from textenv.prompts.prompts import PromptList, PromptOrder
+from textenv.rewards.composite import RewardFunction, Rewards
+from textenv.rewards.metrics import figures
+from textenv.rewards.scores import Scores
+from textenv.step_info import end_info, final_info
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RENDER_MODES = ["ansi", "human", "rgb_array"]
+CHECKED_PROMPTS = 10_000
+"""Prompts that are tokenised at construction to see whether they fit; those beyond are seen when they are dealt."""
+
+Observation = dict[str, np.ndarray]
+"""``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
+
+
+class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
+    """Text generation in ``num_envs`` slots, one token a step.
+
+    It is stepped in one of two ways. Plain Gymnasium: `reset` and `step`, where each answer is scored when it
+    ends. Whole episodes, as fast as batched generation: `start_episodes`, then `advance` until no slot is
+    `running`, then `take_episodes`, where all answers are scored in one call.
+
+    Args:
+        task: deals prompts and scores answers; or give ``prompts`` and ``reward`` instead. One with ``reply`` answers
+            too, and the episode is a conversation.
+        prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
+        reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
+        tokenizer: a `transformers` tokenizer; its size is the number of actions.
+        num_envs: slots.
+        max_prompt_tokens: longest prompt, in tokens.
+        max_new_tokens: longest turn, in tokens. A turn that is cut there is handed to the task as it is; without
+            ``reply`` that ends the episode as ``truncated``.
+        min_new_tokens: tokens of a turn before it may end.
+        max_turns: turns in an episode; after the last of them it is ``truncated``.
+        max_length: longest text of an episode in tokens, prompt and answers included; None allows
+            ``max_turns * (max_prompt_tokens + max_new_tokens)``.
+        stop: texts and token ids that end a turn, beside EOS.
+        forbidden: ids that no turn may contain (EOS, for answers of fixed length).
+        allowed: constrained decoding: from the turn so far (`Turn`) to the ids that may come next, or None for all.
+        autoreset_mode: what follows the end of an episode, as Gymnasium defines it.
+        penalty: a KL penalty that agents charge after each rollout.
+        render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (pictures) or None.
+
+    Raises:
+        ValueError: on an empty prompt list, a prompt that does not fit, ids outside the vocabulary, or a limit
+            that cannot be.
+
+    Example:
+        >>> env = TextVectorEnv(prompts=["the film"], reward=count, tokenizer=tok)  # doctest: +SKIP
+        >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        task: Task | None = None,
+        *,
+        prompts: Sequence[Any] | None = None,
+        reward: RewardFunction | Rewards | None = None,
+        tokenizer: PreTrainedTokenizerBase,
+        num_envs: int = 1,
+        max_prompt_tokens: int = 32,
+        max_new_tokens: int = 32,
+        min_new_tokens: int = 0,
+        max_turns: int = 1,
+        max_length: int | None = None,
+        stop: Sequence[str | int] = (),
+        forbidden: Sequence[int] = (),
+        allowed: Rule | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        penalty: KLPenalty | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        check_at_least("num_envs", num_envs, 1)
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
+        self.task = choose_task(task, prompts, reward)
+        self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
+        self.num_envs = num_envs
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
+        self._limits = Limits(
+            max_prompt_tokens=max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            max_turns=max_turns,
+            max_length=max_length,
+            stop=(stop,) if isinstance(stop, (str, int, np.integer)) else tuple(stop),
+        )
+        self.ends = Ends(tokenizer, self._limits.stop)
+        self._masks = ActionMasks(
+            self.ends.num_tokens,
+            forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
+            ends=self.ends.ids,
+            min_new_tokens=min_new_tokens,
+            rule=allowed,
+        )
+        self._slots = self._transcript(num_envs)
+        self.max_length = self._limits.width
+        """Longest prefix, in tokens."""
+        self._define_spaces(self.max_length)
+        if isinstance(self.task, PromptList):
+            for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
+                self._slots.ids(self.task.prompt(index))  # one that cannot be asked is known now, not in hours
+        self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
+        self._started = False
+        self._batch: EpisodeBatch | None = None
+        self.figures: dict[str, float] = {}
+        """What the log says about the rewards and texts of the episodes taken last; see `textenv.rewards.metrics`."""
+        self._order = PromptOrder()
+
+    def _define_spaces(self, max_length: int) -> None:
+        n = self.ends.num_tokens
+        self.single_action_space = spaces.Discrete(n)
+        self.single_observation_space = spaces.Dict(
+            tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (1,), np.int64)
+        )
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def action_mask(self) -> torch.Tensor | None:
+        """Bool ``[num_envs, n]``: the tokens allowed in each slot; None where nothing is ever forbidden."""
+        if not self._masks.active:
+            return None
+        return self._masks.sets[(self._slots if self._batch is None else self._batch).open]
+
+    @property
+    def prompt_order(self) -> dict[str, int] | None:
+        """Where the dealing of prompts stands, to be saved and set again; see `PromptOrder.state`."""
+        return self._order.state
+
+    @prompt_order.setter
+    def prompt_order(self, saved: dict[str, int] | None) -> None:
+        self._order.state = saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the dealing of prompts stands, between rollouts of whole episodes; those of `step` begin anew."""
+        return {"prompt_order": self.prompt_order, "np_random": self.np_random}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
+
+    def own_order(self) -> AbstractContextManager[None]:
+        """Within it prompts are dealt in an order of its own (for evaluations); see `PromptOrder.apart`."""
+        return self._order.apart()
+
+    # --- plain Gymnasium -------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin new episodes; ``options={"reset_mask": bool [num_envs]}`` in those slots only.
+
+        Raises:
+            ValueError: if the environment is closed, or a prompt does not fit.
+        """
+        self._check_open()
+        self._seed(seed)
+        mask = np.ones(self.num_envs, dtype=bool)
+        if options is not None and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"])
+            if mask.dtype != bool or mask.shape != (self.num_envs,):
+                raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
+            if not self._started and not mask.all():
+                raise ValueError("reset_mask leaves out slots that have no episode yet: reset all of them first")
+        self._batch, self._started = None, True
+        self._begin(np.flatnonzero(mask))
+        self._show()
+        return self._observe(), self._info()
+
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Append one token to every slot.
+
+        Args:
+            actions: int64 ``[num_envs]``.
+
+        Returns:
+            Observation, reward float32 ``[num_envs]`` (the score, where a turn ended), terminated, truncated, info.
+            Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
+            ``"eos"``, ``"stop"`` or ``"length"``, in a conversation ``"task"``, ``"turns"`` or ``"length"``. In
+            SAME_STEP mode they stand inside ``final_info``, and ``final_obs`` is the final prefix.
+
+        Raises:
+            ValueError: on a token that is no action, an episode that is over, or a closed environment.
+        """
+        resetting = self._ended.nonzero()[0]
+        actions = self._check_actions(actions, resetting)
+        # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
+        rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
+        over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
+        reward = self._slots.pay(self._score(self._slots))
+        done = np.zeros(self.num_envs, dtype=bool)
+        if over:
+            done[list(over)] = True
+        terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
+        self._ended, info = done, end_info(self.num_envs, over, self._slots.end_reason)
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            self._begin(resetting)
+        self._show()
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and over:
+            info = final_info(self._observe(), done.copy(), info)
+            self._begin(np.array(list(over)))
+        return self._observe(), reward, terminated, truncated, self._info() | info
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The text of each slot so far, its chosen tokens shaded by their reward; None without a render mode.
+
+        In mode ``"human"`` it is printed and None is returned; in mode ``"rgb_array"`` each is a picture, uint8
+        ``[height, width, 3]``.
+        """
+        if self.render_mode is None:
+            return None
+        if self.render_mode == "rgb_array":
+            return tuple(self._slots.draw(row) for row in range(self.num_envs))
+        frames = tuple(self._slots.render(row) for row in range(self.num_envs))
+        if self.render_mode == "ansi":
+            return frames
+        several = self.num_envs > 1
+        print("\n".join(f"[{slot}] {frame}" if several else frame for slot, frame in enumerate(frames)), flush=True)
+        return None
+
+    # --- whole episodes --------------------------------------------------------------------------------------
+
+    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> Observation:
+        """Promise exactly this many episodes, fill the slots and return the first observation.
+
+        Args:
+            episodes: rows of the coming rollout; a multiple of ``group_size``.
+            seed: starts the prompts anew, as in `reset`; None goes on.
+            group_size: neighbouring rows that share a prompt.
+
+        Returns:
+            As `reset`; a slot whose length is 0 has nothing to do.
+        """
+        self._check_open()
+        self._seed(seed)
+        check_at_least("episodes", episodes, 1)
+        check_at_least("group_size", group_size, 1)
+        if episodes % group_size:
+            raise ValueError(f"{episodes} episodes do not divide into groups of {group_size}: ask for a multiple of it")
+        self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
+        self._ended[:] = False
+        self._masks.forget()
+        numbers = np.repeat(self._order.next(episodes // group_size), group_size)
+        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
+        self._fill()
+        return self._batch.observe()
+
+    @property
+    def running(self) -> np.ndarray:
+        """Bool ``[num_envs]``: the slots that have an episode to go on with."""
+        return self._current_batch().running
+
+    @property
+    def cursor(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and column in the coming rollout of the next action of each running slot (two int64)."""
+        return self._current_batch().cursor
+
+    def advance(self, actions: np.ndarray) -> tuple[Observation, np.ndarray]:
+        """Append one token to every running slot; slots that end are given the next prompts, several at a time.
+
+        Args:
+            actions: int64 ``[num_envs]``; what stands in idle slots is ignored.
+
+        Returns:
+            Observation, and bool ``[num_envs]``: the slots that hold another episode than before, or none.
+        """
+        batch = self._current_batch()
+        running = np.flatnonzero(batch.running)
+        actions = self._masks.check(actions, running, batch.open)
+        rows = batch.episode[running]
+        over = self._end_turns(batch.transcript, batch.transcript.append(rows, actions[running]))
+        changed = np.zeros(self.num_envs, dtype=bool)
+        if over:
+            changed[batch.release(list(over))] = True
+            changed[self._fill()] = True
+        return batch.observe(), changed
+
+    def take_episodes(self) -> TensorDict:
+        """Hand over the finished episodes in the schema of `textenv.rollout`, scored in one call.
+
+        Raises:
+            ValueError: if an episode is still under way.
+            RewardError: if a reward fails; the episodes are kept, and this can be called again.
+        """
+        batch = self._current_batch()
+        if batch.running.any():
+            raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
+        turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
+        batch.transcript.pay(scores)
+        self._batch = None  # not before: where a reward fails, nothing is lost and this can be called again
+        self.figures = figures(scores, [turn.completion_ids for turn in turns])
+        return batch.transcript.rollout()
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _transcript(self, rows: int) -> Transcript:
+        return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
+
+    def _seed(self, seed: int | None) -> None:
+        super().reset(seed=seed)
+        self._order.start(self.np_random, anew=seed is not None)
+
+    def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
+        """Begin the episodes of these numbers in these rows."""
+        prompts = self.task.deal(numbers, seed=self._order.seed)
+        check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
+        for row, prompt, number in zip(rows, prompts, numbers, strict=True):
+            transcript.begin(row, prompt, group=number)
+
+    def _begin(self, slots: np.ndarray) -> None:
+        """New episodes in these slots, for `step`."""
+        if len(slots):
+            self._deal(self._slots, slots, self._order.next(len(slots)))
+            self._ended[slots] = False
+
+    def _fill(self) -> np.ndarray:
+        """Begin the next of the promised episodes in idle slots, as long as there are any; returns the slots."""
+        batch = self._current_batch()
+        slots, rows = batch.refill()
+        if len(rows):
+            self._deal(batch.transcript, rows, [batch.numbers[row] for row in rows])
+        return slots
+
+    def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
+        """Let the task answer the turns that are over in these rows; returns, by row, those that ended an episode."""
+        if not len(rows):
+            return {}
+        turns = transcript.turns(rows)
+        reply = getattr(self.task, "reply", None)
+        if reply is None:
+            transcript.finish(turns)
+            return turns
+        replies = reply(list(turns.values()))
+        check_count(replies, len(turns), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
+        for (row, turn), said in zip(turns.items(), replies, strict=True):
+            transcript.answer(row, turn, said)
+        return {row: turn for row, turn in turns.items() if turn.last}
+
+    def _score(self, transcript: Transcript) -> Scores:
+        """Scores of the turns that were not paid for, in one call of the task."""
+        turns = transcript.unpaid
+        return score_turns(self.task, turns) if turns else Scores(earned=[])
+
+    def _observe(self) -> Observation:
+        return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}
+
+    def _current_batch(self) -> EpisodeBatch:
+        if self._batch is None:
+            raise ValueError("no episodes were started: call start_episodes first")
+        return self._batch
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
+    def _info(self) -> dict[str, Any]:
+        mask = self.action_mask
+        return {} if mask is None else {"action_mask": mask.numpy().astype(np.int8)}
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("this environment is closed: make a new one")
+
+    def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        self._check_open()
+        if not self._started or self._slots.unpaid:
+            why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
+            raise ValueError(f"{why}: call reset before step")
+        allowed = np.where(self._ended, 0, self._slots.open) if len(ended) else self._slots.open
+        actions = self._masks.check(actions, slice(None), allowed)
+        if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
+            raise ValueError(
+                f"the episodes in slots {ended.tolist()} are over: "
+                'call reset(options={"reset_mask": mask}) for them first'
+            )
+        return actions

@@ -1,0 +1,91 @@
+"""Estimators of KL(π‖π_ref) from log π(a|s) - log π_ref(a|s) at sampled actions (Schulman 2020, "Approximating KL").
+
+What an estimator's mean is and what its gradient is are two questions: the second depends on where it stands. See
+the table in `textenv.kl.penalty.KLPenalty`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from torch import Tensor
+
+Estimator = Callable[[Tensor], Tensor]
+"""From log π(a|s) - log π_ref(a|s) of sampled actions to an estimate of the KL divergence, elementwise."""
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """The log-ratio itself: unbiased, of either sign."""
+    return log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """Half its square: biased, never negative; its own gradient has the exact KL's expectation."""
+    return log_ratio.square() / 2
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """``π_ref/π - 1 + log(π/π_ref)``: unbiased, never negative; has the variance of ``π_ref/π``."""
+    return (-log_ratio).expm1() + log_ratio
+
+
+ESTIMATORS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
+EXACT = "exact"
+"""The estimator that is none: the whole distribution is summed, at each state."""
+PLACES = ("reward", "loss")
+
+_WRONG = {
+    ("k2", "reward"): (
+        "its expected gradient is not the KL's: the score function weighs actions by half the squared log-ratio, which "
+        "is of second order near the reference, where the KL's is of first, and does not see its sign. "
+        "Use 'k1' in the reward, or 'k2' in the loss"
+    ),
+    ("k3", "reward"): (
+        "its expected gradient is that of KL(π‖π_ref) - KL(π_ref‖π): near the reference the two cancel and nothing "
+        "holds the policy. Use 'k1' in the reward"
+    ),
+    ("exact", "reward"): (
+        "the KL of a state does not depend on the action taken there, so its expected gradient misses the present "
+        "state and only counts states reached later (0 for one step). Use 'k1' in the reward, or 'exact' in the loss"
+    ),
+    ("k3", "loss"): (
+        "its expected gradient is that of the other direction, KL(π_ref‖π) (GRPO is defined so). "
+        "Use 'k2' or 'exact' in the loss for KL(π‖π_ref)"
+    ),
+}
+"""Combinations whose expected gradient is not that of KL(π‖π_ref), and what it is."""
+
+
+def resolve(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator | None]:
+    """Name and function of an estimator; the function is None for the exact KL.
+
+    Args:
+        estimator: a key of `ESTIMATORS`, ``"exact"``, or a function, about whose gradient nothing is known.
+        place: ``"reward"`` or ``"loss"``.
+
+    Raises:
+        ValueError: on an unknown name or place, and on k1 in the loss, whose expected gradient is 0.
+
+    Warns:
+        UserWarning: if the expected gradient is not that of KL(π‖π_ref); says what it is.
+    """
+    if place not in PLACES:
+        raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")
+    if isinstance(estimator, str):
+        if estimator not in (*ESTIMATORS, EXACT):
+            raise ValueError(f"estimator is {estimator!r}, known are {', '.join(ESTIMATORS)}, {EXACT}, or a function")
+        name, function = estimator, ESTIMATORS.get(estimator)
+    else:
+        names = {known: name for name, known in ESTIMATORS.items()}
+        name, function = names.get(estimator, getattr(estimator, "__name__", "function")), estimator
+        if function not in names:
+            return name, function
+    if (name, place) == ("k1", "loss"):
+        raise ValueError(
+            "k1 in the loss has the expected gradient 0 (that of the mean of log π at its own samples), so it would "
+            "only add noise: use estimator 'k2' or 'exact' in the loss, or place='reward'"
+        )
+    if (name, place) in _WRONG:
+        warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG[name, place]}.", stacklevel=3)
+    return name, function

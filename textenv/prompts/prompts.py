@@ -1,0 +1,248 @@
+"""Prompts: what a policy is asked, where they come from, and in which order."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from textenv.prompts.special_tokens import check_unicode
+
+RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
+"""What a reward function is given beside the columns of the prompts."""
+Messages = tuple[dict[str, str], ...]
+"""A chat: ``({"role": "user", "content": "..."}, ...)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a policy is asked, and what belongs to it."""
+
+    content: str | tuple[int, ...] | Messages
+    """Text, token ids, or chat messages, which the tokenizer's chat template renders."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The data set's other columns, for the reward."""
+    state: Any = None
+    """What the task keeps for this one episode, such as a game under way."""
+
+
+class PromptList:
+    """Prompts from any sequence, each once in a shuffled order before any comes again.
+
+    The order is a function of seed and number, so it is saved by these two and nothing has to be in memory but what
+    the sequence itself keeps there (`textenv.load_prompts` and a `datasets.Dataset` read from disk as they are asked).
+
+    Args:
+        prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns.
+
+    Raises:
+        ValueError: if it is no sequence, or an empty one.
+
+    Example:
+        >>> deck = PromptList(["one", "two", "three"])
+        >>> sorted(prompt.content for prompt in deck.deal(range(3), seed=7))
+        ['one', 'three', 'two']
+    """
+
+    def __init__(self, prompts: Sequence[Any]) -> None:
+        if hasattr(prompts, "to_dict") and hasattr(prompts, "iloc"):
+            raise ValueError("prompts is a data frame, expected a sequence of rows: give frame.to_dict('records')")
+        if (
+            isinstance(prompts, (str, Mapping))
+            or not hasattr(prompts, "__getitem__")
+            or not hasattr(prompts, "__len__")
+        ):
+            raise ValueError(
+                f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (of a data "
+                "set, one split; of a streamed one, the file itself by textenv.load_prompts)"
+            )
+        if not len(prompts):
+            raise ValueError("prompts is empty, expected at least one")
+        self.prompts = prompts
+
+    def prompt(self, index: int) -> Prompt:
+        """The prompt that stands at this place of the sequence; raises as `as_prompt` does."""
+        return as_prompt(index, self.prompts[index])
+
+    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """See `textenv.envs.task.Task.deal`."""
+        passes = [divmod(number, len(self.prompts)) for number in numbers]
+        return [self.prompt(int(_order(len(self.prompts), seed, lap)[place])) for lap, place in passes]
+
+
+@functools.lru_cache(maxsize=2)
+def _order(n: int, seed: int, lap: int) -> np.ndarray:
+    """The shuffled indices of one pass."""
+    return np.random.default_rng([seed, lap]).permutation(n)
+
+
+class PromptOrder:
+    """Where the dealing of prompts stands: a seed, and a position in the endless order that it means."""
+
+    def __init__(self) -> None:
+        self._now: tuple[int, int] | None = None
+        self._was_set = False
+
+    @property
+    def state(self) -> dict[str, int] | None:
+        """``seed`` and ``position``, to be saved and set again; None before the first start.
+
+        A state that was set holds through the next start from a seed: a training that goes on seeds its environment
+        too.
+        """
+        return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
+
+    @state.setter
+    def state(self, saved: Mapping[str, int] | None) -> None:
+        self._now = None if saved is None else (int(saved["seed"]), int(saved["position"]))
+        self._was_set = saved is not None
+
+    @property
+    def seed(self) -> int:
+        """The order's own seed; `start` was called."""
+        assert self._now is not None
+        return self._now[0]
+
+    def start(self, rng: np.random.Generator, *, anew: bool) -> None:
+        """Draw a new order from the generator if it was seeded (``anew``) or there is none yet."""
+        if self._now is None or (anew and not self._was_set):
+            self._now = int(rng.integers(2**62)), 0
+        self._was_set = False
+
+    def next(self, n: int) -> range:
+        """The next n places; `start` was called."""
+        assert self._now is not None
+        seed, position = self._now
+        self._now = seed, position + n
+        return range(position, position + n)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it another order holds, from its start; after it this one goes on as if nothing had been."""
+        before, self._now, self._was_set = (self._now, self._was_set), None, False
+        try:
+            yield
+        finally:
+            self._now, self._was_set = before
+
+
+def as_prompt(index: int, prompt: Any) -> Prompt:
+    """A prompt from whatever a data set holds.
+
+    Raises:
+        ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, no Unicode, or of another kind; names the
+            index.
+    """
+    columns: Mapping[str, Any] = {}
+    if isinstance(prompt, Mapping) and "role" not in prompt:
+        if "prompt" not in prompt:
+            raise ValueError(f"prompt {index} has the columns {sorted(map(str, prompt))}, expected one named 'prompt'")
+        columns = {name: value for name, value in prompt.items() if name != "prompt"}
+        if set(columns) & RESERVED:
+            raise ValueError(
+                f"prompt {index} has columns named {sorted(set(columns) & RESERVED)}, but a reward function is given "
+                "arguments of these names: rename them"
+            )
+        prompt = prompt["prompt"]
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()
+    if isinstance(prompt, str):
+        content: Any = _text(index, prompt)
+    elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+        content = tuple(_message(index, message) for message in prompt)
+    elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
+        content = tuple(int(token) for token in prompt)
+    else:
+        raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
+    if not content:
+        raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
+    return Prompt(content, columns)
+
+
+def _message(index: int, message: Any) -> dict[str, str]:
+    if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+        raise ValueError(f"prompt {index} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
+    for said in message.values():
+        if isinstance(said, str):
+            _text(index, said)
+    return dict(message)
+
+
+def _text(index: int, text: str) -> str:
+    """The text, if it is one: JSON can spell half a character, which no tokenizer reads and no file holds."""
+    try:
+        check_unicode(text)
+    except ValueError as error:
+        raise ValueError(f"prompt {index}: {error}") from error
+    return text
+
+
+# --- splits --------------------------------------------------------------------------------------------------------
+
+SPLITS = {"train": range(3), "test": range(3, 4)}
+"""Quarters of the prompts, by a hash of their content, in each split."""
+
+
+class Subset(Sequence[Any]):
+    """Some places of a sequence, read as they are asked."""
+
+    def __init__(self, items: Sequence[Any], places: np.ndarray) -> None:
+        self._items, self._places = items, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Subset(self._items, self._places[index])
+        return self._items[int(self._places[index])]
+
+
+def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
+    """The prompts of one split: ``"train"`` is about three quarters, ``"test"`` the rest.
+
+    A prompt's content alone decides where it goes, whatever stands around it: the splits cannot overlap, copies and
+    other spacing included, and a prompt added later moves none of the others.
+
+    Raises:
+        ValueError: on another split, or one that gets no prompt.
+
+    Example:
+        >>> len(split_prompts([f"prompt {i}" for i in range(100)], "test"))
+        18
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    places = [i for i, prompt in enumerate(prompts) if content_hash(as_prompt(i, prompt)) % 4 in SPLITS[split]]
+    if not places:
+        raise ValueError(f"none of the {len(prompts)} prompts falls into split {split!r}: give more of them")
+    return Subset(prompts, np.array(places))
+
+
+def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
+    """Raise a ValueError if a prompt stands in both, by content; for splits that somebody else made."""
+    seen = {content_hash(as_prompt(i, prompt)) for i, prompt in enumerate(train)}
+    both = [i for i, prompt in enumerate(test) if content_hash(as_prompt(i, prompt)) in seen]
+    if both:
+        raise ValueError(
+            f"{len(both)} of {len(test)} test prompts are in the training prompts too, the first at {both[0]}: "
+            f"{as_prompt(both[0], test[both[0]]).content!r:.200}. Take them out of one of the two, or let "
+            "split_prompts make the splits."
+        )
+
+
+def content_hash(prompt: Prompt) -> int:
+    """64 bits that depend on the content alone; runs of white space count as one space."""
+    if isinstance(prompt.content, str):
+        text = " ".join(prompt.content.split())
+    elif isinstance(prompt.content[0], dict):
+        said = [(str(m["role"]), " ".join(str(m["content"]).split())) for m in prompt.content if isinstance(m, dict)]
+        text = repr(said)
+    else:
+        text = " ".join(repr(prompt.content).split())
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

@@ -1,0 +1,187 @@
+"""The file of what people answered: a JSON object a line, on the disk before the next question is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from textenv.rewards.human.asker import SCORES, SKIP, Question
+
+Record = dict[str, Any]
+"""A line. ``prompt``, ``completion`` and ``score``; or of a pair ``prompt``, ``chosen``, ``rejected`` and
+``completions`` (both, as they were shown). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``asker``. The answer is
+what counts; ``score``, ``chosen`` and ``rejected`` are what it means, and null for a tie or a skipped question."""
+
+
+class FeedbackFile:
+    """Answers, written at once and found again by what was asked; several processes may share a file.
+
+    Args:
+        path: a ``.jsonl`` file; made, with its folder, if it is not there. Beside it stand ``.lock``, and ``.half``
+            with what a killed process left unfinished.
+
+    Raises:
+        ValueError: if a line is no answer of a person; names file and line.
+
+    Example:
+        >>> FeedbackFile("runs/thumbs.jsonl").scored()  # doctest: +SKIP
+        [{'prompt': 'the film', 'completion': 'is good .', 'score': 1.0}]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).resolve()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(f"{self.path}.lock")
+        self.answers()
+
+    def answers(self) -> dict[str, Record]:
+        """All answers by the `key` of their question, the last one where there are several; raises as the class."""
+        with self._lock:
+            lines = self._lines()
+        found: dict[str, Record] = {}
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = _parse(line)
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path}, line {number}: {error}. Correct this line or delete it; the others are not affected"
+                ) from error
+            found[key(record["scale"], record["prompt"], _responses(record))] = record
+        return found
+
+    def append(self, question: Question, answer: str, *, asker: str) -> Record:
+        """Write an answer to the disk, and return its record."""
+        record = _record(question, answer, asker)
+        with self._lock:
+            self._lines()  # another process may have been killed in the middle of its line
+            _write(self.path, _line(record), mode="ab")
+        return record
+
+    def withdraw(self, record: Record) -> None:
+        """Take back an answer, so that the file holds only what stands.
+
+        Raises:
+            ValueError: if it is not in the file.
+        """
+        with self._lock:
+            lines = self._lines()
+            if _line(record) not in lines:
+                raise ValueError(f"{self.path} does not hold the answer to be undone any more: {record}")
+            lines.remove(_line(record))
+            fresh = self.path.with_name(f"{self.path.name}.new")
+            _write(fresh, b"".join(lines), mode="wb")
+            shutil.copymode(self.path, fresh)
+            os.replace(fresh, self.path)
+
+    def scored(self) -> list[Record]:
+        """The scores as ``prompt``, ``completion``, ``score``; without those skipped."""
+        return _columns(self.answers(), "prompt", "completion", "score")
+
+    def preferences(self) -> list[Record]:
+        """The pairs as ``prompt``, ``chosen``, ``rejected``; without ties and those skipped."""
+        return _columns(self.answers(), "prompt", "chosen", "rejected")
+
+    def _lines(self) -> list[bytes]:
+        """All lines, after an unfinished last one was finished or put aside; the lock is held."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        end = data.rfind(b"\n") + 1
+        whole, half = data[:end], data[end:]
+        if not half:
+            return BytesIO(whole).readlines()
+        try:
+            _parse(half)
+        except ValueError:
+            self._put_aside(half, end)
+            return BytesIO(whole).readlines()
+        _write(self.path, b"\n", mode="ab")
+        return [*BytesIO(whole).readlines(), half + b"\n"]
+
+    def _put_aside(self, half: bytes, end: int) -> None:
+        aside = self.path.with_name(f"{self.path.name}.half")
+        _write(aside, half + b"\n", mode="ab")  # first, so that it is never in neither file
+        with self.path.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+        warnings.warn(
+            f"{self.path} ended in half a line, left by a process that was killed: it was moved to {aside}, "
+            "and its question will be asked again",
+            stacklevel=4,
+        )
+
+
+def key(scale: str, prompt: Any, responses: tuple[Any, ...]) -> str:
+    """What a question is found by: equal for equal prompts and responses, in whatever order a pair was shown."""
+    return canonical([scale, prompt, sorted(canonical(response) for response in responses)])
+
+
+def canonical(content: Any) -> str:
+    """One text for equal contents, for a text or a chat's messages; raises a TypeError if it is no JSON."""
+    return json.dumps(content, sort_keys=True)
+
+
+def scores(record: Record) -> list[tuple[Any, float | None]]:
+    """The responses of a record, each with its score, which is None if the question was skipped."""
+    score = SCORES[record["scale"]].get(record["answer"])
+    if record["scale"] != "pairs":
+        return [(record["completion"], score)]
+    first, second = record["completions"]
+    return [(first, score), (second, None if score is None else 1 - score)]
+
+
+def _record(question: Question, answer: str, asker: str) -> Record:
+    record: Record = {"prompt": question.prompt}
+    if question.scale == "pairs":
+        first, second = question.responses
+        chosen, rejected = {"first": (first, second), "second": (second, first)}.get(answer, (None, None))
+        record |= {"chosen": chosen, "rejected": rejected, "completions": [first, second]}
+    else:
+        record |= {"completion": question.responses[0], "score": SCORES[question.scale].get(answer)}
+    time = datetime.now(UTC).isoformat()
+    return record | {"answer": answer, "scale": question.scale, "time": time, "asker": asker}
+
+
+def _responses(record: Record) -> tuple[Any, ...]:
+    return tuple(record["completions"]) if record["scale"] == "pairs" else (record["completion"],)
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record).encode("ascii") + b"\n"
+
+
+def _parse(line: bytes) -> Record:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"no JSON in UTF-8 ({error})") from error
+    scale = record.get("scale") if isinstance(record, dict) else None
+    if not isinstance(scale, str) or scale not in SCORES:
+        raise ValueError(f"no JSON object whose 'scale' is one of {', '.join(SCORES)}: {line[:60]!r}")
+    if "prompt" not in record or ("completions" if scale == "pairs" else "completion") not in record:
+        raise ValueError(f"the prompt or what was answered to it is missing among {sorted(record)}")
+    if scale == "pairs" and not (isinstance(record["completions"], list) and len(record["completions"]) == 2):
+        raise ValueError(f"'completions' is {record['completions']!r:.200}, expected the 2 of a pair")
+    if record.get("answer") not in (*SCORES[scale], SKIP):
+        raise ValueError(f"'answer' is {record.get('answer')!r}, expected {', '.join((*SCORES[scale], SKIP))}")
+    return dict(record)
+
+
+def _columns(answers: dict[str, Record], *names: str) -> list[Record]:
+    rows = [{name: record.get(name) for name in names} for record in answers.values()]
+    return [row for row in rows if row[names[-1]] is not None]
+
+
+def _write(path: Path, data: bytes, *, mode: str) -> None:
+    with path.open(mode) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,171 @@
+"""`HumanReward`: a reward function that asks a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from textenv.rewards.calling import call_reward
+from textenv.rewards.human.asker import QUIT, SCORES, UNDO, Asker, Question, Scale
+from textenv.rewards.human.feedback_file import FeedbackFile, Record, canonical, key, scores
+from textenv.rewards.human.terminal import TerminalAsker
+from textenv.rewards.scores import Rows, StopTraining, read_scores, total
+
+
+class FeedbackStopped(StopTraining):  # noqa: N818  (a person's wish is no error)
+    """The person quit. Everything answered is in the file; running again asks only for what is missing."""
+
+
+class HumanReward:
+    """A reward function whose scores are a person's; training waits for them, or goes on with another reward.
+
+    | scale | asked | score |
+    | --- | --- | --- |
+    | ``"thumbs"`` | each response | up 1, down 0 |
+    | ``"0-5"`` | each response | mark / 5 |
+    | ``"pairs"`` | neighbouring responses to a prompt | better 1, worse 0, tie .5 |
+
+    Equal responses to a prompt are asked about once, and never again if the file has the answer. The person may skip a
+    response, undo the last answer of the batch, or quit. What has no score of theirs is scored by ``otherwise``, and
+    without one it is None: "does not apply". That holds too for a response that has no other of its prompt to be
+    compared with.
+
+    Args:
+        file: where answers are kept, see `textenv.rewards.human.feedback_file`.
+        scale: how the person answers.
+        asker: who asks; a `TerminalAsker` if None.
+        otherwise: a reward function, such as a reward model, for what the person has not scored.
+        share: of the questions of a batch (a call), how many are asked at most, rounded up; chosen at random. A batch
+            that comes again, after a restart, is asked the same ones.
+        seed: of that choice, and of which response of a pair is shown first.
+
+    Raises:
+        ValueError: on an unknown scale, a share outside 0 to 1, one below 1 without ``otherwise``, or a broken file.
+        TypeError: if the asker has no ``ask`` and ``name``, or ``otherwise`` is no function.
+
+    Example:
+        >>> human = HumanReward("runs/thumbs.jsonl", otherwise=reward_model, share=0.1)  # doctest: +SKIP
+        >>> env = TextVectorEnv(prompts=prompts, reward=human, tokenizer=tokenizer)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        scale: Scale = "thumbs",
+        asker: Asker | None = None,
+        otherwise: Callable[..., Sequence[float | None]] | None = None,
+        share: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        if scale not in SCORES:
+            raise ValueError(f"scale is {scale!r}, expected {', '.join(SCORES)}")
+        if not 0 <= share <= 1:
+            raise ValueError(f"share is {share!r}, expected a number from 0 (ask nobody) to 1 (ask about all)")
+        if share < 1 and otherwise is None:
+            raise ValueError(
+                f"share is {share!r}, but nothing scores the rest: give otherwise=reward_model, or share=1"
+            )
+        if otherwise is not None and not callable(otherwise):
+            raise TypeError(f"otherwise is {otherwise!r}, expected a function f(prompts, completions, **columns)")
+        if asker is not None and not (callable(getattr(asker, "ask", None)) and hasattr(asker, "name")):
+            raise TypeError(
+                f"asker is {asker!r}, expected ask(question) and a name: see textenv.rewards.human.asker.Asker"
+            )
+        self.__name__ = "human"
+        self.file, self.scale, self.otherwise = FeedbackFile(file), scale, otherwise
+        self.asker: Asker = TerminalAsker() if asker is None else asker
+        self.share, self.seed = share, seed
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
+    ) -> list[float | None]:
+        """A score for each response, None where there is none.
+
+        Raises:
+            FeedbackStopped: if the person quits.
+            ValueError: if the asker answers what was not asked, or ``otherwise`` returns another number of scores.
+        """
+        questions = self._questions(prompts, completions)
+        answers = self.file.answers()
+        missing = {k: question for k, question in self._chosen(questions).items() if k not in answers}
+        answers |= zip(missing, self._ask(list(missing.values())), strict=True)
+        found = {
+            (canonical(question.prompt), canonical(completion)): score
+            for k, question in questions.items()
+            if k in answers
+            for completion, score in scores(answers[k])
+        }
+        rows = zip(prompts, completions, strict=True)
+        result = [found.get((canonical(prompt), canonical(completion))) for prompt, completion in rows]
+        return self._complete(result, {"prompts": prompts, "completions": completions} | columns, tokenizer)
+
+    def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
+        """What could be asked about this batch, by key, each once."""
+        distinct: dict[str, dict[str, Any]] = {}
+        asked: dict[str, Any] = {}
+        for prompt, completion in zip(prompts, completions, strict=True):
+            asked[canonical(prompt)] = prompt
+            distinct.setdefault(canonical(prompt), {})[canonical(completion)] = completion
+        found = {}
+        for name, group in distinct.items():
+            said = list(group.values())
+            for responses in zip(said[::2], said[1::2], strict=False) if self.scale == "pairs" else zip(said):
+                k = key(self.scale, asked[name], responses)
+                shown = responses[:: -1 if self._rng([k]).random() < 0.5 else 1]
+                found[k] = Question(asked[name], shown, self.scale)
+        return found
+
+    def _chosen(self, questions: dict[str, Question]) -> dict[str, Question]:
+        """Those that the person is to answer; a function of seed and batch, whatever was answered already."""
+        count = math.ceil(self.share * len(questions) - 1e-9)
+        picked = self._rng(list(questions)).permutation(len(questions))[:count]
+        return {k: questions[k] for place, k in enumerate(questions) if place in picked}
+
+    def _rng(self, keys: list[str]) -> np.random.Generator:
+        digest = sha256("\n".join(keys).encode()).digest()
+        return np.random.default_rng([self.seed, int.from_bytes(digest)])
+
+    def _ask(self, questions: list[Question]) -> list[Record]:
+        given: list[Record] = []
+        while (count := len(given)) < len(questions):
+            question = replace(questions[count], number=count + 1, total=len(questions), can_undo=count > 0)
+            answer = self.asker.ask(question)
+            if answer not in question.answers:
+                raise ValueError(
+                    f"asker {self.asker.name!r} answered {answer!r}, expected one of {', '.join(question.answers)}"
+                )
+            if answer == QUIT:
+                raise FeedbackStopped(
+                    f"the person quit after {count} of {len(questions)} questions of this batch. Every answer so far "
+                    f"is saved ({len(self.file.answers())} with those of earlier batches) in {self.file.path}: run "
+                    "the same program again, and only what is missing is asked"
+                )
+            if answer == UNDO:
+                self.file.withdraw(given.pop())
+            else:
+                given.append(self.file.append(question, answer, asker=self.asker.name))
+        return given
+
+    def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
+        """Fill in what the person has not scored by ``otherwise``, which is given those rows alone."""
+        rows = [row for row, score in enumerate(result) if score is None]
+        if self.otherwise is None or not rows:
+            return result
+        given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
+        given = {"completion_ids": [[0]] * len(rows)} | given
+        scores = read_scores(call_reward(self.otherwise, given, tokenizer), Rows(given), name="otherwise")
+        for row, earned in zip(rows, scores.earned, strict=True):
+            result[row] = total(earned)
+        return result
+
+
+def _pick(values: Any, rows: list[int], count: int) -> Any:
+    """These rows of a column; what is no column (TRL's ``trainer_state``) stays as it is."""
+    return [values[row] for row in rows] if isinstance(values, Sequence) and len(values) == count else values

@@ -1,0 +1,74 @@
+"""What the log says about a batch of answers: what each part of the reward added, how varied the texts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from textenv.rewards.scores import Scores, total
+
+
+def figures(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
+    """What the log says about a batch of scores.
+
+    Args:
+        scores: of the batch.
+        answers: token ids of each.
+
+    Returns:
+        For each component NAME: ``reward/NAME``, the mean of what it added to the answers that count (0 where it does
+        not apply), so that the components add up to the score; ``reward_raw/NAME``, the mean of its own value, before
+        the weight, where it applies; ``reward_applied/NAME``, the share of those answers; ``reward_share/NAME``, its
+        part of all that was added, by absolute value; ``reward_length_correlation/NAME``, Pearson's, of its value and
+        the answer's length (0 where one of them does not vary). ``reward/failed`` and ``reward/left_out`` count
+        answers; ``text/distinct_2`` and ``text/repeated_4`` are `distinct` and `repetition`.
+    """
+    parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
+    columns, values = (
+        {name: np.array([np.nan if x is None else x for x in column], dtype=float) for name, column in each.items()}
+        for each in (parts, scores.raw or parts)
+    )
+    added = {name: float(np.nansum(np.abs(column))) for name, column in columns.items()}
+    everything = sum(added.values())
+    found: dict[str, float] = {
+        "reward/failed": len(scores.failed),
+        "reward/left_out": sum(earned is None for earned in scores.earned),
+        "text/distinct_2": distinct(answers),
+        "text/repeated_4": repetition(answers),
+    }
+    lengths = np.array([len(ids) for ids in answers])
+    count = sum(earned is not None for earned in scores.earned)
+    for name, column in columns.items():
+        here = ~np.isnan(column)
+        if here.any():
+            found[f"reward/{name}"] = float(column[here].sum()) / count
+            found[f"reward_raw/{name}"] = float(values[name][here].mean())
+            found[f"reward_applied/{name}"] = int(here.sum()) / count
+            found[f"reward_share/{name}"] = added[name] / everything if everything else 0.0
+            found[f"reward_length_correlation/{name}"] = correlation(values[name][here], lengths[here])
+    return found
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's correlation; 0 where one of the two does not vary."""
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
+    """Different n-grams of all answers over their number (Li et al. 2016, "distinct-n"); 1 where there are none."""
+    grams = list(chain.from_iterable(_grams(ids, n) for ids in answers))
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def repetition(answers: Sequence[Sequence[int]], n: int = 4) -> float:
+    """Share of an answer's n-grams that stood in it before, averaged over the answers that have any (0 if none has)."""
+    shares = [1 - len(set(grams)) / len(grams) for grams in (_grams(ids, n) for ids in answers) if grams]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _grams(ids: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    return [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]

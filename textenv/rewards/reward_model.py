@@ -1,0 +1,264 @@
+"""`RewardModel`: a sequence classifier of `transformers` as a reward function."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from textenv.lm.loading import EMBEDDED, from_pretrained
+from textenv.prompts.special_tokens import ordinary_ids
+from textenv.prompts.tokenize import chat_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+POSITIVE = "positive"
+
+
+class RewardModel:
+    """What a model says about prompt and answer together: its score, or how likely a label is.
+
+    Where the policy's tokenizer means the same by every id, the model reads the policy's own ids, an EOS included;
+    else it reads the texts. A causal model is read at the last real token, whatever the padding and whatever the pad
+    token: `transformers` finds it by comparing ids with the pad id, which goes wrong where a text ends with the token
+    that pads. Texts that are too long lose their beginning, and a warning says so once.
+
+    Args:
+        model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
+        tokenizer: its tokenizer (a copy is kept). Chat prompts are rendered by its chat template.
+        label: name or index of the label whose probability is the score. None is the raw score of a head with one
+            output, and ``"positive"`` where there are several.
+        log_odds: give ``log(p / (1 - p))`` instead of the probability p.
+        batch_size: most texts that run together; they are sorted by length first.
+
+    Raises:
+        ValueError: if the model has no such label, or one output and a label (or log-odds) is asked of it.
+
+    Example:
+        >>> rate = RewardModel.load("embedded")  # doctest: +SKIP
+        >>> rate(prompts=["this film was"], completions=[" a joy from start to finish."])  # doctest: +SKIP
+    """
+
+    __name__ = "reward_model"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        label: str | int | None = None,
+        log_odds: bool = False,
+        batch_size: int = 32,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1 text")
+        self.model, self.tokenizer = model.eval(), copy.deepcopy(tokenizer)
+        self.tokenizer.truncation_side = "left"
+        self.index = _label_index(model, label)
+        if log_odds and self.index is None:
+            raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
+        self.log_odds = log_odds
+        # With fewer rows than ids there is always an id that no row ends with: see `logits`.
+        self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
+        self.max_tokens = _most_tokens(model, tokenizer)
+        self._has_warned = False
+        self._seen: tuple[Any, bool] | None = None
+        """The policy's tokenizer, and whether its ids are this model's."""
+
+    @classmethod
+    def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
+        """Load model and tokenizer: ``"embedded"`` (sentiment of reviews), a local folder, or a hub name.
+
+        Args:
+            name: the model; its weights keep the dtype that they were saved in.
+            options: see the class.
+
+        Raises:
+            ValueError: if it cannot be read; and as the class does.
+        """
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        auto = AutoModelForSequenceClassification
+        model = from_pretrained(auto, name, "classifier", use_safetensors=True, dtype="auto")
+        return cls(model, from_pretrained(AutoTokenizer, name, "classifier"), **options)
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        prompt_ids: Sequence[list[int]] | None = None,
+        completion_ids: Sequence[list[int]] | None = None,
+        terminated: Sequence[bool] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Score answers as a reward function does: the policy's ids, or prompt and answer as one text or chat.
+
+        Args:
+            prompts: texts or chats.
+            completions: the same.
+            prompt_ids: that the policy read.
+            completion_ids: that it chose.
+            terminated: whether it ended the answer itself.
+            tokenizer: that the ids are of; without one, or with another than the model's, texts are read.
+            columns: others, which are not looked at.
+        """
+        if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
+            pairs = zip(prompt_ids, completion_ids, strict=True)
+            return self.score_rows([self._cut([*asked, *said]) for asked, said in pairs]).tolist()
+        ended = terminated if terminated is not None and self.reads_ends else [False] * len(prompts)
+        rows = zip(prompts, completions, ended, strict=True)
+        return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in rows]).tolist()
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether the model was trained on answers that end with EOS (`algos.train_reward_model` does so)."""
+        return bool(getattr(self.model.config, "trained_with_eos", False))
+
+    def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Any] = ()) -> bool:
+        """Whether a policy's tokenizer means the same as this model's by every id, and by a chat if one is asked."""
+        if tokenizer is None:
+            return False
+        if self._seen is None or self._seen[0] is not tokenizer:
+            self._seen = tokenizer, tokenizer.get_vocab() == self.tokenizer.get_vocab()
+        texts = all(isinstance(prompt, str) for prompt in prompts)
+        return self._seen[1] and (texts or tokenizer.chat_template == self.tokenizer.chat_template)
+
+    def scores(self, texts: Sequence[str]) -> Tensor:
+        """Score of each text, which is taken to have ended: float32 ``[len(texts)]``."""
+        return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
+
+    @torch.no_grad()
+    def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Score of token ids, int64 ``[B, L]``, where ``attention_mask`` is 1 on real tokens: float32 ``[B]``.
+
+        Raises:
+            ValueError: if a row has no real token.
+        """
+        rows = [ids[known.bool()].tolist() for ids, known in zip(input_ids, attention_mask, strict=True)]
+        if not all(rows):
+            raise ValueError(f"row {rows.index([])} has no token that attention_mask marks as real")
+        return self.score_rows(rows)
+
+    @torch.no_grad()
+    def score_rows(self, rows: Sequence[list[int]]) -> Tensor:
+        """Score of rows of token ids, as `encode` makes them: float32 ``[len(rows)]``."""
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        scores = torch.zeros(len(rows))
+        for start in range(0, len(rows), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            scores[chosen] = self._reward_of(self.logits([rows[row] for row in chosen])).cpu()
+        return scores
+
+    def logits(self, rows: Sequence[list[int]]) -> Tensor:
+        """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; fewer rows than the model has ids.
+
+        Padded on the right, where positions need no care and BERT's first token stays the first, with an id that no
+        row ends with, which the model's configuration names as long as this takes.
+        """
+        last = {ids[-1] for ids in rows}
+        usual = self.tokenizer.pad_token_id
+        pad = usual if usual not in last | {None} else next(i for i in range(len(last) + 1) if i not in last)
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        device = self.model.device
+        with _pad_id(self.model.config.get_text_config(), pad):
+            return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
+
+    def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
+        """Ids of prompt and answer; never none, since a model reads at least one token.
+
+        An answer to a text that has ended is closed by EOS, where the tokenizer has one; a chat's template closes its
+        own. No special token is among them but the tokenizer's and the chat template's own: an answer that spells one
+        out is text, as `textenv.prompts.special_tokens` has it.
+        """
+        is_text = isinstance(prompt, str)
+        ids = ordinary_ids(prompt + completion, self.tokenizer) if is_text else self._chat_ids([*prompt, *completion])
+        eos = self.tokenizer.eos_token_id
+        end = [eos] if ended and is_text and eos is not None and ids[-1:] != [eos] else []
+        if is_text and len(ids) + len(end) > self.max_tokens:
+            cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # which keeps the tokenizer's own
+            self._warn(len(ids))
+            ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
+        known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
+        return self._cut(ids + end) or [next((token for token in known if token is not None), 0)]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The last ids that the model can read."""
+        if len(ids) > self.max_tokens:
+            self._warn(len(ids))
+        return ids[-self.max_tokens :]
+
+    def _warn(self, length: int) -> None:
+        if not self._has_warned:
+            logger.warning("a text of %d tokens loses its beginning: the model reads %d", length, self.max_tokens)
+            self._has_warned = True
+
+    def _reward_of(self, logits: Tensor) -> Tensor:
+        if self.index is None:
+            return logits[:, 0]
+        if self.model.config.problem_type == "multi_label_classification":
+            logit = logits[:, self.index]
+            return logit if self.log_odds else logit.sigmoid()
+        if not self.log_odds:
+            return logits.softmax(-1)[:, self.index]
+        others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
+        return logits[:, self.index] - others.logsumexp(-1)
+
+    def _chat_ids(self, messages: list[Any]) -> list[int]:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "a chat is to be scored, but the reward model's tokenizer has no chat template: set "
+                "tokenizer.chat_template, or give the prompts as text"
+            )
+        return chat_ids(messages, self.tokenizer, add_generation_prompt=False)
+
+
+def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
+    """Column of the logits; None for the raw score of a head with one output."""
+    labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
+    if model.config.num_labels == 1:
+        if label is not None:
+            raise ValueError(f"label is {label!r}, but the model has one output, a raw score: leave the label out")
+        return None
+    wanted = POSITIVE if label is None else label
+    index = wanted if isinstance(wanted, int) else labels.get(wanted.lower(), -1)
+    if index not in labels.values():
+        raise ValueError(f"label is {wanted!r}, the model has {sorted(labels)}: name one of them")
+    return index
+
+
+def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """What the model reads at most: the positions that it has, or fewer if its tokenizer says so."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from its pad id on.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions -= module.padding_idx + 1
+    return int(min(positions, tokenizer.model_max_length))
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""The configuration is shared by threads (`Rewards(workers=...)`)."""
+
+
+@contextmanager
+def _pad_id(config: Any, pad: int) -> Iterator[None]:
+    with _ONE_AT_A_TIME:
+        before = config.pad_token_id
+        config.pad_token_id = pad
+        try:
+            yield
+        finally:
+            config.pad_token_id = before

@@ -1,0 +1,5 @@
+"""Ready-made tasks: prompts, and what an answer to each earns."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,2 @@
+from .builtin import make_task as make_task
+from .reasoning_gym import ReasoningGym as ReasoningGym

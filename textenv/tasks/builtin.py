@@ -1,0 +1,207 @@
+"""Ready-made one-turn tasks, each with a written definition of prompt, score and best score."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from textenv.envs.limits import check_at_least
+from textenv.envs.task import rows_of
+from textenv.envs.turn import Turn
+from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from textenv.rewards.reward_model import RewardModel
+
+
+class Periods(PromptList):
+    """Write full stops.
+
+    Prompt: the opening of a review. Score: ``min(full stops in the answer, k) / k``. Best score: 1.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        k: full stops that earn the best score.
+    """
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 16}
+
+    def __init__(self, split: str = "train", *, k: int = 8) -> None:
+        from textenv.embedded.grammar import openings
+
+        super().__init__(split_prompts(openings(), split))
+        check_at_least("k", k, 1)
+        self.k = k
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        return [min(turn.completion.count("."), self.k) / self.k for turn in turns]
+
+
+class Reviews(PromptList):
+    """Write positive movie reviews.
+
+    Prompt: the neutral opening of a review. Score: the probability, by a classifier, that opening and answer
+    together are of positive sentiment. Best score: below 1, which is the supremum.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        classifier: ``"embedded"``, or folder or hub name of a sentiment classifier.
+    """
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 48}
+
+    def __init__(self, split: str = "train", *, classifier: str | Path = "embedded") -> None:
+        from textenv.embedded.grammar import openings
+
+        super().__init__(split_prompts(openings(), split))
+        self._name = classifier
+        self._classifier: RewardModel | None = None
+
+    @property
+    def classifier(self) -> RewardModel:
+        """The classifier, loaded at first use."""
+        if self._classifier is None:
+            from textenv.rewards.reward_model import RewardModel
+
+            self._classifier = RewardModel.load(self._name, label="positive")
+        return self._classifier
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        rows = rows_of(turns)
+        return self.classifier(tokenizer=rows.tokenizer, **rows.columns)
+
+    @staticmethod
+    def accepts(turn: Turn) -> bool:
+        """Whether the grammar of reviews accepts opening and answer together (the recogniser)."""
+        from textenv.embedded.grammar import accepts
+
+        return turn.terminated and accepts(turn.prompt_text + turn.completion)
+
+
+class _Digits(PromptList):
+    """Answer a list of digits with another one; scored by position."""
+
+    LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 12}
+    VERB = ""
+
+    def __init__(self, split: str = "train", *, length: int = 4) -> None:
+        if not 1 <= length <= 8:
+            raise ValueError(f"length is {length}, expected 1 to 8 digits")
+        lists = np.random.default_rng(0).integers(0, 10, size=(4000, length))
+        texts = sorted({f"{self.VERB} " + " ".join(map(str, digits)) + " =" for digits in lists.tolist()})
+        super().__init__(split_prompts(texts, split))
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The right answer to a list of digits."""
+        raise NotImplementedError
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `Task.score`."""
+        scores = []
+        for turn in turns:
+            right, given = self.answer(turn.prompt_text.split()[1:-1]), turn.completion.split()
+            hits = sum(a == b for a, b in zip(right, given, strict=False))
+            scores.append(hits / max(len(right), len(given)))
+        return scores
+
+
+class Copy(_Digits):
+    """Copy digits.
+
+    Prompt: ``copy 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
+    between spaces). Best score: 1, for ``3 1 2 0``.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        length: digits in a prompt, 1 to 8.
+    """
+
+    VERB = "copy"
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The digits themselves."""
+        return digits
+
+
+class Sort(_Digits):
+    """Sort digits.
+
+    Prompt: ``sort 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
+    between spaces). Best score: 1, for ``0 1 2 3``.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        length: digits in a prompt, 1 to 8.
+    """
+
+    VERB = "sort"
+
+    @staticmethod
+    def answer(digits: list[str]) -> list[str]:
+        """The digits in ascending order."""
+        return sorted(digits)
+
+
+TASKS: dict[str, type[Periods] | type[Reviews] | type[Copy] | type[Sort]] = {
+    task.__name__: task for task in (Periods, Reviews, Copy, Sort)
+}
+GAMES = {
+    "GuessNumber": {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128},
+    "Calculator": {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128},
+    "TwentyQuestions": {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
+}
+"""Limits for each game of `textenv.games`; the games themselves end after fewer turns."""
+REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
+
+
+def make_task(
+    name: str, *, tokenizer: PreTrainedTokenizerBase, split: str = "train", **arguments: Any
+) -> tuple[Any, dict[str, int], dict[str, Any]]:
+    """Make a ready-made task from its name.
+
+    Args:
+        name: one of `TASKS`, of `GAMES`, or ``"ReasoningGym"``.
+        tokenizer: of the policy.
+        split: ``"train"`` or ``"test"``; games draw each episode anew and have no splits.
+        arguments: the task's own and the environment's.
+
+    Returns:
+        The task, the limits it was written for, and the environment's arguments.
+
+    Raises:
+        ValueError: if there is no such task or split.
+        TypeError: if neither task nor environment takes an argument.
+    """
+    from textenv.envs.vector_env import TextVectorEnv
+
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    ours = inspect.signature(TextVectorEnv).parameters
+    rest = {key: x for key, x in arguments.items() if key in ours}
+    own = {key: x for key, x in arguments.items() if key not in ours}
+    if name in TASKS:
+        return TASKS[name](split, **own), dict(TASKS[name].LIMITS), rest
+    if name in GAMES:
+        import textenv.games
+        from textenv.envs.string_env import StringGames
+
+        pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
+        game = functools.partial(getattr(textenv.games, name), **own)
+        game()  # a wrong argument is known now
+        return StringGames(game, tokenizer=tokenizer, **pay), dict(GAMES[name]), rest
+    if name == "ReasoningGym":
+        from textenv.tasks.reasoning_gym import ReasoningGym
+
+        return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
+    raise ValueError(f"there is no task {name!r}; ready-made are {', '.join([*TASKS, *GAMES, 'ReasoningGym'])}")

@@ -1,0 +1,165 @@
+"""`ReasoningGym`: the data sets of the package ``reasoning-gym``, with their own verifiers, as one-turn tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from textenv.envs.turn import Turn
+from textenv.prompts.prompts import SPLITS, Prompt, content_hash
+from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
+
+MAX_TRIES = 200
+"""Draws for one prompt before a data set counts as too small for its split."""
+EVAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Data sets whose verifier passes the policy's answer to ``eval``."""
+INTEGRALS = frozenset({"intermediate_integration", "simple_integration"})
+"""Those of `SYMPY` whose answers may call functions."""
+SYMPY = INTEGRALS | {"countdown", "polynomial_multiplication", "puzzle24"}
+"""Data sets whose verifier passes the policy's answer to ``sympy.parse_expr``, which evaluates it, too."""
+
+
+class ReasoningGym:
+    """A data set of ``reasoning-gym`` by its name: an endless order of generated questions, scored by its verifier.
+
+    Prompt: the question. Score: the package's ``score_answer`` of what the answer says between its last ``<answer>``
+    and ``</answer>``, or of the whole answer, stripped, if it has no tags. Best score: 1. Columns: question, answer
+    (None in ``boxnet``, ``graph_color``, ``propositional_logic``, ``rubiks_cube``, ``rush_hour``) and metadata.
+
+    Some verifiers evaluate what the policy wrote (`EVAL`, `SYMPY`). There, a text that is not plain arithmetic is
+    scored as an empty one (`textenv.tasks.safe_eval`). Sympy can still take minutes to simplify a long wrong integral
+    (`INTEGRALS`), so limit their tokens. An answer at which a verifier raises scores 0.
+
+    Prompt ``number`` of ``seed`` is the same in every process, except that ``isomorphic_strings``, ``ransom_note``,
+    ``polynomial_multiplication`` (questions) and ``knight_swap``, ``word_ladder`` (reference answers) walk over sets of
+    strings: set PYTHONHASHSEED for these. ``acre`` draws from ``size`` questions that it makes at the start.
+
+    Args:
+        dataset: name of a data set, such as ``"chain_sum"``; ``composite`` is not among them.
+        split: ``"train"`` or ``"test"``; the hash of a question decides which of them it is in.
+        extract: takes an answer out of a completion; None for the package's own way.
+        config: the data set's settings, less ``seed``.
+
+    Raises:
+        ImportError: if the package is not installed.
+        ValueError: on an unknown name, split or setting, and from `deal` if the split seems to have no questions.
+
+    Example:
+        >>> task = ReasoningGym("chain_sum", min_terms=2, max_terms=2)  # doctest: +SKIP
+        >>> task.deal([0], seed=1)[0].content  # doctest: +SKIP
+        'State the final answer to the following arithmetic problem: 6880 + 4403 ='
+    """
+
+    def __init__(
+        self,
+        dataset: str = "chain_sum",
+        split: str = "train",
+        *,
+        extract: Callable[[str], str] | None = None,
+        **config: Any,
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+        self.name, self.split, self.extract = dataset, split, extract or answer_of
+        self._dataset = _create(dataset, config)
+        self._size = self._dataset.size
+
+    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """See `textenv.envs.task.Task.deal`."""
+        drawn = {number: self._draw(seed, number) for number in dict.fromkeys(map(int, numbers))}
+        return [drawn[int(number)] for number in numbers]
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """See `textenv.envs.task.Task.score`."""
+        return [self.verify(self.extract(turn.completion), turn.prompt.columns) for turn in turns]
+
+    def verify(self, answer: str, entry: Any) -> float:
+        """The package's score for an answer to a prompt with these columns."""
+        if self.name in EVAL | SYMPY and not is_harmless(
+            answer, sympy=self.name in SYMPY, functions=FUNCTIONS if self.name in INTEGRALS else ()
+        ):
+            answer = ""
+        try:
+            return float(self._dataset.score_answer(answer, dict(entry)))
+        except Exception:  # boxnet, coin_flip, game_of_life, prime_factorization: raised by what a policy may write
+            return 0.0
+
+    def _draw(self, seed: int, number: int) -> Prompt:
+        failure: Exception | None = None
+        for attempt in range(MAX_TRIES):
+            try:
+                entry = self._entry(random.Random(f"{seed}/{number}/{attempt}"))
+            except (IndexError, RuntimeError, ValueError) as error:  # a generator that gives up on this seed
+                failure = error
+                continue
+            prompt = Prompt(entry["question"], {name: entry[name] for name in ("question", "answer", "metadata")})
+            if content_hash(prompt) % 4 in SPLITS[self.split]:
+                return prompt
+        raise ValueError(
+            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws: with these "
+            "settings it has too few questions to split; choose settings with more"
+        ) from failure
+
+    def _entry(self, rng: random.Random) -> dict[str, Any]:
+        """One item. The package seeds items by seed + index, so that a seed each and any index give fresh ones.
+
+        A new data set for each would do the same and takes up to 0.6 seconds.
+        """
+        dataset = self._dataset
+        dataset.seed = dataset.config.seed = rng.randrange(2**31)
+        dataset.size = self._size  # word_ladder lowers it where it gives up
+        with _global_seed(rng.randrange(2**32)):
+            return dict(dataset[rng.randrange(self._size)])
+
+
+def answer_of(completion: str) -> str:
+    """What stands in the last pair of answer tags, or else the whole text, stripped."""
+    tagged = _package().utils.extract_answer(completion)
+    return completion.strip() if tagged is None else str(tagged)
+
+
+def _package() -> ModuleType:
+    try:
+        import reasoning_gym
+        import reasoning_gym.factory
+    except ImportError as error:
+        raise ImportError("the package reasoning-gym is not installed: pip install 'textenv[reasoning-gym]'") from error
+    return reasoning_gym
+
+
+def _create(name: str, config: dict[str, Any]) -> Any:
+    factory = _package().factory
+    if name == "composite":
+        raise ValueError("composite mixes other data sets: make a ReasoningGym of each of them instead")
+    if name not in factory.DATASETS:
+        near = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "see reasoning_gym.factory.DATASETS"
+        raise ValueError(f"reasoning-gym has no data set {name!r}; {hint}")
+    settings = sorted({field.name for field in dataclasses.fields(factory.DATASETS[name][1])} - {"seed"})
+    if unknown := sorted(set(config) - set(settings)):
+        seed = " (the seed is an argument of deal)" if "seed" in unknown else ""
+        raise ValueError(f"{name} was given {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
+    try:
+        return factory.create_dataset(name, seed=0, **config)
+    except (AssertionError, TypeError) as error:  # the package checks settings by assert
+        raise ValueError(f"{name} does not take the settings {config}: {error}") from error
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    """Seed the global generators, which some data sets use, and put them back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
