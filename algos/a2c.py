@@ -7,9 +7,8 @@ from torch import Tensor
 
 from algos.agent import Agent
 from algos.config import A2CConfig
-from algos.descent import Term, Terms
 from algos.losses import value_loss
-from algos.optimize import add_advantages, optimize, policy_gradient
+from algos.optimize import Term, Terms, add_advantages, optimize, policy_gradient
 from algos.training.metrics import Metrics
 from textenv.rollout import Evaluation
 

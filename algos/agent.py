@@ -16,8 +16,8 @@ from tensordict import TensorDict
 
 from algos.collection import Cursor, autoreset_mode, collect
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
-from algos.descent import Descent
 from algos.names import check_names
+from algos.optimize import Descent
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_spaces
 from algos.training.loop import learn

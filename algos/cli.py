@@ -17,9 +17,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from algos import presets
-from algos.algorithms import CONFIGS, AlgorithmName, PolicyName
 from algos.comparison.compare import DEFAULT_CASES
-from algos.config import Config
+from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
 from algos.names import OURS
 from algos.training.run_folder import check_new, hold
 from algos.training.signals import Interrupted
@@ -80,8 +79,8 @@ class Train(Generic[ConfigT]):
 
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
-        from algos.algorithms import GROUPED, make_agent
-        from algos.make import is_text, make_policy, make_vector_environment
+        from algos.config import GROUPED
+        from algos.make import is_text, make_agent, make_policy, make_vector_environment
 
         start = time.perf_counter()
         if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
@@ -275,9 +274,8 @@ class CheckReward:
 
     def run(self) -> dict[str, Any]:
         """Load the function, check it, and print the report."""
-        from textenv.checks.reward_checker import run_reward_checks
+        from textenv.checks.reward_checker import print_report, run_reward_checks
         from textenv.prompts.files import load_prompts
-        from textenv.reward_report import print_report
         from textenv.rewards import load_function
 
         function = load_function(self.function)

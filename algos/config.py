@@ -349,6 +349,30 @@ class DQNConfig(Config):
             )
 
 
+AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn"]
+"""What ``--algo`` takes."""
+CONFIGS: dict[str, type[Config]] = {
+    "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
+    "trpo": TRPOConfig, "dqn": DQNConfig,
+}  # fmt: skip
+"""Config of each algorithm."""
+PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
+"""What ``--policy`` takes; ``auto`` is a CNN for images and two perceptrons for other control, ``q`` is DQN's."""
+GROUPED = ("rloo", "grpo")
+"""Those that compare episodes with one start, so that a control environment is reset by a seed for each slot."""
+
+
+def find_config(name: str) -> type[Config]:
+    """The config class of an algorithm.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if name not in CONFIGS:
+        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(CONFIGS)}")
+    return CONFIGS[name]
+
+
 def _check_choice(config: Config, name: str, choices: Any) -> None:
     """Raise a ValueError if a field that names a function names one that there is not."""
     named = getattr(config, name)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from algos.agent import Agent
 from algos.config import DQNConfig
-from algos.descent import Totals, scheduled
+from algos.optimize import Totals, scheduled
 from algos.policies.q_network import QPolicy
 from algos.training.metrics import Means, Metrics
 

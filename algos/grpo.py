@@ -13,8 +13,7 @@ from torch import Tensor
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
-from algos.descent import Term, Terms
-from algos.optimize import by_name, episode_returns, optimize
+from algos.optimize import Term, Terms, by_name, episode_returns, optimize
 from algos.training.metrics import Metrics, group_metrics
 from textenv.rollout import Evaluation
 

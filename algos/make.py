@@ -1,9 +1,10 @@
-"""Environments and policies by name, for the command line."""
+"""Environments, policies and agents by name."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +14,13 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from algos.algorithms import PolicyName
+from algos.config import Config, PolicyName, find_config
 from algos.envs.flatten import flat_shape
 from algos.policies.policy import find_policy
 from textenv.rewards.calling import read_module
 
 if TYPE_CHECKING:
+    from algos.agent import Agent
     from algos.policies.policy import Policy
 
 
@@ -142,6 +144,17 @@ def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Poli
         known = ", ".join(inspect.signature(make).parameters)
         raise ValueError(f"{make.__qualname__}: {error}; its arguments are {known}") from error
     return make(*given, **options)
+
+
+def find_algorithm(name: str) -> type[Agent]:
+    """The class of an algorithm; raises as `find_config` does."""
+    own = find_config(name).__name__.removesuffix("Config")
+    return getattr(importlib.import_module(f"algos.{name}"), own)
+
+
+def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:
+    """An algorithm by name, on an environment and with a policy and a config of its kind."""
+    return find_algorithm(name)(env, policy, config)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from algos.agent import Agent
 from algos.config import PPOConfig
-from algos.descent import Term, Terms, Totals, scheduled
 from algos.losses import value_loss
-from algos.optimize import add_advantages, by_name, optimize
+from algos.optimize import Term, Terms, Totals, add_advantages, by_name, optimize, scheduled
 from algos.policies.policy import Policy
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from algos.algorithms import find_config
-from algos.config import A2CConfig, Config, DQNConfig, GRPOConfig, PPOConfig, REINFORCEConfig, RLOOConfig, TRPOConfig
+from algos.config import (
+    A2CConfig,
+    Config,
+    DQNConfig,
+    GRPOConfig,
+    PPOConfig,
+    REINFORCEConfig,
+    RLOOConfig,
+    TRPOConfig,
+    find_config,
+)
 
 CARTPOLE = PPOConfig(
     steps=64, epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98, gae_lambda=0.9,

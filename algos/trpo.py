@@ -13,11 +13,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from algos.agent import Agent
 from algos.config import TRPOConfig
-from algos.conjugate_gradient import conjugate_gradient
-from algos.descent import Descent, Term, Totals, add_up
 from algos.losses import token_mean, value_loss
-from algos.minibatches import places
-from algos.optimize import add_advantages, log_ratios, weighted_minibatches, whiten_advantage
+from algos.optimize import (
+    Descent,
+    Term,
+    Totals,
+    add_advantages,
+    add_up,
+    log_ratios,
+    places,
+    weighted_minibatches,
+    whiten_advantage,
+)
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
 from algos.training.invariants import check_advantages
@@ -184,3 +191,27 @@ def _write(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     """Put what `_flat` gave into the parameters: copied, for views of one vector cannot be saved one by one."""
     for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
+    """Solve A x = b for a positive definite A that is known by its products (Hestenes and Stiefel 1952).
+
+    Args:
+        product: from a vector ``[n]`` to A times it.
+        target: b ``[n]``.
+        steps: at most so many; fewer once the residual is gone.
+
+    Returns:
+        x ``[n]``, exact after n steps but for rounding.
+    """
+    solution, residual = torch.zeros_like(target), target.clone()
+    direction, size = residual.clone(), residual @ residual
+    for _ in range(steps):
+        image = product(direction)
+        stride = size / (direction @ image)
+        solution, residual = solution + stride * direction, residual - stride * image
+        size, last = residual @ residual, size
+        if size < 1e-10 * (target @ target):
+            break
+        direction = residual + size / last * direction
+    return solution

@@ -31,10 +31,10 @@ from conftest import WORDS, make_tokenizer
 from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.algorithms import CONFIGS
 from algos.cli import _json_object, _with_remembered
-from algos.control import WEIGHTS
+from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
+from algos.policies.policy import WEIGHTS
 from algos.training.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.training.run import Run
 from algos.training.save import load, read_description

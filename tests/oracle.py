@@ -11,7 +11,7 @@ from conftest import make_tokenizer
 from torch import nn
 
 from algos import PPOConfig
-from algos.algorithms import find_algorithm
+from algos.make import find_algorithm
 from algos.policies.policy import Step, frozen_copy
 from algos.policies.random_streams import UniformStreams
 from algos.training.loop import iterate

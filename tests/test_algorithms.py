@@ -21,7 +21,7 @@ from torch import nn
 import algos
 from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collect, evaluate
 from algos.a2c import A2C, A2CConfig
-from algos.algorithms import AlgorithmName, find_algorithm, make_agent
+from algos.config import AlgorithmName
 from algos.dqn import DQNConfig
 from algos.grpo import GRPO, GRPOConfig
 from algos.losses import (
@@ -32,7 +32,7 @@ from algos.losses import (
     thresholded_policy_loss,
     token_mean,
 )
-from algos.make import make_policy
+from algos.make import find_algorithm, make_agent, make_policy
 from algos.optimize import weighted_minibatches
 from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig

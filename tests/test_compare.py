@@ -9,8 +9,17 @@ import pytest
 
 from algos.cli import main
 from algos.comparison.compare import parse_cases, train_all
-from algos.comparison.summary import POINTS, Case, RunResult, curves, normalise, summary
-from algos.statistics import bootstrap_interval, interquartile_mean, on_grid
+from algos.comparison.summary import (
+    POINTS,
+    Case,
+    RunResult,
+    bootstrap_interval,
+    curves,
+    interquartile_mean,
+    normalise,
+    on_grid,
+    summary,
+)
 
 
 def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):

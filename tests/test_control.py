@@ -15,10 +15,10 @@ from test_errors import refused
 import algos
 from algos import PPO, CNNPolicy, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.cli import main
-from algos.control import describe_space, restore_space
 from algos.envs.flatten import flatten, flatten_one
 from algos.make import make_policy
 from algos.policies.distributions import action_distribution
+from algos.policies.policy import describe_space, restore_space
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 PLANE = spaces.Box(-1, 1, (3,), np.float32)

@@ -12,10 +12,10 @@ from torch import nn
 
 from algos import MLPPolicy
 from algos.advantages import gae
-from algos.descent import Term, add_up
 from algos.fast.adam import Adam
 from algos.fast.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
 from algos.losses import clipped_policy_loss
+from algos.optimize import Term, add_up
 from algos.policies import distributions
 from algos.policies.layers import tower
 from algos.training.metrics import EpisodeMeter

@@ -33,8 +33,8 @@ from algos import (
 )
 from algos.advantages import whiten
 from algos.agent import resolve
-from algos.descent import Descent
 from algos.losses import clipped_policy_loss
+from algos.optimize import Descent
 from algos.training.invariants import InvariantError
 from textenv import PromptList, TextVectorEnv
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from algos.config import Config
-from algos.descent import Descent
+from algos.optimize import Descent
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ def test_names_of_other_libraries_and_slips_are_refused_with_ours(call, words):
 
 def test_every_foreign_name_leads_to_one_that_there_is():
     """Of a config, of `learn`, `collect`, `evaluate`, a policy, an environment by name, or a flag."""
-    from algos.algorithms import CONFIGS
     from algos.cli import Compare, Evaluate, Train
+    from algos.config import CONFIGS
 
     known = {name for config in (*CONFIGS.values(), SFTConfig) for name in config.__dataclass_fields__}
     known |= {name for command in (Train, Evaluate, Compare) for name in command.__dataclass_fields__}

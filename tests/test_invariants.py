@@ -35,8 +35,8 @@ from algos import (
 from algos.advantages import whiten
 from algos.cli import main
 from algos.config import Config
-from algos.descent import Descent
 from algos.losses import clipped_policy_loss
+from algos.optimize import Descent
 from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
 from textenv import KLPenalty
 from textenv.rollout import Evaluation

@@ -8,8 +8,8 @@ import pytest
 
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
-from algos.algorithms import GROUPED, make_agent
-from algos.make import make_policy, make_vector_environment
+from algos.config import GROUPED
+from algos.make import make_agent, make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
 from textenv.rollout import sequences

@@ -8,7 +8,6 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from test_pitfalls_maths import junk
 from torch import nn
 
-from algos.descent import Term, add_up
 from algos.losses import (
     clipped_policy_loss,
     dual_clipped_policy_loss,
@@ -19,6 +18,7 @@ from algos.losses import (
     token_mean,
     value_loss,
 )
+from algos.optimize import Term, add_up
 
 TRUE = torch.ones((), dtype=torch.bool)
 

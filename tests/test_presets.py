@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from algos import presets
-from algos.algorithms import GROUPED, make_agent
-from algos.make import is_text, make_policy, make_vector_environment
+from algos.config import GROUPED
+from algos.make import is_text, make_agent, make_policy, make_vector_environment
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 

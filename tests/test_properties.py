@@ -13,9 +13,8 @@ from tensordict import TensorDict
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, whiten
-from algos.examples import Example
-from algos.finetuning.packing import pack
-from algos.minibatches import minibatches
+from algos.finetuning.packing import Example, pack
+from algos.optimize import minibatches
 from textenv import PromptList
 from textenv.envs.action_masks import ActionMasks
 from textenv.kl.estimators import k1, k2, k3

@@ -11,10 +11,9 @@ from conftest import WORDS, make_tokenizer
 from rich.console import Console
 
 from textenv import check_reward, rewards
-from textenv.checks.reward_checker import CHECKS, TYPE, run_reward_checks
+from textenv.checks.reward_checker import CHECKS, TYPE, print_report, run_reward_checks
 from textenv.checks.reward_probes import PROBES
 from textenv.checks.trial import make_rows
-from textenv.reward_report import print_report
 from textenv.rewards import load_function
 
 

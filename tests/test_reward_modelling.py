@@ -13,9 +13,16 @@ from test_lora import peft
 from test_reward_model import NAMES, make_model
 
 from algos import RewardModelConfig, train_reward_model
-from algos.calibration import expected_calibration_error, spearman
 from algos.finetuning.reward_data import read_reward_rows
-from algos.finetuning.reward_model import _losses, _pair_figures, _score_figures, _split, bradley_terry_loss
+from algos.finetuning.reward_model import (
+    _losses,
+    _pair_figures,
+    _score_figures,
+    _split,
+    bradley_terry_loss,
+    expected_calibration_error,
+    spearman,
+)
 from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
 
 EOS = WORDS.index("<eos>")

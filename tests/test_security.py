@@ -20,7 +20,7 @@ from test_compare import run_of
 
 from algos import LMPolicy, TextLoss, load
 from algos.cli import main
-from algos.examples import read_example
+from algos.finetuning.packing import read_example
 from algos.finetuning.reward_data import read_reward_rows
 from algos.make import make_policy, make_vector_environment
 from algos.training.serialization import from_json

@@ -11,9 +11,8 @@ from test_lm_runtime import make_bloom, make_mistral
 from test_lora import lora_policy
 
 from algos import LMPolicy, SFTConfig, sft
-from algos.examples import Example, read_example
 from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
-from algos.finetuning.packing import check_packing, learnt_log_probs, pack, token_rows
+from algos.finetuning.packing import Example, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.finetuning.sft import _add_gradient
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,31 @@ def module_of(path):
 
 
 MODULES = {module_of(path): path for path in FILES}
+
+
+LAYERS = {
+    "textenv": """
+        registration
+        tasks
+        envs checks
+        rewards kl
+        lm
+        prompts embedded games
+        rollout errors rendering progress
+    """,
+    "algos": """
+        cli
+        comparison
+        presets make evaluation
+        ppo a2c reinforce rloo grpo trpo dqn
+        agent
+        optimize finetuning
+        training collection
+        policies
+        fast losses advantages config names envs
+    """,
+}
+"""From the top: a room imports from its own line and those below."""
 
 
 def imported_modules(path):
@@ -50,6 +76,27 @@ def test_no_files_import_each_other_in_a_circle():
         order.prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_rooms_import_from_their_own_layer_or_from_below(package):
+    levels = {room: level for level, line in enumerate(LAYERS[package].split("\n")) for room in line.split()}
+    for name, path in MODULES.items():
+        top, _, rest = name.partition(".")
+        room = rest.partition(".")[0]
+        if top != package or room in ("", "__main__", "adapters"):  # adapters may import everything
+            continue
+        for other in imported_modules(path):
+            if other.startswith(f"{package}."):
+                below = other.split(".")[1]
+                assert below != "adapters" or room == "registration", f"{name} imports {other}"
+                assert below == "adapters" or levels[below] >= levels[room], f"{name} imports {other}"
+
+
+def test_a_folder_has_at_most_twenty_files_and_no_fewer_than_three():
+    folders = Counter(path.parent for path in FILES)
+    assert max(folders.values()) <= 20
+    assert {folder.name for folder, count in folders.items() if count < 3} <= {"adapters", "human"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -15,8 +15,7 @@ from test_pitfalls_update import ANSWERS, with_empty_rows
 import algos
 from algos import Cursor, LSTMPolicy, MLPPolicy, collect
 from algos.advantages import whiten
-from algos.conjugate_gradient import conjugate_gradient
-from algos.trpo import TRPO, TRPOConfig
+from algos.trpo import TRPO, TRPOConfig, conjugate_gradient
 
 QUIET = dict(normalize_advantage=False, critic_epochs=1, minibatch_size=1000)
 

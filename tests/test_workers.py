@@ -23,11 +23,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import PPO, Cursor, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
-from algos.control import step_values
 from algos.envs.env_worker import check_observation, check_reward
 from algos.envs.subprocess_env import SubprocessVectorEnv
 from algos.make import make_vector_environment
-from algos.policies.policy import Step
+from algos.policies.policy import Step, step_values
 from algos.training.metrics import EpisodeMeter
 
 # Processes get the environments themselves, and import neither this file nor PyTorch.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos import presets
-from algos.algorithms import CONFIGS
 from algos.comparison.summary import Case, RunResult, summary, update_kl
+from algos.config import CONFIGS
 from algos.training.run_folder import check_new
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def _folder(run_dir: Path, case: Case, seed: int) -> Path:
 
 def _make_agent(case: Case, seed: int) -> Agent:
     """Environment, policy and algorithm of a case, by its recipe."""
-    from algos.algorithms import GROUPED, make_agent
-    from algos.make import is_text, make_policy, make_vector_environment
+    from algos.config import GROUPED
+    from algos.make import is_text, make_agent, make_policy, make_vector_environment
 
     recipe = presets.recipe(case.env, case.algorithm)
     arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient} if is_text(case.env) else {}

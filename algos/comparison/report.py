@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from algos.comparison.summary import POINTS, QUANTITIES, Figure, RunResult, curves, summary
-from algos.statistics import FEWEST, bootstrap_interval
+from algos.comparison.summary import FEWEST, POINTS, QUANTITIES, Figure, RunResult, bootstrap_interval, curves, summary
 from textenv.rendering import printable
 
 COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")

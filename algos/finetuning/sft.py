@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from algos.config import check_range
-from algos.examples import Example, read_example
 from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
-from algos.finetuning.packing import TokenRows, check_packing, learnt_log_probs, pack, token_rows
+from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.names import NamedFields
 from algos.policies.lm import LMPolicy
 from algos.training.logger import Logs
@@ -76,8 +75,8 @@ def sft(
 
     Args:
         model: what is trained: of its parameters those that require a gradient, so with LoRA the adapter alone.
-        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}``: see `algos.examples.read_example`. In a
-            text every token is learnt, else only answers and their EOS.
+        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}`` (see `algos.finetuning.packing`). In a text
+            every token is learnt, otherwise only answers and their EOS.
         config: hyper-parameters.
         held_out: examples to measure after each epoch.
         run_dir: folder for ``metrics.jsonl`` and TensorBoard files.

@@ -11,12 +11,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.control import ControlPolicy
 from algos.envs.flatten import flatten
 from algos.names import check_names
 from algos.policies.distributions import Categorical
 from algos.policies.layers import tower, widths
-from algos.policies.policy import Observation, Step
+from algos.policies.policy import ControlPolicy, Observation, Step
 from textenv.rollout import Evaluation
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.config import Config
+from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty
@@ -21,12 +22,21 @@ class Learner(Protocol):
     env: VectorEnv
     policy: Policy
     penalty: KLPenalty | None
+    reward_normalizer: RewardNormalizer | None
     cursor: Any
+    generator: torch.Generator
+    """Order of the minibatches."""
     progress: float
+    """Fraction of the training that is done, 0 to 1."""
 
     @property
-    def config(self) -> Config:
-        """Hyper-parameters."""
+    def config(self) -> Any:
+        """Hyper-parameters of the algorithm, an `algos.config.Config`."""
+        ...
+
+    @property
+    def descent(self) -> Any:
+        """The optimizer, an `algos.optimize.Descent`."""
         ...
 
     def collect(self) -> TensorDict:

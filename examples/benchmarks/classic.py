@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from algos.comparison.compare import train_all
-from algos.comparison.summary import Case
-from algos.statistics import FEWEST, bootstrap_interval, interquartile_mean
+from algos.comparison.summary import FEWEST, Case, bootstrap_interval, interquartile_mean
 
 EPISODES = 100
 PUBLISHED = {

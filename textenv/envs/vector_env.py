@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 from textenv.envs.action_masks import ActionMasks, Rule
-from textenv.envs.episode_batch import EpisodeBatch
+from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
 from textenv.envs.task import Task, check_count, choose_task, score_turns
 from textenv.envs.transcript import Transcript
@@ -24,7 +24,6 @@ from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import figures
 from textenv.rewards.scores import Scores
-from textenv.step_info import end_info, final_info
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
