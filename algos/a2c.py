@@ -37,4 +37,4 @@ class A2C(Agent[A2CConfig]):
         """The actor-critic loss on a part of the rollout."""
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
         error = value_loss(value=evaluation.value, value_target=part["value_target"], mask=part["mask"])
-        return policy_gradient(part, evaluation, log_ratio) | {"value/loss": Term(self.config.value_coefficient, error)}
+        return policy_gradient(part, evaluation, log_ratio) | {"value/loss": Term(self.config.vf_coef, error)}

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from algos.collection import Cursor, autoreset_mode, collect
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.names import check_names
-from algos.optimize import Descent
+from algos.optimize import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_spaces
 from algos.training.loop import learn
@@ -72,17 +72,17 @@ class Agent(Generic[ConfigT]):
         """Share of the training that is done, 0 to 1: schedules read it."""
 
     @cached_property
-    def descent(self) -> Descent:
+    def optimizer(self) -> Optimizer:
         """Optimiser of all that the policy trains, made at its first use."""
-        return Descent(self.policy.parameters(), self.config, policy=self.policy)
+        return Optimizer(self.policy.parameters(), self.config, policy=self.policy)
 
     def collect(self) -> TensorDict:
         """Let the policy act: the next rollout."""
         return collect(
             self.env,
             self.policy,
-            steps=self.config.steps,
-            episodes=self.config.episodes,
+            num_steps=self.config.num_steps,
+            num_episodes=self.config.num_episodes,
             group_size=getattr(self.config, "group_size", 1),
             cursor=self.cursor,
         )
@@ -99,7 +99,7 @@ class Agent(Generic[ConfigT]):
             "policy_memory": own_attributes(self.policy),
             "generator": self.generator,
             "cursor": attributes(self.cursor),
-            "descent": self.descent.state_dict() if "descent" in vars(self) else None,
+            "descent": self.optimizer.state_dict() if "descent" in vars(self) else None,
             "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
             "penalty": None if self.penalty is None else self.penalty.state_dict(),
         }
@@ -115,7 +115,7 @@ class Agent(Generic[ConfigT]):
         self.generator.set_state(state["generator"].get_state())
         set_attributes(self.cursor, state["cursor"])
         if state["descent"] is not None:
-            self.descent.load_state_dict(state["descent"])
+            self.optimizer.load_state_dict(state["descent"])
         if state["reward_normalizer"] is not None and self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         if state["penalty"] is not None and self.penalty is not None:
@@ -147,11 +147,11 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         if config.bootstrap_truncated is None:
             found["bootstrap_truncated"] = not text
         if config.normalize_advantage in (None, True):
-            by_steps = isinstance(config, PPOConfig) and config.episodes is None
+            by_steps = isinstance(config, PPOConfig) and config.num_episodes is None
             found["normalize_advantage"] = "minibatch" if by_steps else "rollout"
         # A sequential policy's row of several steps has a spread.
         single = isinstance(config, PPOConfig) and config.minibatch_size == 1
-        single = single and not (policy.sequential and config.episodes is None)
+        single = single and not (policy.sequential and config.num_episodes is None)
         if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
             raise ValueError(
                 "minibatch_size is 1 and normalize_advantage 'minibatch': an advantage normalised by itself is lost. "
@@ -211,8 +211,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
             "KL would be wrong. Train with both None, and set them for generation afterwards."
         )
-    if is_episode_env(env) and config.episodes is None:
+    if is_episode_env(env) and config.num_episodes is None:
         raise ValueError(
-            f"config.steps is {config.steps}, but a text environment is collected in whole episodes: "
-            "set steps=None and episodes, or start from algos.presets.TEXT"
+            f"config.num_steps is {config.num_steps}, but a text environment is collected in whole episodes: "
+            "set num_steps=None and num_episodes, or start from algos.presets.TEXT"
         )

@@ -61,9 +61,9 @@ class Train(Generic[ConfigT]):
     process_timeout: float | None = None
     """Control only, for slow or unstable environments: run each in a process of its own, which is replaced if it
     crashes or takes more than these seconds for a step (60 suits most)."""
-    kl_coefficient: float | None = None
+    kl_coef: float | None = None
     """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
-    episodes: int = 20
+    num_episodes: int = 20
     """Episodes of the evaluation after training (prompts of the test split in text)."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before they end it."""
@@ -83,9 +83,9 @@ class Train(Generic[ConfigT]):
         from algos.make import is_text, make_agent, make_policy, make_vector_environment
 
         start = time.perf_counter()
-        if self.num_envs < 1 or self.episodes < 1:  # not after the training, in the evaluation
+        if self.num_envs < 1 or self.num_episodes < 1:  # not after the training, in the evaluation
             raise ValueError(
-                f"--num-envs is {self.num_envs} and --episodes {self.episodes}, expected at least 1 of each"
+                f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
             )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
@@ -109,9 +109,9 @@ class Train(Generic[ConfigT]):
         )
         split = {"split": "test"} if is_text(self.env) else {}
         env.close()
-        slots = min(self.episodes, 64 if self.process_timeout is None else self.num_envs)
+        slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
         with closing(make_vector_environment(self.env, slots, **(options | split))) as test_env:
-            result = summarise(test_env, policy, episodes=self.episodes, seed=config.seed)
+            result = summarise(test_env, policy, num_episodes=self.num_episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
@@ -126,10 +126,10 @@ class Train(Generic[ConfigT]):
 
         arguments = _json_object(self.env_kwargs, "--env-kwargs")
         if is_text(self.env):
-            more = {"model": self.model, "kl_coefficient": self.kl_coefficient}
+            more = {"model": self.model, "kl_coef": self.kl_coef}
             return more | {"process_timeout": self.process_timeout} | arguments
-        if self.model != "embedded" or self.kl_coefficient is not None:
-            raise ValueError(f"--model and --kl-coefficient are for text environments, {self.env} is none")
+        if self.model != "embedded" or self.kl_coef is not None:
+            raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is none")
         return {"process_timeout": self.process_timeout} | arguments
 
 
@@ -141,7 +141,7 @@ class Evaluate:
     """Run folder of a trained agent."""
     env: str | None = None
     """Another environment than the agent was trained on; or module:id, where a module registers it."""
-    episodes: int = 20
+    num_episodes: int = 20
     """Episodes to play (prompts of the test split in text)."""
     deterministic: bool = False
     """Take the most probable action instead of a sample."""
@@ -157,12 +157,12 @@ class Evaluate:
         from algos.make import remake_environment
         from algos.training.save import load, read_description
 
-        description, slots = read_description(self.folder), max(1, min(self.episodes, 64))
+        description, slots = read_description(self.folder), max(1, min(self.num_episodes, 64))
         env = remake_environment(description, num_envs=slots, env_id=self.env)
         _one_thread()
         from algos.evaluation import summarise
 
-        options = {"episodes": self.episodes, "deterministic": self.deterministic, "seed": self.seed}
+        options = {"num_episodes": self.num_episodes, "deterministic": self.deterministic, "seed": self.seed}
         return summarise(env, load(self.folder), **options)
 
 
@@ -419,7 +419,7 @@ def _train_command(arguments: Sequence[str]) -> Any:
         num_envs=recipe.num_envs,
         policy=recipe.policy,  # type: ignore[arg-type]
         policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
-        kl_coefficient=recipe.kl_coefficient,
+        kl_coef=recipe.kl_coef,
         config=recipe.config,
     )
     return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]

@@ -48,8 +48,8 @@ def collect(
     env: VectorEnv,
     policy: Policy,
     *,
-    steps: int | None = None,
-    episodes: int | None = None,
+    num_steps: int | None = None,
+    num_episodes: int | None = None,
     group_size: int = 1,
     cursor: Cursor | None = None,
     deterministic: bool = False,
@@ -58,10 +58,10 @@ def collect(
 
     Args:
         env: a vector environment in any of Gymnasium's three autoreset modes, or one of whole episodes
-            (`textenv.rollout.EpisodeEnv`), which takes ``episodes``.
+            (`textenv.rollout.EpisodeEnv`), which takes ``num_episodes``.
         policy: who acts.
-        steps: steps in each slot; the rollout is ``[num_envs, steps]``.
-        episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
+        num_steps: steps in each slot; the rollout is ``[num_envs, num_steps]``.
+        num_episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
             short episodes are not favoured, and what it does after is False in the mask. An episode that its
             environment broke off (`algos.envs.subprocess_env`) is False too and another is played, but not in a group.
         group_size: neighbouring episodes that share a prompt or, in control, the seed that they are reset by; above 1
@@ -70,33 +70,33 @@ def collect(
         deterministic: the most probable action instead of a sample.
 
     Returns:
-        The rollout, with ``log_prob`` of the policy as it acted. With ``steps``, a step whose environment failed is
+        The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step whose environment failed is
         an episode without a True entry, ``is_init`` and ``truncated``: so the step before it counts as truncated.
 
     Raises:
-        ValueError: unless exactly one of ``steps`` and ``episodes`` is given and fits the environment, if the episodes
-            do not divide into groups, or if the environment cannot be reset by a seed for each slot.
+        ValueError: unless exactly one of ``num_steps`` and ``num_episodes`` is given and fits the environment, if the
+            episodes do not divide into groups, or if the environment cannot be reset by a seed for each slot.
     """
-    if (steps is None) == (episodes is None):
-        raise ValueError(f"steps is {steps} and episodes is {episodes}: give exactly one of them")
-    if group_size != 1 and (group_size < 1 or episodes is None or episodes % group_size):
+    if (num_steps is None) == (num_episodes is None):
+        raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
+    if group_size != 1 and (group_size < 1 or num_episodes is None or num_episodes % group_size):
         raise ValueError(
-            f"group_size is {group_size}, episodes {episodes}: give a size of at least 1 that divides them"
+            f"group_size is {group_size}, num_episodes {num_episodes}: give a size of at least 1 that divides them"
         )
     cursor = Cursor() if cursor is None else cursor
     if is_episode_env(env):
-        if episodes is None:
-            raise ValueError("a text environment is collected in whole episodes: give episodes, not steps")
-        return _collect_text(env, policy, episodes, group_size, cursor, deterministic)
-    if episodes is not None:
+        if num_episodes is None:
+            raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
+        return _collect_text(env, policy, num_episodes, group_size, cursor, deterministic)
+    if num_episodes is not None:
         if group_size > 1:
-            return _collect_groups(env, policy, episodes, group_size, cursor, deterministic)
+            return _collect_groups(env, policy, num_episodes, group_size, cursor, deterministic)
         cursor.observation = None  # whole episodes start from a reset
-        share = np.full(env.num_envs, episodes // env.num_envs)
-        share[: episodes % env.num_envs] += 1
+        share = np.full(env.num_envs, num_episodes // env.num_envs)
+        share[: num_episodes % env.num_envs] += 1
         return _collect_shares(env, policy, share, cursor, deterministic)
-    assert steps is not None
-    return _collect_steps(env, policy, steps, cursor, deterministic)
+    assert num_steps is not None
+    return _collect_steps(env, policy, num_steps, cursor, deterministic)
 
 
 @torch.no_grad()
@@ -129,23 +129,23 @@ def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
     return found
 
 
-def _collect_steps(env: VectorEnv, policy: Policy, steps: int, cursor: Cursor, deterministic: bool) -> TensorDict:
+def _collect_steps(env: VectorEnv, policy: Policy, num_steps: int, cursor: Cursor, deterministic: bool) -> TensorDict:
     _begin(env, policy, cursor)
     columns: dict[str, list[Any]] = defaultdict(list)
-    for _ in range(steps):
+    for _ in range(num_steps):
         _one_step(env, policy, cursor, columns, deterministic)
     return _rollout(columns)
 
 
 def _collect_groups(
-    env: VectorEnv, policy: Policy, episodes: int, group_size: int, cursor: Cursor, deterministic: bool
+    env: VectorEnv, policy: Policy, num_episodes: int, group_size: int, cursor: Cursor, deterministic: bool
 ) -> TensorDict:
     """One episode a row, played slot by slot in as many turns as it takes."""
     if cursor.group_seeds is None:
         cursor.group_seeds, cursor.seed = np.random.default_rng(cursor.seed), None
-    seeds = cursor.group_seeds.integers(2**31, size=episodes // group_size).repeat(group_size)
+    seeds = cursor.group_seeds.integers(2**31, size=num_episodes // group_size).repeat(group_size)
     turns = []
-    for start in range(0, episodes, env.num_envs):
+    for start in range(0, num_episodes, env.num_envs):
         own = seeds[start : start + env.num_envs]
         share = (np.arange(env.num_envs) < len(own)).astype(int)
         _begin(env, policy, cursor, seed=np.resize(own, env.num_envs).tolist())
@@ -154,7 +154,9 @@ def _collect_groups(
     # What is put behind an episode is False in every mask.
     padded = [pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns]
     rollout = TensorDict.cat(padded)
-    rollout["group"] = torch.arange(episodes // group_size).repeat_interleave(group_size)[:, None].expand(rollout.shape)
+    rollout["group"] = (
+        torch.arange(num_episodes // group_size).repeat_interleave(group_size)[:, None].expand(rollout.shape)
+    )
     return rollout
 
 

@@ -49,15 +49,15 @@ def check_range(
 class Config(NamedFields):
     """Hyper-parameters that every algorithm has."""
 
-    steps: int | None = 128
-    """Steps that each environment slot takes in a rollout (control); None with episodes."""
-    episodes: int | None = None
-    """Whole episodes in a rollout (text); None with steps."""
+    num_steps: int | None = 128
+    """Steps that each environment slot takes in a rollout (control); None with num_episodes."""
+    num_episodes: int | None = None
+    """Whole episodes in a rollout (text); None with num_steps."""
     learning_rate: float = 2.5e-4
     """Adam's step size at the start."""
     final_learning_rate: float | None = None
     """Step size at the end, reached linearly; None keeps it constant."""
-    warmup: float = 0.0
+    warmup_ratio: float = 0.0
     """Share of the training in which the step size rises linearly from 0 to where it starts."""
     adam_eps: float | None = None
     """Added to the square root in Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
@@ -74,10 +74,12 @@ class Config(NamedFields):
     """Of the environment, the sampled actions and the order of minibatches."""
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.episodes is None):
-            raise ValueError(f"steps is {self.steps} and episodes is {self.episodes}: give one, and None for the other")
-        check_range(self, at_least_one=["steps", "episodes"], positive=["learning_rate", "max_grad_norm", "adam_eps"])
-        check_range(self, not_negative=["final_learning_rate", "weight_decay", "seed"], unit_interval=["warmup"])
+        if (self.num_steps is None) == (self.num_episodes is None):
+            given = f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}"
+            raise ValueError(f"{given}: give one, and None for the other")
+        check_range(self, at_least_one=["num_steps", "num_episodes"], positive=["learning_rate", "max_grad_norm"])
+        check_range(self, not_negative=["final_learning_rate", "weight_decay", "seed"], unit_interval=["warmup_ratio"])
+        check_range(self, positive=["adam_eps"])
         betas = self.adam_betas
         pair = isinstance(betas, (tuple, list)) and len(betas) == 2
         if not (pair and all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)):
@@ -90,7 +92,7 @@ class PolicyGradientConfig(Config):
 
     micro_batch_size: int | None = None
     """Units evaluated at a time, to save memory; the gradient is the same. None: the whole minibatch."""
-    entropy_coefficient: float = 0.0
+    ent_coef: float = 0.0
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: float | None = None
     """Most nats by which the log-probabilities of acting and of scoring may differ before the first step of an update.
@@ -98,7 +100,7 @@ class PolicyGradientConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, at_least_one=["micro_batch_size"], not_negative=["entropy_coefficient"])
+        check_range(self, at_least_one=["micro_batch_size"], not_negative=["ent_coef"])
         check_range(self, positive=["ratio_tolerance"])
 
 
@@ -140,7 +142,7 @@ class ActorCriticConfig(PolicyGradientConfig):
 class PPOConfig(ActorCriticConfig):
     """Hyper-parameters of PPO."""
 
-    epochs: int = 4
+    num_epochs: int = 4
     """Passes over each rollout."""
     minibatch_size: int = 128
     """Steps in a minibatch, or rows where the policy is sequential (text)."""
@@ -148,9 +150,9 @@ class PPOConfig(ActorCriticConfig):
     """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
     final_clip_range: float | None = None
     """Clip range at the end, reached linearly; None keeps it constant."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss (half the squared error)."""
-    value_clip_range: float | None = None
+    clip_range_vf: float | None = None
     """Most that a value may move in an update, in units of the return; None does not clip."""
     target_kl: float | None = None
     """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None never does."""
@@ -161,28 +163,26 @@ class PPOConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(
-            self, at_least_one=["epochs", "minibatch_size"], not_negative=["final_clip_range", "value_coefficient"]
-        )
-        check_range(self, positive=["clip_range", "target_kl", "value_clip_range"])
+        check_range(self, at_least_one=["num_epochs", "minibatch_size"], not_negative=["final_clip_range", "vf_coef"])
+        check_range(self, positive=["clip_range", "target_kl", "clip_range_vf"])
         _check_choice(self, "policy_loss", PolicyLossName)
         _check_choice(self, "aggregation", AggregationName)
 
 
 @dataclass(frozen=True, kw_only=True)
 class A2CConfig(ActorCriticConfig):
-    """Hyper-parameters of A2C; ``gae_lambda=1`` are the n-step advantages of the paper, n being ``steps``."""
+    """Hyper-parameters of A2C; ``gae_lambda=1`` are the n-step advantages of the paper, n being ``num_steps``."""
 
     gae_lambda: float = 1.0
     """Trace decay of generalised advantage estimation."""
     normalize_advantage: Literal["rollout", "minibatch"] | bool | None = False
     """Scale the advantages of each rollout to mean 0 and variance 1."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss (half the squared error)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, not_negative=["value_coefficient"])
+        check_range(self, not_negative=["vf_coef"])
         _refuse_minibatches(self)
 
 
@@ -214,7 +214,7 @@ class TRPOConfig(ActorCriticConfig):
         _refuse_minibatches(self)
         if self.line_search_factor >= 1:
             raise ValueError(f"TRPOConfig.line_search_factor is {self.line_search_factor}, expected less than 1")
-        if self.entropy_coefficient or self.micro_batch_size:
+        if self.ent_coef or self.micro_batch_size:
             raise ValueError("TRPO has no entropy bonus and no micro-batches: leave them at 0 and None")
         if self.value_learning_rate is not None or self.value_max_grad_norm is not None:
             raise ValueError(
@@ -227,17 +227,17 @@ class TRPOConfig(ActorCriticConfig):
 class WholeEpisodesConfig(PolicyGradientConfig):
     """Hyper-parameters of the algorithms that need the return of a whole episode, and no value."""
 
-    steps: int | None = None
+    num_steps: int | None = None
     """Not for this algorithm: a return needs the whole episode."""
-    episodes: int | None = 32
+    num_episodes: int | None = 32
     """Whole episodes in a rollout; a multiple of the group's size, where there are groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.episodes is None:
+        if self.num_episodes is None:
             raise ValueError(
-                f"{type(self).__name__}.steps is {self.steps}, but returns of whole episodes are needed: set "
-                "steps=None and episodes"
+                f"{type(self).__name__}.num_steps is {self.num_steps}, but returns of whole episodes are needed: set "
+                "num_steps=None and num_episodes"
             )
 
 
@@ -280,7 +280,7 @@ class GRPOConfig(WholeEpisodesConfig):
 
     group_size: int = 8
     """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
-    epochs: int = 2
+    num_epochs: int = 2
     """Passes over each rollout."""
     minibatch_size: int = 32
     """Steps in a minibatch, or rows where the policy is sequential (text)."""
@@ -296,7 +296,7 @@ class GRPOConfig(WholeEpisodesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_groups(self, self.group_size)
-        check_range(self, at_least_one=["epochs", "minibatch_size"], positive=["clip_range"])
+        check_range(self, at_least_one=["num_epochs", "minibatch_size"], positive=["clip_range"])
         _check_choice(self, "policy_loss", PolicyLossName)
         _check_choice(self, "aggregation", AggregationName)
 
@@ -305,7 +305,7 @@ class GRPOConfig(WholeEpisodesConfig):
 class DQNConfig(Config):
     """Hyper-parameters of DQN."""
 
-    steps: int | None = 16
+    num_steps: int | None = 16
     """Steps that each environment slot takes between updates."""
     learning_rate: float = 1e-3
     """Adam's step size at the start."""
@@ -321,7 +321,7 @@ class DQNConfig(Config):
     """Steps of the optimiser after each rollout."""
     batch_size: int = 64
     """Remembered steps in each of them."""
-    target_every: int = 250
+    target_update_gradient_steps: int = 250
     """Gradient steps after which the target network becomes the present one."""
     loss: ValueLossName | Callable[..., Any] = "mse_loss"
     """Of the values ``[b]`` and what they should be: one of `torch.nn.functional` by name, or a function of the two.
@@ -329,19 +329,19 @@ class DQNConfig(Config):
     learns their median, which the few ends of episodes do not move, and they can grow without limit (CartPole's do)."""
     double: bool = True
     """The present network chooses the next action and the target network says what it is worth."""
-    exploration_share: float = 0.2
+    exploration_fraction: float = 0.2
     """Share of the training in which ε falls from 1 to its end."""
     final_exploration: float = 0.05
     """ε afterwards: the probability of a random action."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps is None:
-            raise ValueError(f"DQNConfig.steps is None and episodes {self.episodes}: DQN learns from steps, give them")
-        check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_every"])
+        if self.num_steps is None:
+            raise ValueError("DQNConfig.num_steps is None: DQN learns from steps, so give a number of them")
+        check_range(self, at_least_one=["buffer_size", "gradient_steps", "batch_size", "target_update_gradient_steps"])
         check_range(self, not_negative=["learning_starts"])
         _check_choice(self, "loss", ValueLossName)
-        check_range(self, unit_interval=["gamma", "exploration_share", "final_exploration"])
+        check_range(self, unit_interval=["gamma", "exploration_fraction", "final_exploration"])
         if self.buffer_size < max(self.learning_starts, self.batch_size):
             raise ValueError(
                 f"DQNConfig.buffer_size is {self.buffer_size}, but learning waits for learning_starts "
@@ -391,9 +391,9 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
 
 def _check_groups(config: Config, group_size: int) -> None:
     """Raise a ValueError unless the episodes are collected in groups that have someone to compare with."""
-    assert config.episodes is not None
-    if not isinstance(group_size, int) or group_size < 2 or config.episodes % group_size:
+    assert config.num_episodes is not None
+    if not isinstance(group_size, int) or group_size < 2 or config.num_episodes % group_size:
         raise ValueError(
-            f"{type(config).__name__}.group_size is {group_size} and episodes is {config.episodes}: expected groups of "
-            "at least 2, and a number of episodes that divides into them"
+            f"{type(config).__name__}.group_size is {group_size} and num_episodes is {config.num_episodes}: "
+            "expected groups of at least 2, and a number of episodes that divides into them"
         )

@@ -53,7 +53,7 @@ class DQN(Agent[DQNConfig]):
 
     def collect(self) -> TensorDict:
         """ε-greedy steps: the next rollout."""
-        share = self.config.exploration_share
+        share = self.config.exploration_fraction
         done = min(self.progress / share, 1.0) if share else 1.0
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
         return super().collect()
@@ -63,13 +63,13 @@ class DQN(Agent[DQNConfig]):
         config, means = self.config, Means()
         columns = STORED + (("next_action_mask",) if "action_mask" in rollout.keys() else ())
         self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
-        self.descent.schedule(self.progress)
+        self.optimizer.schedule(self.progress)
         metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
         if len(self.buffer) >= max(config.learning_starts, config.batch_size):
             for _ in range(config.gradient_steps):
-                if self.gradient_steps % config.target_every == 0:
+                if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                means.add(self.descent.step(self._loss, [self.buffer.sample()]))
+                means.add(self.optimizer.step(self._loss, [self.buffer.sample()]))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # whoever evaluates or saves it means the greedy policy
         return means.result() | metrics

@@ -26,7 +26,7 @@ def evaluate(
     env: VectorEnv | gymnasium.Env | str,
     policy: Policy,
     *,
-    episodes: int = 20,
+    num_episodes: int = 20,
     deterministic: bool = False,
     seed: int = 0,
 ) -> tuple[list[float], TensorDict]:
@@ -36,7 +36,7 @@ def evaluate(
         env: reset with ``seed`` first. Of an id, as `algos.make.make_vector_environment` takes it, up to 16 are
             played side by side (of text on the prompts of the test split); a single environment is played by itself.
         policy: who plays; afterwards its generator and what it remembers of its slots are as they were.
-        episodes: exactly this many.
+        num_episodes: exactly this many.
         deterministic: the most probable action instead of a sample.
         seed: of prompts or start states, and of the sampled actions.
 
@@ -47,9 +47,9 @@ def evaluate(
         TypeError: on arguments in another order.
         ValueError: if the policy was made for other spaces, or there is no environment of that id.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is {episodes}, expected at least 1")
-    env = _vector_env(env, policy, episodes)
+    if num_episodes < 1:
+        raise ValueError(f"num_episodes is {num_episodes}, expected at least 1")
+    env = _vector_env(env, policy, num_episodes)
     check_spaces(env, policy)
     # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
     player = copy.copy(policy)
@@ -57,20 +57,22 @@ def evaluate(
     policy.generator.manual_seed(seed)
     try:
         # Evaluating in mid-training changes nothing that is trained, nor which prompts come next.
-        with env.own_order() if is_episode_env(env) else nullcontext():
-            rollout = collect(env, player, episodes=episodes, cursor=Cursor(seed=seed), deterministic=deterministic)
+        with env.fork() if is_episode_env(env) else nullcontext():
+            rollout = collect(
+                env, player, num_episodes=num_episodes, cursor=Cursor(seed=seed), deterministic=deterministic
+            )
     finally:
         policy.generator.set_state(state)
     return EpisodeMeter().finished(rollout)[0], rollout
 
 
-def _vector_env(env: Any, policy: Any, episodes: int) -> VectorEnv:
+def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
     """The environment given, or a vector environment of it."""
     if not hasattr(policy, "act"):
         raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
     if isinstance(env, str):
         split: dict[str, Any] = {"split": "test"} if is_text(env) else {}
-        return make_vector_environment(env, min(episodes, 16), **split)
+        return make_vector_environment(env, min(num_episodes, 16), **split)
     if isinstance(env, gymnasium.Env):
         inner = env.unwrapped
         return inner.vector if isinstance(inner, TextEnv) else SyncVectorEnv([lambda: env])
@@ -104,6 +106,6 @@ def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
     if penalty is None:
         return result
     penalty(rollout, policy)
-    kl = reference_metrics(rollout, coefficient=penalty.coefficient)["reference/kl"]
-    penalised = result["mean_return"] - penalty.coefficient * kl
+    kl = reference_metrics(rollout, coefficient=penalty.coef)["reference/kl"]
+    penalised = result["mean_return"] - penalty.coef * kl
     return result | {"score": result["mean_return"], "kl": kl, "penalised_return": penalised}

@@ -46,7 +46,7 @@ class GRPO(Agent[GRPOConfig]):
             rollout,
             self._terms,
             size=config.minibatch_size,
-            epochs=config.epochs,
+            num_epochs=config.num_epochs,
             aggregation=config.aggregation,
             clip_range=config.clip_range,
         )

@@ -185,5 +185,5 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
     arguments = dict(saved["kwargs"]) if same else {}
     if is_text(wanted):
         arguments["split"] = "test"
-        arguments["kl_coefficient"] = arguments.get("kl_coefficient") or 0.0
+        arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
     return make_vector_environment(wanted, num_envs, **arguments)

@@ -32,7 +32,7 @@ def optimize(
     terms_of: Callable[[TensorDict, Evaluation, Tensor], Terms],
     *,
     size: int | None = None,
-    epochs: int = 1,
+    num_epochs: int = 1,
     normalize_advantage: str | bool | None = False,
     aggregation: str | Aggregation = token_mean,
     clip_range: float | None = None,
@@ -49,7 +49,7 @@ def optimize(
         size, epochs, normalize_advantage, aggregation: see `weighted_minibatches`.
         clip_range: of the loss, for the log; None logs no movement of the policy.
         target_kl: ends the update as soon as a minibatch's ``policy/approx_kl`` exceeds it.
-        others: further losses, see `Descent.step`.
+        others: further losses, see `Optimizer.step`.
     """
     config, policy, means = agent.config, agent.policy, Means()
 
@@ -58,21 +58,21 @@ def optimize(
         ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
         terms = terms_of(part, evaluation, ratios)
         terms |= regularizers(part, evaluation=evaluation, policy=policy, penalty=agent.penalty, config=config)
-        loss, totals = add_up(terms, weight=part["weight"], share=part["share"])
+        loss, totals = total_loss(terms, weight=part["weight"], share=part["share"])
         return loss, totals | ratio_metrics(ratios.detach(), share=part["share"], clip_range=clip_range, first=first)
 
-    agent.descent.schedule(agent.progress)
+    agent.optimizer.schedule(agent.progress)
     for batch in weighted_minibatches(
         rollout,
         policy=policy,
         generator=agent.generator,
         size=size,
-        epochs=epochs,
+        num_epochs=num_epochs,
         normalize_advantage=normalize_advantage,
         aggregation=by_name(aggregation),
     ):
         parts = cut(batch, config.micro_batch_size)
-        totals = agent.descent.step(partial(loss_of, first=means.count == 0), parts, *others)
+        totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
         means.add(totals)
         if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
             break
@@ -130,7 +130,7 @@ def weighted_minibatches(
     policy: Policy,
     generator: torch.Generator,
     size: int | None = None,
-    epochs: int = 1,
+    num_epochs: int = 1,
     normalize_advantage: str | bool | None = False,
     aggregation: Aggregation = token_mean,
 ) -> Iterator[TensorDict]:
@@ -160,7 +160,7 @@ def weighted_minibatches(
     by_row = aggregation is not token_mean and not policy.sequential
     if by_row:  # single steps know nothing of their row: weighed before they leave it, 1 on average
         rollout["weight"] = aggregation(mask=rollout["mask"]) * rollout["mask"].sum()
-    cuts = minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, epochs=epochs)
+    cuts = minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, num_epochs=num_epochs)
     for number, batch in enumerate(cuts):
         mask = batch["mask"]
         if normalize_advantage == "minibatch":
@@ -207,7 +207,7 @@ def regularizers(
 ) -> Terms:
     """The entropy bonus, and what a KL penalty charges in the loss."""
     entropy = torch.where(part["mask"], evaluation.entropy, 0.0)
-    terms = {"policy/entropy": Term(-config.entropy_coefficient, entropy)}
+    terms = {"policy/entropy": Term(-config.ent_coef, entropy)}
     if penalty is not None:
         charged = penalty.losses(part, log_prob=evaluation.log_prob, policy=policy)
         terms |= {name: Term(1.0, entries) for name, entries in charged.items()}
@@ -225,7 +225,7 @@ def places(rollout: TensorDict) -> Tensor:
 
 
 def minibatches(
-    rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator, epochs: int = 1
+    rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator, num_epochs: int = 1
 ) -> Iterator[TensorDict]:
     """In each epoch every True entry once, in a new random order where there is more than one minibatch.
 
@@ -250,7 +250,7 @@ def minibatches(
             units = units[units["mask"]]
     if not len(units):
         return
-    for _ in range(epochs):
+    for _ in range(num_epochs):
         if size is None or size >= len(units):
             yield units.clone()  # all of them, and so in any order; what is written into it stays out of the next one
             continue
@@ -272,7 +272,7 @@ Terms = dict[str, Term]
 Totals = dict[str, Tensor]
 
 
-class Descent:
+class Optimizer:
     """An optimiser with its learning rate's schedule.
 
     Args:
@@ -283,7 +283,7 @@ class Descent:
 
     Example:
         >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
-        >>> descent = Descent([weight], Config(learning_rate=0.1))
+        >>> descent = Optimizer([weight], Config(learning_rate=0.1))
         >>> totals = descent.step(lambda part: (weight.square().sum(), {}), [batch])
         >>> round(weight.item(), 3)
         0.9
@@ -316,11 +316,11 @@ class Descent:
         It rises linearly over the warm-up, to where it starts, and then falls linearly to its end, if it has one.
         """
         config = self.config
-        if progress < config.warmup:
+        if progress < config.warmup_ratio:
             # The first step is taken at progress 0 and is no step at all if the rate is 0 there.
-            rate = config.learning_rate * max(progress / config.warmup, 0.01)
+            rate = config.learning_rate * max(progress / config.warmup_ratio, 0.01)
         else:
-            rest = (progress - config.warmup) / max(1 - config.warmup, 1e-9)
+            rest = (progress - config.warmup_ratio) / max(1 - config.warmup_ratio, 1e-9)
             rate = scheduled(config.learning_rate, config.final_learning_rate, rest)
         for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
@@ -372,7 +372,7 @@ class Descent:
                 loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
         for norm, (groups, longest) in zip(norms, self._cuts, strict=True):
-            self.optimizer.cut_and_step(norm, *groups, longest=longest)
+            self.optimizer.clip_and_step(norm, *groups, longest=longest)
         return totals
 
     def _taken(self) -> int:
@@ -390,7 +390,7 @@ def cut(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
     return [batch] if size is None else batch.split(size)
 
 
-def add_up(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Totals]:
+def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Totals]:
     """A loss from its terms.
 
     Args:

@@ -74,7 +74,7 @@ class PPO(Agent[PPOConfig]):
             rollout,
             self._terms,
             size=config.minibatch_size,
-            epochs=config.epochs,
+            num_epochs=config.num_epochs,
             normalize_advantage=config.normalize_advantage,
             aggregation=config.aggregation,
             clip_range=self.clip_range,
@@ -94,9 +94,9 @@ class PPO(Agent[PPOConfig]):
             value_target=part["value_target"],
             mask=mask,
             old_value=part["value"],
-            clip_range=config.value_clip_range,
+            clip_range=config.clip_range_vf,
         )
-        return {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.value_coefficient, error)}
+        return {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.vf_coef, error)}
 
     def _auxiliary_loss(self) -> tuple[Tensor, Totals]:
         assert self.auxiliary is not None

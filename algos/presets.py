@@ -19,13 +19,18 @@ from algos.config import (
 )
 
 CARTPOLE = PPOConfig(
-    steps=64, epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98, gae_lambda=0.9,
-    max_grad_norm=1.0,
+    num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
+    gae_lambda=0.9, max_grad_norm=1.0,
 )  # fmt: skip
 """CartPole-v1 with 16 environments; found here, see the README."""
 
 CARTPOLE_LSTM = PPOConfig(
-    steps=64, minibatch_size=8, learning_rate=2e-3, final_learning_rate=0.0, max_grad_norm=1.0, normalize_rewards=True
+    num_steps=64,
+    minibatch_size=8,
+    learning_rate=2e-3,
+    final_learning_rate=0.0,
+    max_grad_norm=1.0,
+    normalize_rewards=True,
 )
 """CartPole-v1 with its velocities hidden, in 150,000 steps with 32 environments; found here.
 
@@ -34,8 +39,8 @@ of the value drowns the policy's in the layers that they share, and nothing is l
 """
 
 CARTPOLE_ZOO = PPOConfig(
-    steps=32, epochs=20, minibatch_size=256, learning_rate=1e-3, final_learning_rate=0.0, gamma=0.98, gae_lambda=0.8,
-    final_clip_range=0.0, value_coefficient=1.0,
+    num_steps=32, num_epochs=20, minibatch_size=256, learning_rate=1e-3, final_learning_rate=0.0, gamma=0.98,
+    gae_lambda=0.8, final_clip_range=0.0, vf_coef=1.0,
 )  # fmt: skip
 """CartPole-v1 in 100,000 steps with 8 environments; rl-baselines3-zoo, ``hyperparams/ppo.yml``.
 
@@ -51,7 +56,7 @@ Discount and trace decay are those of rl-baselines3-zoo, the rest is for a tenth
 """
 
 PENDULUM = PPOConfig(
-    epochs=10, minibatch_size=256, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.95, normalize_rewards=True
+    num_epochs=10, minibatch_size=256, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.95, normalize_rewards=True
 )
 """Pendulum-v1 with 16 environments and noise held for 4 steps; found here.
 
@@ -59,8 +64,8 @@ The noise is rl-baselines3-zoo's; its discount of .9 ended some 15 lower here.
 """
 
 MOUNTAIN_CAR = PPOConfig(
-    epochs=10, minibatch_size=1024, learning_rate=3e-3, final_learning_rate=0.0, gae_lambda=0.98, value_coefficient=1.0,
-    entropy_coefficient=0.03, normalize_rewards=True,
+    num_epochs=10, minibatch_size=1024, learning_rate=3e-3, final_learning_rate=0.0, gae_lambda=0.98, vf_coef=1.0,
+    ent_coef=0.03, normalize_rewards=True,
 )  # fmt: skip
 """MountainCar-v0 with 32 environments and normalised observations; found here.
 
@@ -69,7 +74,7 @@ lower here. With an entropy bonus of .01 one seed in five settled for a swing to
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
-    epochs=10, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, normalize_rewards=True
+    num_epochs=10, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, normalize_rewards=True
 )
 """MountainCarContinuous-v0 with 16 environments, normalised observations and noise held for 32 steps; found here.
 
@@ -79,8 +84,8 @@ With 8 environments one seed in five was lost.
 """
 
 LUNAR_LANDER = PPOConfig(
-    steps=512, epochs=6, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.999, gae_lambda=0.98,
-    value_coefficient=1.0, entropy_coefficient=0.01, normalize_rewards=True,
+    num_steps=512, num_epochs=6, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.999,
+    gae_lambda=0.98, vf_coef=1.0, ent_coef=0.01, normalize_rewards=True,
 )  # fmt: skip
 """LunarLander-v3 with 16 environments; found here.
 
@@ -89,39 +94,41 @@ lost one seed of three.
 """
 
 TEXT = PPOConfig(
-    steps=None, episodes=128, epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0,
-    max_grad_norm=1.0,
+    num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4,
+    gamma=1.0, max_grad_norm=1.0,
 )  # fmt: skip
 """Short texts by small models, with a KL penalty; found here, see the README."""
 
 
 CARTPOLE_A2C = A2CConfig(
-    steps=32, learning_rate=2e-3, final_learning_rate=0.0, gae_lambda=0.95, normalize_advantage=True
+    num_steps=32, learning_rate=2e-3, final_learning_rate=0.0, gae_lambda=0.95, normalize_advantage=True
 )
 """CartPole-v1 with 16 environments; found here. The linear decline and the number of steps are rl-baselines3-zoo's."""
 
-CARTPOLE_REINFORCE = REINFORCEConfig(episodes=16, learning_rate=5e-3, final_learning_rate=5e-4, gamma=0.98)
+CARTPOLE_REINFORCE = REINFORCEConfig(num_episodes=16, learning_rate=5e-3, final_learning_rate=5e-4, gamma=0.98)
 """CartPole-v1 with 16 environments; found here."""
 
 CARTPOLE_RLOO = RLOOConfig(
-    episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, aggregation="sequence_mean"
+    num_episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, aggregation="sequence_mean"
 )
 """CartPole-v1 with 16 environments; found here. By sequences, since episodes that are good are long."""
 
-CARTPOLE_GRPO = GRPOConfig(episodes=16, learning_rate=2e-3, final_learning_rate=0.0, minibatch_size=512)
+CARTPOLE_GRPO = GRPOConfig(num_episodes=16, learning_rate=2e-3, final_learning_rate=0.0, minibatch_size=512)
 """CartPole-v1 with 16 environments; found here."""
 
-CARTPOLE_TRPO = TRPOConfig(steps=512, learning_rate=1e-3, max_kl=0.04, conjugate_gradient_steps=25, critic_epochs=20)
+CARTPOLE_TRPO = TRPOConfig(
+    num_steps=512, learning_rate=1e-3, max_kl=0.04, conjugate_gradient_steps=25, critic_epochs=20
+)
 """CartPole-v1 with 2 environments; rl-baselines3-zoo's ``hyperparams/trpo.yml`` with a wider trust region."""
 
 CARTPOLE_DQN = DQNConfig(
-    learning_rate=2.3e-3, final_learning_rate=0.0, gradient_steps=128, target_every=128, exploration_share=0.16,
-    final_exploration=0.04,
+    learning_rate=2.3e-3, final_learning_rate=0.0, gradient_steps=128, target_update_gradient_steps=128,
+    exploration_fraction=0.16, final_exploration=0.04,
 )  # fmt: skip
 """CartPole-v1 with 16 environments: rl-baselines3-zoo's, but for squared errors and a rate that falls."""
 
 TEXT_A2C = A2CConfig(
-    steps=None, episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, gae_lambda=0.95,
+    num_steps=None, num_episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, gae_lambda=0.95,
     normalize_advantage=True, max_grad_norm=1.0,
 )  # fmt: skip
 """As `TEXT`; found here."""
@@ -132,11 +139,11 @@ TEXT_REINFORCE = REINFORCEConfig(learning_rate=5e-4, final_learning_rate=1e-4, g
 TEXT_RLOO = RLOOConfig(learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
 """As `TEXT`; found here."""
 
-TEXT_GRPO = GRPOConfig(episodes=128, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
+TEXT_GRPO = GRPOConfig(num_episodes=128, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
 """As `TEXT`; found here."""
 
 TEXT_TRPO = TRPOConfig(
-    steps=None, episodes=64, gamma=1.0, conjugate_gradient_steps=10, critic_epochs=2, minibatch_size=32
+    num_steps=None, num_episodes=64, gamma=1.0, conjugate_gradient_steps=10, critic_epochs=2, minibatch_size=32
 )
 """As `TEXT`, but few and costly steps; found here."""
 
@@ -151,7 +158,7 @@ class Recipe:
     policy: str = "auto"
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the policy."""
-    kl_coefficient: float | None = None
+    kl_coef: float | None = None
     """Text only: reward charged per nat."""
 
 
@@ -179,11 +186,11 @@ RECIPES = {
         policy_kwargs={"normalize_observations": True, "sde_sample_freq": 32, "log_std_init": -0.5},
     ),
     ("LunarLander-v3", "ppo"): Recipe(config=LUNAR_LANDER, num_envs=16, total_steps=400_000),
-    ("textenv/Reviews-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coefficient=0.1),
-    ("textenv/Reviews-v0", "trpo"): Recipe(config=TEXT_TRPO, num_envs=64, total_steps=12_000, kl_coefficient=0.1),
-    ("textenv/Periods-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coefficient=0.001),
-    ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
-    ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coefficient=0.0),
+    ("textenv/Reviews-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coef=0.1),
+    ("textenv/Reviews-v0", "trpo"): Recipe(config=TEXT_TRPO, num_envs=64, total_steps=12_000, kl_coef=0.1),
+    ("textenv/Periods-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coef=0.001),
+    ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
+    ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
 }
 """By environment and algorithm."""
 
@@ -217,5 +224,5 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
         return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto")
     if algorithm not in _TEXT:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")
-    other = Recipe(num_envs=64, total_steps=100_000, kl_coefficient=0.01)
+    other = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
     return replace(RECIPES.get((env_id, "ppo"), other), config=_TEXT[algorithm])

@@ -15,13 +15,13 @@ from algos.agent import Agent
 from algos.config import TRPOConfig
 from algos.losses import token_mean, value_loss
 from algos.optimize import (
-    Descent,
+    Optimizer,
     Term,
     Totals,
     add_advantages,
-    add_up,
     log_ratios,
     places,
+    total_loss,
     weighted_minibatches,
     whiten_advantage,
 )
@@ -61,7 +61,7 @@ class TRPO(Agent[TRPOConfig]):
         if getattr(self.penalty, "place", "reward") == "loss":
             raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
         self._actor: list[nn.Parameter] = []
-        self._critic: Descent | None = None
+        self._critic: Optimizer | None = None
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
@@ -96,7 +96,7 @@ class TRPO(Agent[TRPOConfig]):
         super().load_state_dict(state)
         if state["critic"] is not None:
             weights = list(self.policy.parameters())
-            self._critic = Descent([weights[i] for i in state["critic_weights"]], self.config, policy=self.policy)
+            self._critic = Optimizer([weights[i] for i in state["critic_weights"]], self.config, policy=self.policy)
             self._critic.load_state_dict(state["critic"])
 
     def _improve(self, rollout: TensorDict) -> Metrics:
@@ -159,7 +159,7 @@ class TRPO(Agent[TRPOConfig]):
         """Descend on the value loss, by what the policy's probabilities do not depend on."""
         if self._critic is None:
             own = {id(p) for p in self._actor}
-            self._critic = Descent(
+            self._critic = Optimizer(
                 (p for p in self.policy.parameters() if id(p) not in own), self.config, policy=self.policy
             )
         self._critic.schedule(self.progress)
@@ -169,7 +169,7 @@ class TRPO(Agent[TRPOConfig]):
             policy=self.policy,
             generator=self.generator,
             size=self.config.minibatch_size,
-            epochs=self.config.critic_epochs,
+            num_epochs=self.config.critic_epochs,
         ):
             means.add(self._critic.step(self._value_loss, [batch]))
         return means.result()
@@ -180,7 +180,7 @@ class TRPO(Agent[TRPOConfig]):
         error = value_loss(value=evaluation.value, value_target=batch["value_target"], mask=batch["mask"])
         entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
         terms = {"value/loss": Term(1.0, error), "policy/entropy": Term(0.0, entropy)}
-        return add_up(terms, weight=batch["weight"], share=batch["share"])
+        return total_loss(terms, weight=batch["weight"], share=batch["share"])
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

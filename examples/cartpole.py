@@ -21,7 +21,7 @@ def main(total_steps=35_000):
         print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.1f}")
 
     test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
-    returns, _ = evaluate(test_env, policy, episodes=20, seed=1)
+    returns, _ = evaluate(test_env, policy, num_episodes=20, seed=1)
     print(f"mean return of 20 episodes: {sum(returns) / len(returns):.1f} (best possible: 500)")
     return returns
 

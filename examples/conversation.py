@@ -40,7 +40,7 @@ def main(total_steps=120_000):
     for metrics in history[:: max(1, len(history) // 20)]:
         print(f"{metrics['steps']:>6} steps  return {metrics['episode/return']:.2f} of 3")
 
-    rollout = collect(env, policy, episodes=4)
+    rollout = collect(env, policy, num_episodes=4)
     for row in range(4):  # what the policy said is underlined, redder where it was less likely
         print(render_rollout(rollout, row, tokenizer))
     return history

@@ -35,10 +35,12 @@ class Chase(gymnasium.Env):
 def main(total_steps=40_000):
     env = SyncVectorEnv([Chase] * 8, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=1)
-    config = PPOConfig(steps=64, epochs=8, minibatch_size=128, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.9)
-    before, _ = evaluate(env, policy, episodes=40, deterministic=True)
+    config = PPOConfig(
+        num_steps=64, num_epochs=8, minibatch_size=128, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.9
+    )
+    before, _ = evaluate(env, policy, num_episodes=40, deterministic=True)
     PPO(env, policy, config).learn(total_steps)
-    after, _ = evaluate(env, policy, episodes=40, deterministic=True)
+    after, _ = evaluate(env, policy, num_episodes=40, deterministic=True)
     print(f"mean return {np.mean(before):.2f} before, {np.mean(after):.2f} after (best possible: about -.6)")
     return before, after
 

@@ -14,7 +14,7 @@ class WordCount:
 
     SUBJECTS = ("this film", "the new comedy", "her second drama")
 
-    def deal(self, numbers, *, seed):
+    def sample_prompts(self, numbers, *, seed):
         """Prompt i of the endless order that the seed means: a function of seed and number, and nothing else."""
         prompts = []
         for number in numbers:

@@ -30,7 +30,7 @@ def main(total_steps=150_000):
     for metrics in history[:: max(1, len(history) // 10)]:
         print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.1f}")
 
-    returns, _ = evaluate(make_env(num_envs=20), policy, episodes=20, seed=1)
+    returns, _ = evaluate(make_env(num_envs=20), policy, num_episodes=20, seed=1)
     print(f"mean return of 20 episodes: {sum(returns) / len(returns):.1f} (best possible: 500)")
     return returns
 

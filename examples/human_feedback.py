@@ -6,15 +6,17 @@ Your answers are in runs/thumbs.jsonl as you give them. Quit when you like: the 
 """
 
 from algos import PPO, LMPolicy, presets
-from textenv import FeedbackStopped, HumanReward, KLPenalty, RewardModel, TerminalAsker, TextVectorEnv
+from textenv import FeedbackStopped, HumanReward, KLPenalty, RewardModel, TerminalAnnotator, TextVectorEnv
 
-PER_BATCH = 4 / presets.TEXT.episodes  # of the 128 responses between two updates, you are asked about 4
+PER_BATCH = 4 / presets.TEXT.num_episodes  # of the 128 responses between two updates, you are asked about 4
 
 
-def main(total_steps=6_000, asker=None, file="runs/thumbs.jsonl"):
+def main(total_steps=6_000, annotator=None, file="runs/thumbs.jsonl"):
     policy = LMPolicy.load("embedded", seed=1)
     model = RewardModel.load("embedded", label="positive")
-    human = HumanReward(file, scale="thumbs", asker=asker or TerminalAsker(), otherwise=model, share=PER_BATCH)
+    human = HumanReward(
+        file, scale="thumbs", annotator=annotator or TerminalAnnotator(), fallback=model, fraction=PER_BATCH
+    )
     env = TextVectorEnv(
         prompts=["this film", "the new comedy", "her second drama"],
         reward=human,

@@ -111,7 +111,7 @@ def main():
         start = time.perf_counter()
         torch.manual_seed(1)
         model = make_reward_model(make_tokenizer(texts(train), size=4096))
-        config = RewardModelConfig(epochs=epochs, learning_rate=1e-3)  # for small models from scratch
+        config = RewardModelConfig(num_epochs=epochs, learning_rate=1e-3)  # for small models from scratch
         report = train_reward_model(model, train, config, held_out=held_out)
         measured = (chance(held_out), report.accuracy, report.calibration_error, report.spearman)
         print(

@@ -44,12 +44,10 @@ NEW_TOKENS = 24
 UNFINISHED = 1.0  # what an answer that does not end itself pays
 KL_COEFFICIENT = 0.2  # reward per nat
 TOTAL_STEPS = 40_000
-LANGUAGE = SFTConfig(epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
-FINE_TUNING = SFTConfig(epochs=2, max_length=CONTEXT, learning_rate=1e-3)
-REWARD = RewardModelConfig(epochs=2, learning_rate=2e-3)
-CONFIG = dataclasses.replace(
-    presets.TEXT, learning_rate=1e-3, final_learning_rate=1e-4, gae_lambda=1.0, value_coefficient=0.1
-)
+LANGUAGE = SFTConfig(num_epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
+FINE_TUNING = SFTConfig(num_epochs=2, max_length=CONTEXT, learning_rate=1e-3)
+REWARD = RewardModelConfig(num_epochs=2, learning_rate=2e-3)
+CONFIG = dataclasses.replace(presets.TEXT, learning_rate=1e-3, final_learning_rate=1e-4, gae_lambda=1.0, vf_coef=0.1)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -193,8 +191,8 @@ def measure(lm, reference, reward_model, judge, prompts, sentences):
     """One answer to every prompt: figures, and the texts with a bar where the answer begins."""
     tokenizer, count = lm.tokenizer, len(prompts)
     policy = LMPolicy(lm.model, tokenizer)
-    _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer), policy, episodes=count)
-    KLPenalty(reference, coefficient=0.0)(rollout, policy)
+    _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer), policy, num_episodes=count)
+    KLPenalty(reference, coef=0.0)(rollout, policy)
     ids = [action[own].tolist() for action, own in zip(rollout["action"], rollout["mask"], strict=True)]
     texts = tokenizer.batch_decode(sequences(rollout), skip_special_tokens=True)
     answers = tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -86,7 +86,7 @@ def sentence_ids(texts, tokenizer):
     return [[*ids, tokenizer.eos_token_id][:CONTEXT] for ids in token_ids(texts, tokenizer)]
 
 
-def fit(model, loss_of, rows, pad, *, epochs, learning_rate):
+def fit(model, loss_of, rows, pad, *, num_epochs, learning_rate):
     """AdamW on a cosine; keeps the weights of the epoch with the least loss on the last `HELD_OUT` rows of ids.
 
     ``loss_of(ids, known, index)`` gets padded ids, which of them are no padding, and the numbers of the rows.
@@ -99,12 +99,12 @@ def fit(model, loss_of, rows, pad, *, epochs, learning_rate):
         return loss_of(ids, ids != pad, index)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1, fused=True)
-    steps = epochs * len(batches(rows[:-HELD_OUT]))
+    steps = num_epochs * len(batches(rows[:-HELD_OUT]))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / 50) * (1 + math.cos(math.pi * step / steps)) / 2
     )
     least = math.inf
-    for _ in range(epochs):
+    for _ in range(num_epochs):
         model.train()
         for index in batches(rows[:-HELD_OUT]):
             optimizer.zero_grad()
@@ -149,7 +149,7 @@ def train_language_model(texts, tokenizer):
         return cross_entropy(model.lm_head(hidden[following]), ids[:, 1:][following])
 
     rows = sentence_ids(texts, tokenizer)
-    fit(model, loss_of, rows, tokenizer.pad_token_id, epochs=4, learning_rate=4e-3)
+    fit(model, loss_of, rows, tokenizer.pad_token_id, num_epochs=4, learning_rate=4e-3)
     return model
 
 
@@ -192,7 +192,7 @@ def make_bert(tokenizer):
     )
 
 
-def train_classifier(model, texts, labels, tokenizer, *, epochs, learning_rate):
+def train_classifier(model, texts, labels, tokenizer, *, num_epochs, learning_rate):
     """Train on whole sentences and on beginnings, since continuations of fixed length are fragments."""
 
     def loss_of(ids, known, index):
@@ -210,7 +210,7 @@ def train_classifier(model, texts, labels, tokenizer, *, epochs, learning_rate):
 
     weight = len(labels) / labels.bincount()  # both labels count the same, whatever their share
     rows = token_ids(texts, tokenizer)
-    fit(model, loss_of, rows, tokenizer.pad_token_id, epochs=epochs, learning_rate=learning_rate)
+    fit(model, loss_of, rows, tokenizer.pad_token_id, num_epochs=num_epochs, learning_rate=learning_rate)
 
 
 # --- prompts and figures ---------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def distinct_2(texts):
 def measure(env, policy, reference, second):
     """One continuation of every prompt: figures, and the texts."""
     episodes = len(env.task.prompts)
-    scores, rollout = evaluate(env, policy, episodes=episodes)
-    KLPenalty(reference, coefficient=0.0)(rollout, policy)
+    scores, rollout = evaluate(env, policy, num_episodes=episodes)
+    KLPenalty(reference, coef=0.0)(rollout, policy)
     mask, tokenizer = rollout["mask"], policy.lm.tokenizer
     texts = tokenizer.batch_decode(sequences(rollout), skip_special_tokens=True)
     answers = [tokenizer.decode(action[own]) for action, own in zip(rollout["action"], mask, strict=True)]
@@ -262,7 +262,7 @@ def train_policy(model, tokenizer, classifier, second, train_prompts, unseen_pro
     env, unseen = (make_environment(each, classifier, tokenizer, 128) for each in (train_prompts, unseen_prompts))
     before = measure(unseen, policy, reference, second)
     agent = PPO(env, policy, dataclasses.replace(CONFIG, seed=seed), penalty=KLPenalty(reference, KL_COEFFICIENT))
-    agent.learn(ITERATIONS * CONFIG.episodes * NEW_TOKENS)
+    agent.learn(ITERATIONS * CONFIG.num_episodes * NEW_TOKENS)
     return before, measure(unseen, policy, reference, second)
 
 
@@ -295,8 +295,8 @@ def main():
     print(f"{time.perf_counter() - start:4.0f} s: language model trained", flush=True)
     torch.manual_seed(1)
     bert, second = make_bert(tokenizer), BagOfWords(tokenizer)
-    train_classifier(bert, texts, labels, tokenizer, epochs=4, learning_rate=1e-3)
-    train_classifier(second, texts, labels, tokenizer, epochs=6, learning_rate=2e-3)
+    train_classifier(bert, texts, labels, tokenizer, num_epochs=4, learning_rate=1e-3)
+    train_classifier(second, texts, labels, tokenizer, num_epochs=6, learning_rate=2e-3)
     classifier = RewardModel(bert, tokenizer)
     accuracy = {
         name: ((judge.scores(dev_texts) > 0.5) == dev_labels.bool()).float().mean().item()

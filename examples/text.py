@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # fastest for networks of this size
 
 
 def main(total_steps=48_000):
-    env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coefficient=0.1)
+    env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coef=0.1)
     policy = LMPolicy.load("embedded", seed=1)
     agent = PPO(env, policy, presets.TEXT)
 
@@ -23,7 +23,7 @@ def main(total_steps=48_000):
         print(f"{metrics['steps']:>7} steps  return {metrics['episode/return']:6.3f}")
 
     test_env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, split="test")
-    returns, _ = evaluate(test_env, policy, episodes=288, seed=1)
+    returns, _ = evaluate(test_env, policy, num_episodes=288, seed=1)
     print(f"mean score of 288 reviews: {sum(returns) / len(returns):.3f} (best possible: below 1)")
     return returns
 

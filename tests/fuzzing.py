@@ -245,8 +245,16 @@ def actions(dice):
 # --- a person's answers ----------------------------------------------------------------------------------------------
 
 ANSWERED = [
-    {"prompt": "p", "completion": "c", "score": 1.0, "answer": "up", "scale": "thumbs", "time": "t", "asker": "me"},
-    {"prompt": CHAT, "completion": CHAT[1:], "score": 0.4, "answer": "2", "scale": "0-5", "time": "t", "asker": "me"},
+    {"prompt": "p", "completion": "c", "score": 1.0, "answer": "up", "scale": "thumbs", "time": "t", "annotator": "me"},
+    {
+        "prompt": CHAT,
+        "completion": CHAT[1:],
+        "score": 0.4,
+        "answer": "2",
+        "scale": "0-5",
+        "time": "t",
+        "annotator": "me",
+    },
     {"prompt": "p", "chosen": "c", "rejected": "d", "completions": ["c", "d"], "answer": "first", "scale": "pairs"},
 ]
 
@@ -332,7 +340,7 @@ def agent():
     """A new one each time: to deepcopy a `torch.Generator` loses a reference to None, of which the process dies."""
     env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))
-    return PPO(env, policy, PPOConfig(steps=16, minibatch_size=32, epochs=1))
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32, num_epochs=1))
 
 
 @functools.cache

@@ -170,8 +170,8 @@ class Optimum:
 
 
 CONFIG = PPOConfig(
-    steps=None, episodes=512, epochs=4, minibatch_size=128, learning_rate=0.05, final_learning_rate=0.0, gamma=1.0,
-    gae_lambda=0.95, value_coefficient=0.5, max_grad_norm=10.0, bootstrap_truncated=False, normalize_advantage=False,
+    num_steps=None, num_episodes=512, num_epochs=4, minibatch_size=128, learning_rate=0.05, final_learning_rate=0.0,
+    gamma=1.0, gae_lambda=0.95, vf_coef=0.5, max_grad_norm=10.0, bootstrap_truncated=False, normalize_advantage=False,
     clip_range=0.2,
 )  # fmt: skip
 

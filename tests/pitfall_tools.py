@@ -21,7 +21,7 @@ class Script:
     def __init__(self, prompts=PROMPTS, scores=None):
         self.dealt, self.scores = list(prompts), scores
 
-    def deal(self, numbers, *, seed):
+    def sample_prompts(self, numbers, *, seed):
         return [Prompt(self.dealt[number % len(self.dealt)]) for number in numbers]
 
     def score(self, turns):
@@ -64,10 +64,10 @@ def lm_policy(make=make_gpt2, *, tokenizer=None, head=True, **options):
     return policy
 
 
-TEXT = dict(steps=None, episodes=16, epochs=1, minibatch_size=16, learning_rate=1e-30, max_grad_norm=1e9,
+TEXT = dict(num_steps=None, num_episodes=16, num_epochs=1, minibatch_size=16, learning_rate=1e-30, max_grad_norm=1e9,
             bootstrap_truncated=False)  # fmt: skip
 """An update that moves nothing: gradients and figures can be read afterwards."""
-CONTROL = dict(steps=32, epochs=1, minibatch_size=10_000, learning_rate=1e-30, max_grad_norm=1e9)
+CONTROL = dict(num_steps=32, num_epochs=1, minibatch_size=10_000, learning_rate=1e-30, max_grad_norm=1e9)
 
 
 def agent_of(env, policy, *, penalty=None, **options):
@@ -108,7 +108,7 @@ def control_rollout(steps=48, seed=0):
     """CartPole with reset rows inside: environment, policy and rollout."""
     env = cartpole()
     policy = mlp_for(env, seed=seed)
-    rollout = collect(env, policy, steps=steps, cursor=Cursor(seed=seed))
+    rollout = collect(env, policy, num_steps=steps, cursor=Cursor(seed=seed))
     assert not rollout["mask"].all(), "a rollout without reset rows guards nothing"
     return env, policy, rollout
 

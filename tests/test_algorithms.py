@@ -41,17 +41,17 @@ from algos.trpo import TRPO, TRPOConfig
 from textenv import KLPenalty
 
 FIXED = partial(fixed_length_mean, length=6)
-STEPS = dict(steps=None, episodes=8, bootstrap_truncated=False)
-PASSES = dict(epochs=2, minibatch_size=3)
+STEPS = dict(num_steps=None, num_episodes=8, bootstrap_truncated=False)
+PASSES = dict(num_epochs=2, minibatch_size=3)
 CONFIGS = {
     "a2c": A2CConfig(**STEPS),
-    "grpo": GRPOConfig(episodes=8, group_size=4, **PASSES),
-    "grpo, fixed length": GRPOConfig(episodes=8, group_size=4, aggregation=FIXED, scale_by_std=False, **PASSES),
+    "grpo": GRPOConfig(num_episodes=8, group_size=4, **PASSES),
+    "grpo, fixed length": GRPOConfig(num_episodes=8, group_size=4, aggregation=FIXED, scale_by_std=False, **PASSES),
     "ppo, dual clip": PPOConfig(**STEPS, **PASSES, policy_loss=partial(dual_clipped_policy_loss, limit=1.1)),
     "ppo, sequence mean": PPOConfig(**STEPS, **PASSES, aggregation=sequence_mean),
     "ppo, threshold": PPOConfig(**STEPS, **PASSES, policy_loss=partial(thresholded_policy_loss, threshold=1.1)),
-    "reinforce": REINFORCEConfig(episodes=8),
-    "rloo": RLOOConfig(episodes=8, group_size=4),
+    "reinforce": REINFORCEConfig(num_episodes=8),
+    "rloo": RLOOConfig(num_episodes=8, group_size=4),
     "trpo": TRPOConfig(**STEPS, critic_epochs=2, minibatch_size=3, conjugate_gradient_steps=5),
 }
 KINDS = pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -63,7 +63,7 @@ def agent(kind, env, policy, *, penalty=None, **options):
     config = CONFIGS[kind]
     name = name_of(config)
     if name == "trpo":
-        options = {key: x for key, x in options.items() if key not in ("micro_batch_size", "entropy_coefficient")}
+        options = {key: x for key, x in options.items() if key not in ("micro_batch_size", "ent_coef")}
     # Control's eps, under which a gradient that is nothing but rounding moves nothing.
     given = {field: getattr(config, field) for field in config.__dataclass_fields__} | {"adam_eps": 1e-5}
     return find_algorithm(name)(env, policy, type(config)(**(given | options)), penalty=penalty)
@@ -89,7 +89,7 @@ def control(policy_class=MLPPolicy):
     """Eight episodes of CartPole in two groups; padded, as they are unequally long."""
     env = cartpole(4)
     policy = policy_class(env.single_observation_space, env.single_action_space, hidden=HIDDEN[policy_class])
-    rollout = collect(env, policy, episodes=8, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=8, group_size=4, cursor=Cursor(seed=0))
     # Episodes of unequal worth, for the return of CartPole is but their length.
     rollout["reward"] = rollout["reward"] * rollout["observation"][..., 3].tanh().where(rollout["mask"], 0.0)
     return env, policy, rollout
@@ -120,7 +120,7 @@ def updated(kind, env, policy, rollout, *, spoilt=False, **options):
 @WHERE
 @KINDS
 def test_row_13_what_stands_outside_the_mask_changes_no_bit(kind, where):
-    more = dict(entropy_coefficient=0.01) | (passes(kind, minibatch_size=50) if where == "control" else {})
+    more = dict(ent_coef=0.01) | (passes(kind, minibatch_size=50) if where == "control" else {})
     more["micro_batch_size"] = 20 if where == "control" else 2
     metrics, weights = updated(kind, *MADE[where](), **more)
     env, policy, rollout = MADE[where]()
@@ -161,8 +161,8 @@ def test_row_18_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(kind, opt
     for micro in (1, 2, None):
         env, policy, rollout = MADE[where]()
         size = 5 if policy.sequential else int(rollout["mask"].sum()) - 20
-        rates = dict(learning_rate=0.02, max_grad_norm=1e9, entropy_coefficient=0.03, micro_batch_size=micro)
-        agent(kind, env, policy, **(rates | passes(kind, epochs=1, minibatch_size=size) | options)).update(rollout)
+        rates = dict(learning_rate=0.02, max_grad_norm=1e9, ent_coef=0.03, micro_batch_size=micro)
+        agent(kind, env, policy, **(rates | passes(kind, num_epochs=1, minibatch_size=size) | options)).update(rollout)
         found.append(gradients(policy))
     assert max(x.abs().max() for x in found[0].values()) > 1e-3
     for other in found[:-1]:
@@ -241,7 +241,7 @@ def test_row_26_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, 
         options = dict(gamma=0.9, gae_lambda=0.8, normalize_advantage=False, bootstrap_truncated=bootstrap)
         made, found = make_agent(kind, env, policy, config(**options)), []
         for _ in range(3):
-            rollout = collect(env, policy, steps=20, cursor=cursor)
+            rollout = collect(env, policy, num_steps=20, cursor=cursor)
             made.update(rollout)
             found.append(rollout[rollout["mask"]])
         steps = torch.cat(found)
@@ -266,7 +266,7 @@ def test_single_steps_keep_the_weight_of_their_row():
     for how in (sequence_mean, FIXED):
         expected, found = how(mask=mask), torch.zeros(mask.numel())
         for batch in weighted_minibatches(
-            rollout, policy=policy, generator=generator, size=37, epochs=3, aggregation=how
+            rollout, policy=policy, generator=generator, size=37, num_epochs=3, aggregation=how
         ):
             assert batch["share"].sum().item() == pytest.approx(1.0)
             found[batch["serial"]] += batch["weight"] * len(batch) / entries
@@ -278,7 +278,7 @@ def test_single_steps_keep_the_weight_of_their_row():
 def test_grpo_on_control_has_the_gradient_of_rows_by_autograd(aggregation):
     env, policy, rollout = control()
     rates = dict(learning_rate=1e-30, max_grad_norm=1e9, aggregation=aggregation)
-    agent("grpo", env, policy, epochs=1, minibatch_size=10_000, **rates).update(rollout)
+    agent("grpo", env, policy, num_epochs=1, minibatch_size=10_000, **rates).update(rollout)
     found = gradients(policy)
     policy.zero_grad()
     loss, mask = 0.0, rollout["mask"]
@@ -296,19 +296,22 @@ def test_grpo_on_control_has_the_gradient_of_rows_by_autograd(aggregation):
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 WRONG = [
-    (lambda: REINFORCEConfig(steps=16, episodes=None), "REINFORCEConfig.steps is 16.*set steps=None and episodes"),
-    (lambda: RLOOConfig(steps=16, episodes=None), "RLOOConfig.steps is 16.*set steps=None and episodes"),
-    (lambda: GRPOConfig(steps=16), "steps is 16 and episodes is 32: give one"),
-    (lambda: RLOOConfig(episodes=10, group_size=4), "group_size is 4 and episodes is 10.*divides"),
-    (lambda: GRPOConfig(episodes=8, group_size=1), "group_size is 1 .*at least 2"),
-    (lambda: GRPOConfig(episodes=8, group_size=4.0), "group_size is 4.0"),
-    (lambda: GRPOConfig(epochs=0), "GRPOConfig.epochs is 0, expected an integer of at least 1"),
+    (
+        lambda: REINFORCEConfig(num_steps=16, num_episodes=None),
+        "REINFORCEConfig.steps is 16.*set steps=None and episodes",
+    ),
+    (lambda: RLOOConfig(num_steps=16, num_episodes=None), "RLOOConfig.steps is 16.*set steps=None and episodes"),
+    (lambda: GRPOConfig(num_steps=16), "steps is 16 and episodes is 32: give one"),
+    (lambda: RLOOConfig(num_episodes=10, group_size=4), "group_size is 4 and episodes is 10.*divides"),
+    (lambda: GRPOConfig(num_episodes=8, group_size=1), "group_size is 1 .*at least 2"),
+    (lambda: GRPOConfig(num_episodes=8, group_size=4.0), "group_size is 4.0"),
+    (lambda: GRPOConfig(num_epochs=0), "GRPOConfig.epochs is 0, expected an integer of at least 1"),
     (lambda: GRPOConfig(clip_range=0.0), "GRPOConfig.clip_range is 0.0, expected a number above 0"),
     (lambda: REINFORCEConfig(gamma=1.5), "REINFORCEConfig.gamma is 1.5, expected a number from 0 to 1"),
     (lambda: A2CConfig(gae_lambda=-1), "A2CConfig.gae_lambda is -1"),
     (lambda: A2CConfig(micro_batch_size=0), "A2CConfig.micro_batch_size is 0"),
     (lambda: TRPOConfig(micro_batch_size=4), "TRPO has no entropy bonus and no micro-batches"),
-    (lambda: TRPOConfig(entropy_coefficient=0.1), "TRPO has no entropy bonus and no micro-batches"),
+    (lambda: TRPOConfig(ent_coef=0.1), "TRPO has no entropy bonus and no micro-batches"),
     (lambda: TRPOConfig(line_search_factor=1.0), "line_search_factor is 1.0, expected less than 1"),
     (lambda: TRPOConfig(max_kl=0.0), "TRPOConfig.max_kl is 0.0, expected a number above 0"),
     (lambda: find_algorithm("sarsa"), "algorithm is 'sarsa', expected one of ppo, a2c"),
@@ -367,7 +370,7 @@ def test_every_recipe_is_of_its_algorithm_and_fits_the_environment(env_id, algo)
         return
     found = recipe(env_id, algo)
     assert name_of(found.config) == algo and (found.policy == "q") == (algo == "dqn")
-    assert (found.kl_coefficient is not None) == text_only and (not text_only or found.config.episodes)
+    assert (found.kl_coef is not None) == text_only and (not text_only or found.config.num_episodes)
     with pytest.raises(ValueError, match="algorithm is 'sarsa', expected one of ppo"):
         recipe(env_id, "sarsa")
 
@@ -380,7 +383,7 @@ def learn_to_say_good(kind, iterations, **options):
     task = Script(scores=lambda turns: [turn.completion_ids.count(GOOD) / 8 for turn in turns])
     env = text_env(task, num_envs=32, max_new_tokens=8, forbidden=[7])
     policy = lm_policy(lambda: make_gpt2(seed=1), head=False, seed=1)
-    options = dict(episodes=32, learning_rate=3e-3, max_grad_norm=1.0) | options
+    options = dict(num_episodes=32, learning_rate=3e-3, max_grad_norm=1.0) | options
     history = agent(kind, env, policy, **options).learn(iterations * 32 * 8)
     scores = [row["episode/return"] for row in history]
     print(kind, [round(x, 2) for x in scores])
@@ -388,8 +391,8 @@ def learn_to_say_good(kind, iterations, **options):
 
 
 LEARNERS = {
-    "a2c": dict(iterations=24, gamma=1.0, normalize_advantage=True, value_coefficient=0.1),
-    "grpo": dict(iterations=14, minibatch_size=16, epochs=2),
+    "a2c": dict(iterations=24, gamma=1.0, normalize_advantage=True, vf_coef=0.1),
+    "grpo": dict(iterations=14, minibatch_size=16, num_epochs=2),
     "reinforce": dict(iterations=24, gamma=1.0),
     "rloo": dict(iterations=24),
     "trpo": dict(iterations=10, gamma=1.0, minibatch_size=16, max_kl=0.1),
@@ -403,13 +406,13 @@ def test_a_tiny_language_model_learns_a_word(kind):
 
 
 SOLVERS = {
-    "a2c": A2CConfig(steps=8, learning_rate=2e-2),
-    "dqn": DQNConfig(steps=8, learning_rate=1e-2, gamma=0.5, learning_starts=100, target_every=20),
-    "grpo": GRPOConfig(episodes=32, group_size=8, minibatch_size=64, learning_rate=2e-2),
-    "ppo": PPOConfig(steps=8, minibatch_size=32, learning_rate=1e-2),
-    "reinforce": REINFORCEConfig(episodes=16, gamma=0.5, learning_rate=2e-2),
-    "rloo": RLOOConfig(episodes=16, group_size=4, learning_rate=2e-2),
-    "trpo": TRPOConfig(steps=32, learning_rate=1e-2, max_kl=0.05),
+    "a2c": A2CConfig(num_steps=8, learning_rate=2e-2),
+    "dqn": DQNConfig(num_steps=8, learning_rate=1e-2, gamma=0.5, learning_starts=100, target_update_gradient_steps=20),
+    "grpo": GRPOConfig(num_episodes=32, group_size=8, minibatch_size=64, learning_rate=2e-2),
+    "ppo": PPOConfig(num_steps=8, minibatch_size=32, learning_rate=1e-2),
+    "reinforce": REINFORCEConfig(num_episodes=16, gamma=0.5, learning_rate=2e-2),
+    "rloo": RLOOConfig(num_episodes=16, group_size=4, learning_rate=2e-2),
+    "trpo": TRPOConfig(num_steps=32, learning_rate=1e-2, max_kl=0.05),
 }
 
 
@@ -418,9 +421,9 @@ def test_three_signals_are_learnt(algo):
     """Four signals an episode, 1 for each that is answered rightly: chance earns 4/3."""
     env = signals()
     policy = make_policy(env, policy="q" if algo == "dqn" else "mlp", hidden=(32,), seed=1)
-    before = sum(evaluate(signals(), policy.reference(), episodes=40, seed=3)[0]) / 40
+    before = sum(evaluate(signals(), policy.reference(), num_episodes=40, seed=3)[0]) / 40
     make_agent(algo, env, policy, SOLVERS[algo]).learn(2_000)
-    after = sum(evaluate(signals(), policy, episodes=40, seed=3)[0]) / 40
+    after = sum(evaluate(signals(), policy, num_episodes=40, seed=3)[0]) / 40
     print(algo, before, after)
     assert before < 2.5 and after > 3.8
 

@@ -182,7 +182,7 @@ def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_a
 def test_an_agent_whose_texts_cross_the_original_length_is_refused_before_it_learns():
     policy = LMPolicy(make_long("llama"), make_tokenizer(WORDS))
     before = [p.clone() for p in policy.parameters()]
-    agent = PPO(text_env(max_new_tokens=14), policy, PPOConfig(steps=None, episodes=4, minibatch_size=4))
+    agent = PPO(text_env(max_new_tokens=14), policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4))
     assert agent.env.max_length > ORIGINAL
     with pytest.raises(ValueError, match="lower max_prompt_tokens, max_new_tokens or max_length"):
         agent.learn(1)

@@ -110,15 +110,15 @@ OBSERVATIONS = {
 def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
     env, flat = counter(OBSERVATIONS[name], mode)
     policy = make_policy(env)
-    rollout = collect(env, policy, steps=23, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_steps=23, cursor=Cursor(seed=0))
     for slot, length in enumerate([5, 4]):
         row = rollout[slot][rollout["mask"][slot]]
         time = torch.arange(len(row)) % length
         assert int(row["terminated"].sum()) >= 3
         np.testing.assert_array_equal(row["observation"], flat[time])
         np.testing.assert_array_equal(row["next_observation"], flat[time + 1])
-    PPO(env, policy, PPOConfig(steps=16, minibatch_size=16, epochs=1)).learn(64)
-    assert len(evaluate(env, policy, episodes=3)[0]) == 3
+    PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16, num_epochs=1)).learn(64)
+    assert len(evaluate(env, policy, num_episodes=3)[0]) == 3
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
@@ -151,7 +151,7 @@ def test_the_action_mask_of_taxi_comes_through_in_every_mode(mode, name):
     make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
     env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
     policy = make_policy(env, policy=name)
-    rollout = collect(env, policy, steps=40, cursor=Cursor(seed=3))
+    rollout = collect(env, policy, num_steps=40, cursor=Cursor(seed=3))
     gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
     assert gap[rollout["mask"]].abs().max() < 1e-5
     rollout = rollout[rollout["mask"]]
@@ -170,7 +170,7 @@ def test_an_environment_that_does_not_say_its_autoreset_mode_is_refused():
     with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
         PPO(env, policy)
     with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
-        collect(env, policy, steps=3)
+        collect(env, policy, num_steps=3)
 
 
 class FirstTwo(gym.vector.VectorWrapper):
@@ -190,7 +190,7 @@ def test_a_wrapper_that_forgets_the_final_observation_is_found_out():
                                 vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}))  # fmt: skip
     policy = MLPPolicy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     with refused(ValueError, "final_obs", "\\(2,\\)", "\\(4,\\)", "NEXT_STEP"):
-        collect(env, policy, steps=100)
+        collect(env, policy, num_steps=100)
 
 
 # Action spaces
@@ -282,8 +282,8 @@ class Match(gym.Env):
 def test_products_of_choices_learn(space, pattern):
     env = SyncVectorEnv([lambda: Match(space, pattern)] * 8, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)
-    PPO(env, policy, PPOConfig(steps=16, minibatch_size=64, learning_rate=3e-3)).learn(4000)
-    assert np.mean(evaluate(env, policy, episodes=50)[0]) > 0.95
+    PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=64, learning_rate=3e-3)).learn(4000)
+    assert np.mean(evaluate(env, policy, num_episodes=50)[0]) > 0.95
 
 
 # Images
@@ -321,9 +321,9 @@ def test_images_are_learnt_from_by_the_cnn(shape, tmp_path):
     env = SyncVectorEnv([lambda: Brighter(shape)] * 8, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)
     assert isinstance(policy, CNNPolicy)
-    agent = PPO(env, policy, PPOConfig(steps=32, minibatch_size=64, epochs=2, learning_rate=1e-3, gamma=0.5))
+    agent = PPO(env, policy, PPOConfig(num_steps=32, minibatch_size=64, num_epochs=2, learning_rate=1e-3, gamma=0.5))
     agent.learn(2000)
-    returns, rollout = evaluate(env, policy, episodes=40)
+    returns, rollout = evaluate(env, policy, num_episodes=40)
     assert rollout["observation"].dtype == rollout["next_observation"].dtype == torch.uint8
     assert np.mean(returns) > 3.6
     observation = rollout["observation"][:, 0].numpy()
@@ -348,7 +348,7 @@ def test_row_01_and_values_of_the_cnn():
     """Values of the rollout's cut entries are those of the final observations; log-probabilities are as sampled."""
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)
-    rollout = collect(env, policy, steps=10)
+    rollout = collect(env, policy, num_steps=10)
     assert (policy.evaluate(rollout).log_prob - rollout["log_prob"]).abs().max() < 1e-5
     value, following = policy.values(rollout)
     ended = rollout["truncated"]
@@ -401,7 +401,7 @@ class SaysSometimes(gym.Env):
 def test_a_slot_that_says_nothing_about_actions_leaves_all_open(mode):
     env = SyncVectorEnv([lambda: SaysSometimes(says=True), lambda: SaysSometimes(says=False)], autoreset_mode=mode)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-    rollout = collect(env, policy, steps=40)
+    rollout = collect(env, policy, num_steps=40)
     closed = ~rollout["action_mask"].all(-1)
     assert closed[0].any() and not closed[0].all() and not closed[1].any()
     assert (rollout["action"][0][closed[0] & rollout["mask"][0]] == 2).all()
@@ -411,4 +411,4 @@ def test_a_slot_that_says_nothing_about_actions_leaves_all_open(mode):
 def test_a_mask_of_another_size_is_refused():
     env = SyncVectorEnv([lambda: SaysSometimes(says=True, size=4)], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match=r"shape \(4,\) in a slot"):
-        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), steps=2)
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=2)

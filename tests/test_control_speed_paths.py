@@ -15,7 +15,7 @@ from algos.advantages import gae
 from algos.fast.adam import Adam
 from algos.fast.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
 from algos.losses import clipped_policy_loss
-from algos.optimize import Term, add_up
+from algos.optimize import Term, total_loss
 from algos.policies import distributions
 from algos.policies.layers import tower
 from algos.training.metrics import EpisodeMeter
@@ -253,7 +253,7 @@ def test_adam_equals_torch_with_its_own_clipping():
             a.grad, b.grad = (None, None) if step % 4 == place else (gradient, gradient.clone())
         norm = ours.grad_norm()
         torch.testing.assert_close(norm.double(), nn.utils.clip_grad_norm_(second, 0.5).double(), atol=0, rtol=1e-5)
-        ours.cut_and_step(norm, longest=0.5)
+        ours.clip_and_step(norm, longest=0.5)
         theirs.step()
     torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
     assert ours.state[first[0]]["step"] == 9
@@ -268,7 +268,7 @@ def test_a_loss_is_the_sum_of_its_terms_and_what_has_no_weight_has_no_gradient(s
     weight = draws(4, 3, seed=5)
     share = weight if same else draws(4, 3, seed=6)
     terms = {name: Term(c, x) for name, c, x in zip("abc", (1.0, -0.5, 0.0), entries, strict=True)}
-    loss, totals = add_up(terms, weight=weight, share=share)
+    loss, totals = total_loss(terms, weight=weight, share=share)
     expected = (entries[0] * weight).sum() - 0.5 * (entries[1] * weight).sum()
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
     for name, x in zip("abc", entries, strict=True):

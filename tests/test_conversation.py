@@ -119,7 +119,7 @@ def test_what_the_game_calls_a_truncation_is_one():
 def test_the_batched_path_equals_the_step_path(mode):
     """Same prompts, same actions: tokens, masks, rewards and flags."""
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=3)
-    rollout = collect(make_env(3, max_turns=4), policy, episodes=9, cursor=Cursor(seed=5))
+    rollout = collect(make_env(3, max_turns=4), policy, num_episodes=9, cursor=Cursor(seed=5))
     assert (rollout["mask"].sum(1) < rollout["is_init"].shape[1]).all()
     env = make_env(1, max_turns=4, autoreset_mode=mode)
     observation, _ = env.reset(seed=5)
@@ -138,7 +138,7 @@ def test_the_batched_path_equals_the_step_path(mode):
 
 def test_scores_and_masks_of_a_whole_rollout_and_the_policy_scores_what_it_sampled():
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=1)
-    rollout = collect(make_env(3), policy, episodes=8)
+    rollout = collect(make_env(3), policy, num_episodes=8)
     evaluation = policy.evaluate(rollout)
     mask = rollout["mask"]
     torch.testing.assert_close(evaluation.log_prob[mask], rollout["log_prob"][mask], atol=1e-5, rtol=0)
@@ -154,7 +154,7 @@ def test_advantages_see_the_policys_own_tokens_only():
     """PITFALLS row 8 on a real conversation: the same as with the game's words cut out."""
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=1)
     torch.nn.init.normal_(policy.value_head.weight)
-    rollout = collect(make_env(3), policy, episodes=8)
+    rollout = collect(make_env(3), policy, num_episodes=8)
     value, next_value = policy.values(rollout)
     columns = {key: rollout[key] for key in ("reward", "terminated", "truncated", "mask")}
     whole, _ = gae(value=value, next_value=next_value, gamma=0.9, gae_lambda=0.8, **columns)
@@ -211,7 +211,7 @@ def test_ppo_learns_in_a_conversation():
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=0)
     env = make_env(32)
     config = PPOConfig(
-        steps=None, episodes=32, minibatch_size=16, learning_rate=3e-3, gamma=1.0, bootstrap_truncated=False
+        num_steps=None, num_episodes=32, minibatch_size=16, learning_rate=3e-3, gamma=1.0, bootstrap_truncated=False
     )
     history = PPO(env, policy, config).learn(6000)
     assert history[0]["episode/return"] < 4
@@ -240,7 +240,7 @@ class Yes:
     def __init__(self, reply):
         self.say = reply
 
-    def deal(self, numbers, *, seed):
+    def sample_prompts(self, numbers, *, seed):
         return [Prompt("a") for _ in numbers]
 
     def reply(self, turns):

@@ -139,9 +139,9 @@ def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained()
     assert not hasattr(policy, "value_head")
     before = copy.deepcopy(policy.state_dict())
     env = text_env()
-    agent = agent_of(env, policy, learning_rate=1e-3, entropy_coefficient=0.1)
+    agent = agent_of(env, policy, learning_rate=1e-3, ent_coef=0.1)
     agent.learn(1)
-    optimised = sum(p.numel() for group in agent.descent.optimizer.param_groups for p in group["params"])
+    optimised = sum(p.numel() for group in agent.optimizer.optimizer.param_groups for p in group["params"])
     assert optimised == sum(p.numel() for p in policy.parameters())
     moved = {name for name, p in policy.state_dict().items() if not torch.equal(p, before[name])}
     assert moved.issuperset({"critic.head.weight", "critic.head.bias", "lm.model.transformer.wte.weight"})
@@ -183,7 +183,7 @@ def test_a_critic_of_the_policys_trunk_learns_the_value_that_a_state_has():
     """Reward 1 for an answer that begins with "good", whatever follows: by regression, not by the policy's features."""
     policy, env = with_critic(), text_env()
     env.task.scores = lambda turns: [float(turn.completion_ids[0] == 5) for turn in turns]
-    agent = agent_of(env, policy, learning_rate=3e-3, epochs=8, minibatch_size=8, episodes=32, gamma=1.0)
+    agent = agent_of(env, policy, learning_rate=3e-3, num_epochs=8, minibatch_size=8, num_episodes=32, gamma=1.0)
     history = [row for _ in range(4) for row in agent.learn(1)]
     assert history[-1]["value/loss"] < 0.5 * history[0]["value/loss"]
 
@@ -235,7 +235,7 @@ def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
     agent = agent_of(env, policy, learning_rate=1e-3)
     agent.learn(1)
     agent.save(tmp_path)
-    loaded, rollout = algos.load(tmp_path), collect(env, policy, episodes=6)
+    loaded, rollout = algos.load(tmp_path), collect(env, policy, num_episodes=6)
     assert isinstance(loaded.critic, Critic) and loaded.temperature == 0.7
     for one, two in zip(policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
         assert torch.equal(one, two)

@@ -34,7 +34,7 @@ from algos import (
 from algos.advantages import whiten
 from algos.agent import resolve
 from algos.losses import clipped_policy_loss
-from algos.optimize import Descent
+from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError
 from textenv import PromptList, TextVectorEnv
 
@@ -61,20 +61,20 @@ def word_env(length, num_envs=16):
 def test_limits_bootstrap_in_control_and_not_for_text_and_a_value_that_is_given_stays(name, caplog):
     config, env, text = CONFIGS[name], cartpole(), text_env()
     with caplog.at_level(logging.INFO, logger="algos.agent"):
-        assert resolve(config(steps=8), env, mlp_for(env)).bootstrap_truncated is True
-        assert resolve(config(steps=None, episodes=8), text, lm_policy()).bootstrap_truncated is False
+        assert resolve(config(num_steps=8), env, mlp_for(env)).bootstrap_truncated is True
+        assert resolve(config(num_steps=None, num_episodes=8), text, lm_policy()).bootstrap_truncated is False
     assert "bootstrap_truncated=False" in caplog.text and "adam_eps=1e-08" in caplog.text
     for given in (True, False):
-        found = resolve(config(steps=8, bootstrap_truncated=given), env, mlp_for(env))
+        found = resolve(config(num_steps=8, bootstrap_truncated=given), env, mlp_for(env))
         assert found.bootstrap_truncated is given
-        found = resolve(config(steps=None, episodes=8, bootstrap_truncated=given), text, lm_policy())
+        found = resolve(config(num_steps=None, num_episodes=8, bootstrap_truncated=given), text, lm_policy())
         assert found.bootstrap_truncated is given
 
 
 def test_row_31_values_of_a_bare_config_on_text_stay_where_returns_are():
     """No answer ends by itself, and no entry trains the value of the state after the last token: its own target."""
     policy = lm_policy(head=False)
-    config = PPOConfig(steps=None, episodes=32, minibatch_size=8, learning_rate=5e-3, gamma=1.0)
+    config = PPOConfig(num_steps=None, num_episodes=32, minibatch_size=8, learning_rate=5e-3, gamma=1.0)
     history = PPO(word_env(6), policy, config).learn(32 * 6 * 10)
     assert max(abs(metrics["value/mean"]) for metrics in history) <= 1.2
 
@@ -94,7 +94,7 @@ def test_what_was_filled_in_is_written_with_the_agent(tmp_path):
 def test_advantages_are_normalised_over_the_rollout_where_episodes_are_collected_else_over_minibatches():
     env, text = cartpole(), text_env()
     lstm = LSTMPolicy(env.single_observation_space, env.single_action_space)
-    episodes = dict(steps=None, episodes=8)
+    episodes = dict(num_steps=None, num_episodes=8)
     for given in (None, True):
         for policy in (mlp_for(env), lstm):
             assert resolve(PPOConfig(normalize_advantage=given), env, policy).normalize_advantage == "minibatch"
@@ -136,7 +136,9 @@ def test_row_32_a_lone_responses_advantage_has_the_sign_that_it_has_over_the_who
     answers = [(GOOD,) if row % 3 else (0,) for row in range(episodes)]
     env, policy = text_env(max_new_tokens=1, forbidden=[EOS]), lm_policy(head=False)
     rollout = scored(play(env, answers), policy)
-    options = dict(episodes=episodes, minibatch_size=minibatch_size, gamma=1.0, policy_loss=noted, max_grad_norm=0.5)
+    options = dict(
+        num_episodes=episodes, minibatch_size=minibatch_size, gamma=1.0, policy_loss=noted, max_grad_norm=0.5
+    )
     agent_of(env, policy, learning_rate=1e-3, **options).update(rollout)
     (leftover,) = [each for size, each in given if size == (episodes % minibatch_size or minibatch_size)][-1:]
     assert leftover.abs().min() > 0.1
@@ -150,10 +152,10 @@ def test_row_32_a_lone_responses_advantage_has_the_sign_that_it_has_over_the_who
 def test_minibatches_of_one_response_learn():
     """TRL 0.7's ``mini_batch_size=1`` with answers of one token: normalised one by one, every advantage was 0."""
     env, policy = word_env(1), lm_policy(head=False)
-    before = np.mean(evaluate(word_env(1), policy, episodes=64)[0])
-    config = PPOConfig(steps=None, episodes=32, minibatch_size=1, epochs=1, learning_rate=5e-4, gamma=1.0)
+    before = np.mean(evaluate(word_env(1), policy, num_episodes=64)[0])
+    config = PPOConfig(num_steps=None, num_episodes=32, minibatch_size=1, num_epochs=1, learning_rate=5e-4, gamma=1.0)
     PPO(env, policy, config).learn(32 * 8)
-    assert np.mean(evaluate(word_env(1), policy, episodes=64)[0]) > before + 0.2
+    assert np.mean(evaluate(word_env(1), policy, num_episodes=64)[0]) > before + 0.2
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4])
@@ -200,7 +202,7 @@ def test_the_value_has_a_step_size_and_a_longest_gradient_of_its_own():
         learning_rate=0.1, value_learning_rate=0.02, final_learning_rate=0.05, max_grad_norm=0.5,
         value_max_grad_norm=3.0, weight_decay=0.1, adam_betas=(0.8, 0.9),
     )  # fmt: skip
-    descent = Descent(policy.parameters(), config, policy=policy)
+    descent = Optimizer(policy.parameters(), config, policy=policy)
     towers = policy.actor, policy.critic
     actor, critic = ([nn.Parameter(p.detach().clone()) for p in tower.parameters()] for tower in towers)
     groups = [{"params": actor, "lr": 0.1}, {"params": critic, "lr": 0.02}]

@@ -1,10 +1,10 @@
-"""`Descent`: its schedule by hand."""
+"""`Optimizer`: its schedule by hand."""
 
 import pytest
 import torch
 
 from algos.config import Config
-from algos.optimize import Descent
+from algos.optimize import Optimizer
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from algos.optimize import Descent
     ],
 )
 def test_the_step_size_rises_to_where_it_starts_and_falls_to_its_end(options, expected):
-    descent = Descent([torch.nn.Parameter(torch.ones(1))], Config(learning_rate=1.0, **options))
+    descent = Optimizer([torch.nn.Parameter(torch.ones(1))], Config(learning_rate=1.0, **options))
     for progress, rate in expected.items():
         descent.schedule(progress)
         assert descent.optimizer.param_groups[0]["lr"] == pytest.approx(rate)

@@ -16,7 +16,7 @@ def played(make, num_envs, *, episodes=EPISODES, **options):
     """The same episodes in so many slots: rows end at their own times, so free slots are filled at different ones."""
     policy = lm_policy(make, seed=3)
     env = text_env(num_envs=num_envs, max_new_tokens=12, **options)
-    return collect(env, policy, episodes=episodes, cursor=Cursor(seed=1))
+    return collect(env, policy, num_episodes=episodes, cursor=Cursor(seed=1))
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 7, 24, 31], ids=lambda n: f"{n}_slots")
@@ -42,7 +42,7 @@ def test_episodes_of_a_rollout_and_rollouts_differ():
     policy, env = lm_policy(lambda: table_model(table), seed=3), text_env(Script([(0,)]))
     cursor = Cursor(seed=1)
     texts = [
-        tuple(row) for _ in range(2) for row in collect(env, policy, episodes=16, cursor=cursor)["action"].tolist()
+        tuple(row) for _ in range(2) for row in collect(env, policy, num_episodes=16, cursor=cursor)["action"].tolist()
     ]
     assert len(set(texts)) > 16
 

@@ -56,7 +56,7 @@ def test_the_divergence_of_masked_actions_is_over_the_open_ones_alone():
 def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_entries(temperature):
     env, policy = text_env(forbidden=[0, 4], min_new_tokens=2), lm_policy(temperature=temperature)
     reference = perturbed(policy)
-    rollout = collect(env, policy, episodes=8)
+    rollout = collect(env, policy, num_episodes=8)
     kl, mask = policy.divergence(rollout, reference), rollout["mask"]
     closed = ~rollout.get_non_tensor("allowed_sets")[rollout["allowed"]]
     assert closed.any() and len(rollout["allowed"][mask].unique()) > 1
@@ -73,7 +73,7 @@ def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_en
 def test_the_divergence_never_builds_a_tensor_of_batch_times_time_times_vocabulary(monkeypatch):
     policy = lm_policy()
     reference = perturbed(policy)
-    rollout = collect(text_env(), policy, episodes=8)
+    rollout = collect(text_env(), policy, num_episodes=8)
     rollout["allowed"] = rollout["mask"].long()
     rollout["allowed_sets"] = NonTensorData(torch.ones(2, 9, dtype=torch.bool), batch_size=rollout.batch_size)
 

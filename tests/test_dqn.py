@@ -28,7 +28,7 @@ def q_policy(env, **options):
 
 def make(env=None, *, seed=0, **options):
     env = cartpole() if env is None else env
-    defaults = dict(steps=8, learning_starts=32, gradient_steps=3, batch_size=16, target_every=4)
+    defaults = dict(num_steps=8, learning_starts=32, gradient_steps=3, batch_size=16, target_update_gradient_steps=4)
     return DQN(env, q_policy(env, seed=seed), DQNConfig(**(defaults | options)))
 
 
@@ -153,7 +153,7 @@ def test_what_is_remembered_are_the_environments_own_transitions(mode, limit):
 def test_actions_that_are_closed_next_are_remembered_as_such(mode):
     """Of `Gate` action t % 3 alone is open at time t; that holds at a rollout's last step too."""
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
-    agent = make(env, learning_starts=1_000, steps=7)
+    agent = make(env, learning_starts=1_000, num_steps=7)
     for _ in range(3):
         agent.update(agent.collect())
     memory = agent.buffer[:]
@@ -209,7 +209,7 @@ def test_nothing_is_learnt_before_it_starts():
 
 def test_exploration_falls_linearly_and_ends_with_training():
     """Share .5 of the training from 1 to .1: at a quarter .55, from a half on .1."""
-    agent = make(exploration_share=0.5, final_exploration=0.1, learning_starts=1_000)
+    agent = make(exploration_fraction=0.5, final_exploration=0.1, learning_starts=1_000)
     for progress, expected in [(0.0, 1.0), (0.25, 0.55), (0.5, 0.1), (0.9, 0.1)]:
         agent.progress = progress
         rollout = agent.collect()
@@ -218,7 +218,7 @@ def test_exploration_falls_linearly_and_ends_with_training():
         torch.testing.assert_close(found, rollout["log_prob"][rollout["mask"]])
         assert agent.update(rollout)["policy/exploration"] == pytest.approx(expected)
         assert agent.policy.exploration == 0.0
-    agent = make(exploration_share=0.0, final_exploration=0.1)
+    agent = make(exploration_fraction=0.0, final_exploration=0.1)
     agent.collect()
     assert agent.policy.exploration == pytest.approx(0.1)
 
@@ -277,7 +277,7 @@ def test_a_trained_agent_is_greedy_reproducible_and_comes_back_from_disk(tmp_pat
     (agent, one), (_, two), (_, other) = run(0), run(0), run(1)
     assert one == two and one[-1] != other[-1]
     assert agent.policy.exploration == 0
-    returns, rollout = evaluate(signals(), agent.policy, episodes=40, seed=3)
+    returns, rollout = evaluate(signals(), agent.policy, num_episodes=40, seed=3)
     assert np.mean(returns) == 4
     agent.save(tmp_path)
     loaded = algos.load(tmp_path)
@@ -291,10 +291,10 @@ def test_a_trained_agent_is_greedy_reproducible_and_comes_back_from_disk(tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(steps=None, episodes=4), "DQN learns from steps"),
+        (dict(num_steps=None, num_episodes=4), "DQN learns from steps"),
         (dict(batch_size=0), "batch_size is 0, expected an integer of at least 1"),
-        (dict(target_every=0), "target_every is 0"),
-        (dict(exploration_share=1.5), "exploration_share is 1.5, expected a number from 0 to 1"),
+        (dict(target_update_gradient_steps=0), "target_update_gradient_steps is 0"),
+        (dict(exploration_fraction=1.5), "exploration_fraction is 1.5, expected a number from 0 to 1"),
         (dict(gamma=-0.1), "gamma is -0.1"),
         (dict(buffer_size=500), "buffer_size is 500.*learning_starts"),
         (dict(buffer_size=50, learning_starts=10), "buffer_size is 50.*batch_size"),
@@ -316,7 +316,7 @@ def test_policies_and_spaces_of_another_kind_are_refused():
 def test_a_rollout_of_another_source_can_be_learnt_from():
     """`update` takes any rollout of the schema, as every algorithm does."""
     agent = make()
-    rollout = algos.collect(agent.env, agent.policy, steps=20, cursor=Cursor(seed=0))
+    rollout = algos.collect(agent.env, agent.policy, num_steps=20, cursor=Cursor(seed=0))
     assert "value/loss" in agent.update(rollout)
 
 
@@ -364,7 +364,7 @@ def test_values_of_a_policy_are_those_of_open_actions():
     policy = q_policy(env)
     with torch.no_grad():
         policy.network[-1].bias.copy_(torch.tensor([0.0, 5.0]))
-    rollout = algos.collect(env, policy, steps=8)
+    rollout = algos.collect(env, policy, num_steps=8)
     open_action = policy.action_values(torch.ones(1))[0].item()
     value, following = policy.values(rollout)
     for found in (value, following, policy.evaluate(rollout).value):

@@ -141,7 +141,7 @@ def test_stepping_before_reset_after_the_end_and_after_close():
         ("epochs", 0, "at least 1"),
         ("minibatch_size", 2.5, "integer"),
         ("clip_range", -0.2, "above 0"),
-        ("entropy_coefficient", -1.0, "at least 0"),
+        ("ent_coef", -1.0, "at least 0"),
         ("max_grad_norm", "big", "above 0"),
     ],
 )
@@ -153,13 +153,13 @@ def test_config_value_out_of_range(field, value, expected):
 def test_config_with_both_or_neither_of_steps_and_episodes():
     for steps, episodes in ((8, 8), (None, None)):
         with refused(ValueError, "steps", "episodes", "give one"):
-            PPOConfig(steps=steps, episodes=episodes)
+            PPOConfig(num_steps=steps, num_episodes=episodes)
 
 
 def test_environment_that_does_not_fit_the_agent():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     with refused(ValueError, "whole episodes", "presets.TEXT"):
-        PPO(make_env(), policy, PPOConfig(steps=8))
+        PPO(make_env(), policy, PPOConfig(num_steps=8))
     with refused(TypeError, "make_vec"):
         PPO(gymnasium.make("CartPole-v1"), policy)
     with refused(ValueError, "exactly one"):
@@ -169,7 +169,7 @@ def test_environment_that_does_not_fit_the_agent():
 def test_policy_and_environment_of_different_tokenizers():
     policy = LMPolicy(make_gpt2(12), make_tokenizer([*WORDS, "x", "y", "z"]))
     with refused(ValueError, "12 actions", "has 9"):
-        PPO(make_env(), policy, PPOConfig(steps=None, episodes=4))
+        PPO(make_env(), policy, PPOConfig(num_steps=None, num_episodes=4))
     env = make_env()
     env.start_episodes(1)
     with refused(ValueError, "11", "0 to 8"):
@@ -179,13 +179,13 @@ def test_policy_and_environment_of_different_tokenizers():
 def test_a_wrapped_text_environment_that_hides_its_episodes():
     wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_env())
     with refused(ValueError, "RecordEpisodeStatistics", "environment itself"):
-        PPO(wrapped, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), PPOConfig(steps=None, episodes=4))
+        PPO(wrapped, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), PPOConfig(num_steps=None, num_episodes=4))
 
 
 @pytest.mark.parametrize("share", [lambda policy: policy, lambda policy: policy.lm])
 def test_a_reference_that_shares_the_policys_weights(share):
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
-    rollout = collect(make_env(), policy, episodes=2)
+    rollout = collect(make_env(), policy, num_episodes=2)
     with refused(ValueError, "shares the policy's weights", "policy.reference()"):
         KLPenalty(share(policy), 0.1)(rollout, policy)
 
@@ -218,7 +218,7 @@ def test_spaces_that_the_perceptron_cannot_read():
 def test_text_longer_than_the_models_context():
     env = make_env(max_prompt_tokens=32, max_new_tokens=64)
     with refused(ValueError, "96 tokens", "64 positions"):
-        collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), episodes=1)
+        collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), num_episodes=1)
 
 
 def test_limits_coefficients_and_temperatures_out_of_range():
@@ -249,8 +249,8 @@ def test_folder_without_an_agent(tmp_path):
 def test_a_non_finite_gradient_stops_before_the_weights_change():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-    agent = PPO(env, policy, PPOConfig(steps=8, minibatch_size=16))
-    rollout = collect(env, policy, steps=8)
+    agent = PPO(env, policy, PPOConfig(num_steps=8, minibatch_size=16))
+    rollout = collect(env, policy, num_steps=8)
     rollout["reward"][0, 0] = torch.inf
     before = [p.clone() for p in policy.parameters()]
     with refused(FloatingPointError, "reward: found .inf.", "[0, 0]"):

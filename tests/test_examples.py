@@ -69,9 +69,9 @@ def write_sst2(folder, count):
 # --- control ---------------------------------------------------------------------------------------------------------
 
 
-def by_command_line(env_id, *, total_steps, episodes, run_dir, capsys):
+def by_command_line(env_id, *, total_steps, num_episodes, run_dir, capsys):
     """Mean return that `algos train` prints at the end."""
-    words = ["--seed", "1", "--total-steps", str(total_steps), "--episodes", str(episodes), "--json"]
+    words = ["--seed", "1", "--total-steps", str(total_steps), "--episodes", str(num_episodes), "--json"]
     command_line(["train", env_id, *words, "--run-dir", str(run_dir)])
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
 
@@ -80,7 +80,7 @@ def test_cartpole_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
     returns = load_example("cartpole").main(total_steps=6_000)
     first, *_, last = shown(capsys.readouterr().out, "return")
     assert last > first + 25 and np.mean(returns) > first + 60
-    same = by_command_line("CartPole-v1", total_steps=6_000, episodes=20, run_dir=tmp_path, capsys=capsys)
+    same = by_command_line("CartPole-v1", total_steps=6_000, num_episodes=20, run_dir=tmp_path, capsys=capsys)
     assert np.mean(returns) == same
 
 
@@ -88,7 +88,7 @@ def test_text_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
     returns = load_example("text").main(total_steps=1_500)  # one iteration
     (untrained,) = shown(capsys.readouterr().out, "return")
     assert 0.4 < untrained < 0.65 and np.mean(returns) > untrained + 0.07
-    same = by_command_line("textenv/Reviews-v0", total_steps=1_500, episodes=288, run_dir=tmp_path, capsys=capsys)
+    same = by_command_line("textenv/Reviews-v0", total_steps=1_500, num_episodes=288, run_dir=tmp_path, capsys=capsys)
     assert np.mean(returns) == same
 
 
@@ -114,7 +114,7 @@ def test_a_policy_that_remembers_learns_cartpole_without_velocities(capsys):
 
 @pytest.mark.parametrize(("name", "preset"), [("cartpole", "CARTPOLE"), ("hidden_velocities", "CARTPOLE_LSTM")])
 def test_an_iteration_in_which_no_episode_ended_shows_no_return(name, preset, monkeypatch, capsys):
-    monkeypatch.setattr(presets, preset, dataclasses.replace(getattr(presets, preset), steps=4))
+    monkeypatch.setattr(presets, preset, dataclasses.replace(getattr(presets, preset), num_steps=4))
     load_example(name).main(total_steps=2_000)  # no pole falls in the first 4 steps
     output = capsys.readouterr().out
     assert "nan" not in output and len(shown(output, "return")) > 3
@@ -180,13 +180,13 @@ class Person:
 def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, capsys):
     assert (EXAMPLES / "human_feedback.py").read_text().count("\n") < 60
     example, path, person = load_example("human_feedback"), tmp_path / "thumbs.jsonl", Person()
-    example.main(total_steps=5_000, asker=person, file=path)
+    example.main(total_steps=5_000, annotator=person, file=path)
     output = capsys.readouterr().out
     first, *_, last = shown(output, "reward")
     assert last > first + 0.13
     assert 4 <= len(person.questions) == len(path.read_text().splitlines()) <= 12
     assert f"{len(person.questions)} thumbs in {path}" in output
-    example.main(total_steps=300, asker=(again := Person()), file=path)
+    example.main(total_steps=300, annotator=(again := Person()), file=path)
     assert again.questions == []
 
 
@@ -266,7 +266,7 @@ def test_the_language_model_of_sst2_ends_its_sentences_by_itself(sst2, monkeypat
         prompts=prompts, reward=lambda completions: [0.0] * len(completions), tokenizer=tokenizer, num_envs=64,
         max_new_tokens=16,
     )  # fmt: skip
-    _, rollout = evaluate(env, policy, episodes=64)
+    _, rollout = evaluate(env, policy, num_episodes=64)
     assert rollout["terminated"].any(1).float().mean() > 0.5
 
 
@@ -274,7 +274,7 @@ def test_ppo_raises_the_score_on_sst2(sst2, tmp_path, monkeypatch, capsys):
     write_sst2(tmp_path, 2_400)
     monkeypatch.setattr(sst2, "HELD_OUT", 60)
     monkeypatch.setattr(sst2, "ITERATIONS", 5)
-    monkeypatch.setattr(sst2, "CONFIG", dataclasses.replace(sst2.CONFIG, episodes=64))
+    monkeypatch.setattr(sst2, "CONFIG", dataclasses.replace(sst2.CONFIG, num_episodes=64))
     monkeypatch.setattr("sys.argv", ["sst2_sentiment.py", "--data", str(tmp_path), "--seeds", "1", "--json"])
     sst2.main()
     output = capsys.readouterr().out
@@ -327,8 +327,8 @@ def test_the_judge_is_naive_bayes(example):
 def small(example, monkeypatch):
     """All stages in seconds."""
     for name in ("LANGUAGE", "FINE_TUNING", "REWARD"):
-        monkeypatch.setattr(example, name, dataclasses.replace(getattr(example, name), epochs=3))
-    monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, episodes=32))
+        monkeypatch.setattr(example, name, dataclasses.replace(getattr(example, name), num_epochs=3))
+    monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, num_episodes=32))
     monkeypatch.setattr(example, "TOTAL_STEPS", 1_500)
     monkeypatch.setattr(example, "NEW_TOKENS", 12)
     return example
@@ -367,7 +367,7 @@ def test_the_reward_model_begins_as_the_fine_tuned_model(example):
 
 
 def small_language_model(example, rows, tokenizer):
-    example.LANGUAGE = dataclasses.replace(example.LANGUAGE, epochs=1)
+    example.LANGUAGE = dataclasses.replace(example.LANGUAGE, num_epochs=1)
     return example.train_language_model(rows, tokenizer, rows)
 
 

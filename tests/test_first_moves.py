@@ -52,12 +52,12 @@ def test_row_39_an_agent_reads_the_plain_environment_everywhere(env_id, tmp_path
     env = gymnasium.make_vec(
         env_id, num_envs=5, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}
     )
-    expected = evaluate(env, policy, episodes=5, deterministic=True, seed=3)[0]
+    expected = evaluate(env, policy, num_episodes=5, deterministic=True, seed=3)[0]
     assert policy.observation_space == env.single_observation_space or env_id == "CartPole-v1"
     observation, _ = env.reset(seed=0)
     assert policy.act(observation).action.shape == (5,), "a raw observation"
-    assert evaluate(gymnasium.make(env_id), policy, episodes=3)[0]
-    assert len(evaluate(env_id, policy, episodes=5)[0]) == 5
+    assert evaluate(gymnasium.make(env_id), policy, num_episodes=3)[0]
+    assert len(evaluate(env_id, policy, num_episodes=5)[0]) == 5
     main(["evaluate", str(tmp_path), "--episodes", "5", "--deterministic", "--seed", "3", "--json"])
     found = json.loads(capsys.readouterr().out)["mean_return"]
     if env_id != "CartPole-v1":  # whose own vector environment draws other starts
@@ -70,14 +70,14 @@ def test_an_agent_of_the_former_format_is_read():
     step = policy.act(np.eye(16, dtype=np.float32), deterministic=True)
     assert step.action.tolist() == [3, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 3, 0]
     assert step.log_prob[:3].tolist() == pytest.approx([-1.382601, -1.374863, -1.385396], abs=1e-5)
-    assert len(evaluate(gymnasium.make_vec("FrozenLake-v1", num_envs=2), policy, episodes=3)[0]) == 3
+    assert len(evaluate(gymnasium.make_vec("FrozenLake-v1", num_envs=2), policy, num_episodes=3)[0]) == 3
 
 
 def test_a_text_environment_is_played_by_its_id_and_by_itself():
     tokenizer = make_tokenizer(WORDS)
     single = TextEnv(prompts=["a b"], reward=lambda completions: [1.0] * len(completions), tokenizer=tokenizer)
-    assert evaluate(single, LMPolicy(make_gpt2(), tokenizer), episodes=3)[0] == [1.0] * 3
-    returns, rollout = evaluate("textenv/Copy-v0", LMPolicy.load("embedded"), episodes=4)
+    assert evaluate(single, LMPolicy(make_gpt2(), tokenizer), num_episodes=3)[0] == [1.0] * 3
+    returns, rollout = evaluate("textenv/Copy-v0", LMPolicy.load("embedded"), num_episodes=4)
     assert len(returns) == 4 and rollout.shape[0] == 4
 
 
@@ -120,8 +120,8 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     (lambda env: PPOConfig(whiten_advantages=False), ["did you mean 'normalize_advantage'"]),
     (lambda env: PPOConfig(learningrate=1.0), ["did you mean 'learning_rate'"]),
     (lambda env: PPOConfig(wholly_unknown=1.0), ["PPOConfig has no 'wholly_unknown'. It has steps"]),
-    (lambda env: A2CConfig(ent_coef=0.1), ["did you mean 'entropy_coefficient'"]),
-    (lambda env: DQNConfig(exploration_fraction=0.1), ["did you mean 'exploration_share'"]),
+    (lambda env: A2CConfig(ent_coef=0.1), ["did you mean 'ent_coef'"]),
+    (lambda env: DQNConfig(exploration_fraction=0.1), ["did you mean 'exploration_fraction'"]),
     (lambda env: SFTConfig(n_epochs=2), ["SFTConfig has no 'n_epochs': did you mean 'epochs'"]),
     (lambda env: PPO(env, made(env)).learn(64, callback=print), ["has no 'callback': did you mean 'on_iteration'"]),
     (lambda env: PPO(env, made(env)).learn(total_timesteps=64), ["did you mean 'total_steps'"]),
@@ -153,7 +153,7 @@ def test_every_foreign_name_leads_to_one_that_there_is():
     ("train CartPole-v1 --config.n-steps 3", "did you mean --config.steps?"),
     ("train CartPole-v1 --n-envs 3", "did you mean --num-envs?"),
     ("train CartPole-v1 --total_timesteps 3", "did you mean --total-steps?"),
-    ("train CartPole-v1 --algo dqn --exploration-fraction 3", "did you mean --config.exploration-share?"),
+    ("train CartPole-v1 --algo dqn --exploration-fraction 3", "did you mean --config.exploration-fraction?"),
     ("evaluate runs/x --n-eval-episodes 3", "did you mean --episodes?"),
     ('train CartPole-v1 --env-kwargs {"max_episode_steps":-5}', "max_episode_steps is -5, expected an integer"),
     ('train textenv/Periods-v0 --env-kwargs {"k":Infinity}', "k is inf, expected an integer of at least 1"),

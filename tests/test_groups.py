@@ -167,16 +167,18 @@ def expected_gradient(make, policy, steps, size):
 
 
 def rloo(policy, size):
-    return RLOO(cartpole(), policy, RLOOConfig(episodes=size, group_size=size, **STILL))
+    return RLOO(cartpole(), policy, RLOOConfig(num_episodes=size, group_size=size, **STILL))
 
 
 def dr_grpo(policy, size):
-    config = GRPOConfig(episodes=size, group_size=size, epochs=1, minibatch_size=99, scale_by_std=False, **STILL)
+    config = GRPOConfig(
+        num_episodes=size, group_size=size, num_epochs=1, minibatch_size=99, scale_by_std=False, **STILL
+    )
     return GRPO(cartpole(), policy, config)
 
 
 def reinforce(policy, size):
-    config = REINFORCEConfig(episodes=size, gamma=1.0, normalize_advantage=False, **STILL)
+    config = REINFORCEConfig(num_episodes=size, gamma=1.0, normalize_advantage=False, **STILL)
     return REINFORCE(cartpole(), policy, config)
 
 
@@ -204,7 +206,7 @@ def test_reinforce_follows_it_shortened_as_much_for_its_mean_is_the_batchs(size)
 # --- silent and empty rows -------------------------------------------------------------------------------------------
 
 EIGHT = [*ANSWERS, (GOOD, EOS)]
-ROWS = {"rloo": (RLOO, RLOOConfig, {}), "grpo": (GRPO, GRPOConfig, dict(epochs=1, minibatch_size=99))}
+ROWS = {"rloo": (RLOO, RLOOConfig, {}), "grpo": (GRPO, GRPOConfig, dict(num_epochs=1, minibatch_size=99))}
 KINDS = pytest.mark.parametrize("kind", sorted(ROWS))
 
 
@@ -217,7 +219,7 @@ def grouped(scores, policy):
 
 def update(kind, rollout, policy, **options):
     agent, config, defaults = ROWS[kind]
-    metrics = agent(text_env(), policy, config(episodes=8, group_size=4, **(defaults | STILL | options))).update(
+    metrics = agent(text_env(), policy, config(num_episodes=8, group_size=4, **(defaults | STILL | options))).update(
         rollout
     )
     return metrics, gradients(policy)
@@ -281,7 +283,7 @@ def test_row_25_answers_that_the_reward_leaves_out_count_for_nothing(kind):
 
     env = text_env(FunctionTask(["a b", "c"], reward))
     policy = lm_policy()
-    rollout = collect(env, policy, episodes=8, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=8, group_size=4, cursor=Cursor(seed=0))
     assert rollout["mask"].any(1).tolist() == [True, False, True, True] * 2
     metrics, _ = update(kind, rollout, policy)
     assert (metrics["rollout/empty_rows"], metrics["rollout/silent_rows"]) == (2, 0)
@@ -310,7 +312,7 @@ def test_silent_rows_do_not_count_rows_without_a_step():
 def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, size):
     """4 slots: more episodes than slots, no multiple of them, groups that reach over two turns, and fewer."""
     env = cartpole(4, mode, max_episode_steps=30)
-    rollout = collect(env, mlp_for(env), episodes=episodes, group_size=size, cursor=Cursor(seed=3))
+    rollout = collect(env, mlp_for(env), num_episodes=episodes, group_size=size, cursor=Cursor(seed=3))
     mask, ended = rollout["mask"], rollout["terminated"] | rollout["truncated"]
     assert len(rollout) == episodes and ended[mask].sum() == ended.sum() == episodes
     assert torch.equal(mask.int(), mask.int().cummin(1).values) and mask[:, 0].all()
@@ -333,7 +335,7 @@ def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, s
 def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
     """The second slot has one episode to play, and meets the limit again while the first plays its second."""
     env = cartpole(2, mode, max_episode_steps=9)
-    rollout = collect(env, mlp_for(env), episodes=3, cursor=Cursor(seed=0))
+    rollout = collect(env, mlp_for(env), num_episodes=3, cursor=Cursor(seed=0))
     assert (rollout["terminated"].sum() + rollout["truncated"].sum()) == 3 and not rollout["mask"].all()
     assert (rollout["reward"] == rollout["mask"]).all()
 
@@ -342,7 +344,7 @@ def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
 def test_a_policy_without_chance_plays_a_group_alike(mode):
     """Equal starts and equal actions: the rows of a group are one episode, also where it is played in two turns."""
     env = cartpole(4, mode)
-    rollout = collect(env, Lean(), episodes=6, group_size=3, cursor=Cursor(seed=3))
+    rollout = collect(env, Lean(), num_episodes=6, group_size=3, cursor=Cursor(seed=3))
     for rows in (slice(0, 3), slice(3, 6)):
         for name in ("observation", "reward", "terminated", "truncated", "mask"):
             group = torch.where(
@@ -354,7 +356,7 @@ def test_a_policy_without_chance_plays_a_group_alike(mode):
 
 def test_rows_of_a_group_explore_by_themselves():
     env = cartpole(4)
-    rollout = collect(env, mlp_for(env), episodes=4, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, mlp_for(env), num_episodes=4, group_size=4, cursor=Cursor(seed=0))
     assert len(torch.where(rollout["mask"], rollout["action"], -1).unique(dim=0)) == 4
 
 
@@ -362,7 +364,7 @@ def test_groups_are_reproducible_and_no_two_calls_alike():
     def starts(cursor, calls):
         env = cartpole(4)
         policy = mlp_for(env, seed=1)
-        return [collect(env, policy, episodes=4, group_size=2, cursor=cursor) for _ in range(calls)]
+        return [collect(env, policy, num_episodes=4, group_size=2, cursor=cursor) for _ in range(calls)]
 
     one, two = starts(Cursor(seed=5), 3), starts(Cursor(seed=5), 3)
     for a, b in zip(one, two, strict=True):
@@ -376,15 +378,15 @@ def test_steps_and_groups_take_turns_on_one_cursor():
     env, cursor = cartpole(3), Cursor(seed=0)
     policy = mlp_for(env)
     for _ in range(2):
-        assert len(collect(env, policy, episodes=4, group_size=2, cursor=cursor)) == 4
-        rollout = collect(env, policy, steps=5, cursor=cursor)
+        assert len(collect(env, policy, num_episodes=4, group_size=2, cursor=cursor)) == 4
+        rollout = collect(env, policy, num_steps=5, cursor=cursor)
         assert rollout["is_init"][:, 0].all() and rollout["observation"][:, 0].abs().max() <= 0.05
 
 
 def test_the_native_cartpole_is_refused_with_advice():
     env = gym.make_vec("CartPole-v1", num_envs=4)
     with pytest.raises(ValueError, match=r"CartPoleVectorEnv takes no list of seeds.*vectorization_mode=.sync"):
-        collect(env, mlp_for(env), episodes=4, group_size=2)
+        collect(env, mlp_for(env), num_episodes=4, group_size=2)
 
 
 class Moody(gym.Env):
@@ -402,10 +404,10 @@ class Moody(gym.Env):
 def test_an_environment_that_heeds_no_seed_is_refused():
     env = SyncVectorEnv([Moody] * 2)
     with pytest.raises(ValueError, match="starts differently from equal seeds"):
-        collect(env, mlp_for(env), episodes=2, group_size=2)
+        collect(env, mlp_for(env), num_episodes=2, group_size=2)
 
 
-@pytest.mark.parametrize("asked", [dict(steps=4), dict(episodes=5), dict(episodes=4, steps=4)])
+@pytest.mark.parametrize("asked", [dict(num_steps=4), dict(num_episodes=5), dict(num_episodes=4, num_steps=4)])
 def test_groups_need_whole_episodes_that_divide(asked):
     env = cartpole(2)
     with pytest.raises(ValueError, match="group_size is 2|give exactly one"):
@@ -416,7 +418,7 @@ def test_groups_need_whole_episodes_that_divide(asked):
 def test_a_group_of_no_episodes_is_refused(size):
     env = cartpole(2)
     with pytest.raises(ValueError, match=f"group_size is {size}"):
-        collect(env, mlp_for(env), episodes=4, group_size=size)
+        collect(env, mlp_for(env), num_episodes=4, group_size=size)
 
 
 def test_neighbours_of_a_text_group_share_a_prompt():
@@ -424,7 +426,7 @@ def test_neighbours_of_a_text_group_share_a_prompt():
     env, policy = text_env(task), lm_policy()
     cursor, seen = Cursor(seed=0), []
     for _ in range(2):
-        rollout = collect(env, policy, episodes=6, group_size=3, cursor=cursor)
+        rollout = collect(env, policy, num_episodes=6, group_size=3, cursor=cursor)
         prompt = rollout["observation"][:, 0].view(2, 3)
         assert (prompt == prompt[:, :1]).all()
         group = rollout["group"].view(2, 3, -1)

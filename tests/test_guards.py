@@ -40,7 +40,7 @@ class Noting(gym.Env):
 def test_an_environment_is_given_actions_inside_its_box_and_the_rollout_keeps_those_that_were_drawn():
     single = Noting()
     policy = MLPPolicy(single.observation_space, single.action_space)
-    rollout = collect(SyncVectorEnv([lambda: single]), policy, steps=50, cursor=Cursor(seed=0))
+    rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, cursor=Cursor(seed=0))
     drawn, given = rollout["action"][0], torch.from_numpy(np.stack(single.given))
     assert (drawn.abs() > 0.5).any()
     torch.testing.assert_close(given, drawn.clamp(torch.tensor(-0.5), torch.tensor(0.25)))
@@ -154,7 +154,7 @@ def test_what_is_logged_is_the_mean_over_tokens_whatever_the_loss_weighs():
         entropy = policy.evaluate(rollout).entropy[rollout["mask"]]
         by_row = [policy.evaluate(rollout).entropy[row][rollout["mask"][row]].mean() for row in range(2)]
     assert abs(sum(by_row) / 2 - entropy.mean()) > 1e-3, "the two means differ, or the test guards nothing"
-    metrics = agent_of(env, policy, aggregation=sequence_mean, episodes=2).update(rollout)
+    metrics = agent_of(env, policy, aggregation=sequence_mean, num_episodes=2).update(rollout)
     assert metrics["policy/entropy"] == pytest.approx(entropy.mean().item(), abs=1e-5)
 
 

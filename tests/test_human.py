@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from textenv import FeedbackFile, FeedbackStopped, HumanReward, Question, TerminalAsker
+from textenv import FeedbackFile, FeedbackStopped, HumanReward, Question, TerminalAnnotator
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,12 +55,12 @@ def path(tmp_path):
 
 
 def test_thumbs_are_one_and_zero_and_a_skipped_response_does_not_apply(path):
-    human = HumanReward(path, asker=Scripted(["up", "down", "skip"]))
+    human = HumanReward(path, annotator=Scripted(["up", "down", "skip"]))
     assert call(human, ["a", "b", "c"]) == [1.0, 0.0, None]
 
 
 def test_marks_are_mapped_to_zero_to_one(path):
-    assert call(HumanReward(path, scale="0-5", asker=Scripted(["0", "4", "5"])), ["a", "b", "c"]) == [0.0, 0.8, 1.0]
+    assert call(HumanReward(path, scale="0-5", annotator=Scripted(["0", "4", "5"])), ["a", "b", "c"]) == [0.0, 0.8, 1.0]
 
 
 def better(question):
@@ -70,39 +70,41 @@ def better(question):
 
 
 def test_neighbours_of_a_prompt_are_compared_and_one_left_over_gets_none(path):
-    asker = Scripted(better)
-    human = HumanReward(path, scale="pairs", asker=asker)
+    annotator = Scripted(better)
+    human = HumanReward(path, scale="pairs", annotator=annotator)
     scores = human(prompts=["p", "q", "p", "q", "p", "p", "p"], completions=["a", "x", "b", "=", "d", "c", "e"])
     assert scores == [0.0, 0.5, 1.0, 0.5, 1.0, 0.0, None]
-    assert {question.prompt: set(question.responses) for question in asker.questions[2:]} == {"q": {"x", "="}}
-    assert [set(shown) for shown in asker.shown[:2]] == [{"a", "b"}, {"d", "c"}]
+    assert {question.prompt: set(question.responses) for question in annotator.questions[2:]} == {"q": {"x", "="}}
+    assert [set(shown) for shown in annotator.shown[:2]] == [{"a", "b"}, {"d", "c"}]
 
 
 def test_which_of_a_pair_is_shown_first_is_drawn_by_the_seed(tmp_path):
     def firsts(seed):
-        asker = Scripted(better)
-        human = HumanReward(tmp_path / f"{seed}-{os.urandom(4).hex()}.jsonl", scale="pairs", asker=asker, seed=seed)
+        annotator = Scripted(better)
+        human = HumanReward(
+            tmp_path / f"{seed}-{os.urandom(4).hex()}.jsonl", scale="pairs", annotator=annotator, seed=seed
+        )
         scores = human(prompts=[i // 2 for i in range(40)], completions=["a", "b"] * 20)
         assert scores == [0.0, 1.0] * 20
-        return [first for first, _ in asker.shown]
+        return [first for first, _ in annotator.shown]
 
     assert 4 < firsts(0).count("a") < 16
     assert firsts(0) == firsts(0) != firsts(1)
 
 
 def test_equal_responses_are_asked_about_once_and_equal_pairs_in_either_order(path):
-    asker = Scripted(["up", "down"])
-    assert call(HumanReward(path, asker=asker), ["a", "b", "a"]) == [1.0, 0.0, 1.0]
-    asker = Scripted(better)
-    human = HumanReward(path, scale="pairs", asker=asker)
+    annotator = Scripted(["up", "down"])
+    assert call(HumanReward(path, annotator=annotator), ["a", "b", "a"]) == [1.0, 0.0, 1.0]
+    annotator = Scripted(better)
+    human = HumanReward(path, scale="pairs", annotator=annotator)
     assert call(human, ["a", "b", "a"]) == [0.0, 1.0, 0.0]
     assert call(human, ["b", "a"]) == [1.0, 0.0]
-    assert len(asker.questions) == 1
+    assert len(annotator.questions) == 1
 
 
 def test_chats_are_asked_kept_and_found_as_messages(path):
     chat, said = [{"role": "user", "content": "hi"}], [{"role": "assistant", "content": "ho"}]
-    human = HumanReward(path, asker=Scripted(["up"]))
+    human = HumanReward(path, annotator=Scripted(["up"]))
     assert human(prompts=[chat], completions=[said]) == human(prompts=[chat], completions=[said]) == [1.0]
     assert human.file.scored() == [{"prompt": chat, "completion": said, "score": 1.0}]
 
@@ -116,7 +118,7 @@ def length(prompts, completions, weight, trainer_state=None, **columns):
 
 
 def test_otherwise_scores_what_the_person_did_not_with_the_columns_of_those_rows(path):
-    human = HumanReward(path, asker=Scripted(["up", "skip", "down"]), otherwise=length)
+    human = HumanReward(path, annotator=Scripted(["up", "skip", "down"]), fallback=length)
     assert call(human, ["a", "bb", "c"], weight=[7, 10, 7], trainer_state=None) == [1.0, 20, 0.0]
 
 
@@ -124,10 +126,10 @@ def test_a_share_is_asked_at_most_chosen_by_seed_and_batch(tmp_path):
     said = [str(i) for i in range(30)]
 
     def asked(name, *, share=0.1, seed=0, batch=said):
-        asker = Scripted(lambda question: "up")
-        human = HumanReward(tmp_path / f"{name}.jsonl", asker=asker, otherwise=length, share=share, seed=seed)
+        annotator = Scripted(lambda question: "up")
+        human = HumanReward(tmp_path / f"{name}.jsonl", annotator=annotator, fallback=length, fraction=share, seed=seed)
         call(human, batch, weight=[1] * len(batch))
-        return [shown[0] for shown in asker.shown]
+        return [shown[0] for shown in annotator.shown]
 
     assert len(asked("a")) == 3
     assert asked("b") == asked("c")  # the same ones again
@@ -144,7 +146,7 @@ def test_a_share_is_asked_at_most_chosen_by_seed_and_batch(tmp_path):
         ({"share": 1.5}, ValueError, "from 0"),
         ({"share": 0.5}, ValueError, "otherwise=reward_model"),
         ({"otherwise": 3}, TypeError, "otherwise is 3"),
-        ({"asker": object()}, TypeError, "textenv.rewards.human.asker.Asker"),
+        ({"annotator": object()}, TypeError, "textenv.rewards.human.annotator.Annotator"),
     ],
 )
 def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
@@ -154,18 +156,18 @@ def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
 
 def test_wrong_answers_of_an_asker_and_wrong_counts_of_a_reward_are_named(path):
     with pytest.raises(ValueError, match=r"'script' answered 'undo', expected one of up, down, skip, quit"):
-        call(HumanReward(path, asker=Scripted(["undo"])), ["a"])
+        call(HumanReward(path, annotator=Scripted(["undo"])), ["a"])
     with pytest.raises(ValueError, match="'otherwise' returned 1 values for 2"):
-        call(HumanReward(path, asker=Scripted(["skip"] * 2), otherwise=lambda **_: [1.0]), ["a", "b"])
+        call(HumanReward(path, annotator=Scripted(["skip"] * 2), fallback=lambda **_: [1.0]), ["a", "b"])
 
 
 # --- undo and quit --------------------------------------------------------------------------------------------
 
 
 def test_undo_takes_the_last_answer_out_of_the_file_and_asks_it_again(path):
-    asker = Scripted(["up", "up", "undo", "undo", "down", "down", "up"])
-    assert call(HumanReward(path, asker=asker), ["a", "b", "c"]) == [0.0, 0.0, 1.0]
-    assert [(q.responses[0], q.number, q.total, q.can_undo) for q in asker.questions] == [
+    annotator = Scripted(["up", "up", "undo", "undo", "down", "down", "up"])
+    assert call(HumanReward(path, annotator=annotator), ["a", "b", "c"]) == [0.0, 0.0, 1.0]
+    assert [(q.responses[0], q.number, q.total, q.can_undo) for q in annotator.questions] == [
         ("a", 1, 3, False), ("b", 2, 3, True), ("c", 3, 3, True), ("b", 2, 3, True), ("a", 1, 3, False),
         ("b", 2, 3, True), ("c", 3, 3, True),
     ]  # fmt: skip
@@ -180,28 +182,28 @@ def test_an_answer_that_somebody_took_out_of_the_file_cannot_be_undone(path):
         return "undo"
 
     with pytest.raises(ValueError, match="does not hold the answer to be undone any more"):
-        call(HumanReward(path, asker=Scripted(answer)), ["a", "b"])
+        call(HumanReward(path, annotator=Scripted(answer)), ["a", "b"])
 
 
 def test_who_quits_is_told_what_is_saved_and_goes_on_where_he_stopped(path):
     with pytest.raises(
         FeedbackStopped, match=rf"after 2 of 4 .*saved \(2 with .* in {path}: run the same program again"
     ):
-        call(HumanReward(path, asker=Scripted(["up", "skip", "quit"])), ["a", "b", "c", "d"])
-    asker = Scripted(["down", "up"])
-    assert call(HumanReward(path, asker=asker), ["a", "b", "c", "d"]) == [1.0, None, 0.0, 1.0]
-    assert asker.shown == [("c",), ("d",)]
+        call(HumanReward(path, annotator=Scripted(["up", "skip", "quit"])), ["a", "b", "c", "d"])
+    annotator = Scripted(["down", "up"])
+    assert call(HumanReward(path, annotator=annotator), ["a", "b", "c", "d"]) == [1.0, None, 0.0, 1.0]
+    assert annotator.shown == [("c",), ("d",)]
 
 
 # --- the file -------------------------------------------------------------------------------------------------
 
 
 def test_a_line_says_who_answered_what_when_and_reads_as_triples_and_preferences(path):
-    call(HumanReward(path, scale="0-5", asker=Scripted(["4", "skip"])), ["a", "b"])
-    call(HumanReward(path, scale="pairs", asker=Scripted(better)), ["a", "b", "=", "c"])
+    call(HumanReward(path, scale="0-5", annotator=Scripted(["4", "skip"])), ["a", "b"])
+    call(HumanReward(path, scale="pairs", annotator=Scripted(better)), ["a", "b", "=", "c"])
     score, skipped, pair, tie = lines(path)
     assert score | {"time": 0} == {
-        "prompt": "p", "completion": "a", "score": 0.8, "answer": "4", "scale": "0-5", "time": 0, "asker": "script",
+        "prompt": "p", "completion": "a", "score": 0.8, "answer": "4", "scale": "0-5", "time": 0, "annotator": "script",
     }  # fmt: skip
     assert abs(datetime.fromisoformat(score["time"]) - datetime.now(UTC)) < timedelta(minutes=5)
     assert skipped["score"] is None and tie["chosen"] is None and set(tie["completions"]) == {"=", "c"}
@@ -224,27 +226,27 @@ def test_each_answer_is_on_the_disk_before_the_next_question(path, monkeypatch):
         assert synced == [] or synced[-1] == len(written)
         return "up"
 
-    call(HumanReward(path, asker=Scripted(answer)), ["a", "b", "c"])
+    call(HumanReward(path, annotator=Scripted(answer)), ["a", "b", "c"])
     assert len(synced) == 3
 
 
 def test_half_a_line_at_the_end_is_put_aside_and_asked_again(path):
-    call(HumanReward(path, asker=Scripted(["up", "up"])), ["a", "\u00e9\U0001f600\ud800"])
+    call(HumanReward(path, annotator=Scripted(["up", "up"])), ["a", "\u00e9\U0001f600\ud800"])
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for cut in (first + 1, first + 30, len(whole) - 2):
         path.write_bytes(whole[:cut])
         with pytest.warns(UserWarning, match=r"answers.jsonl ended in half a line.*moved to .*answers.jsonl.half"):
-            human = HumanReward(path, asker=(asker := Scripted(["down"])))
+            human = HumanReward(path, annotator=(annotator := Scripted(["down"])))
         assert path.read_bytes() == whole[:first]
         assert path.with_name("answers.jsonl.half").read_bytes().endswith(whole[first:cut] + b"\n")
-        assert call(human, ["a", "\u00e9\U0001f600\ud800"]) == [1.0, 0.0] and len(asker.questions) == 1
+        assert call(human, ["a", "\u00e9\U0001f600\ud800"]) == [1.0, 0.0] and len(annotator.questions) == 1
 
 
 def test_a_whole_last_line_without_its_line_end_is_kept(path):
-    call(HumanReward(path, asker=Scripted(["up", "down"])), ["a", "b"])
+    call(HumanReward(path, annotator=Scripted(["up", "down"])), ["a", "b"])
     path.write_bytes(path.read_bytes()[:-1])
-    assert call(HumanReward(path, asker=Scripted([])), ["a", "b"]) == [1.0, 0.0]
+    assert call(HumanReward(path, annotator=Scripted([])), ["a", "b"]) == [1.0, 0.0]
     assert path.read_bytes().endswith(b"}\n")
 
 
@@ -255,7 +257,7 @@ def test_half_a_line_of_another_process_does_not_swallow_the_next_answer(path):
                 file.write(b'{"prompt": "ha')
         return "up"
 
-    human = HumanReward(path, asker=Scripted(answer))
+    human = HumanReward(path, annotator=Scripted(answer))
     with pytest.warns(UserWarning, match="half a line"):
         call(human, ["a", "b"])
     assert [line["completion"] for line in lines(path)] == ["a", "b"]
@@ -274,7 +276,7 @@ def test_half_a_line_of_another_process_does_not_swallow_the_next_answer(path):
     ],
 )
 def test_a_broken_line_in_the_middle_is_named(path, broken, says):
-    call(HumanReward(path, asker=Scripted(["up", "down"])), ["a", "b"])
+    call(HumanReward(path, annotator=Scripted(["up", "down"])), ["a", "b"])
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n\n{broken}\n{second}\n")
     before = path.read_bytes()
@@ -284,7 +286,7 @@ def test_a_broken_line_in_the_middle_is_named(path, broken, says):
 
 
 def test_a_writer_waits_for_the_lock(path):
-    human = HumanReward(path, asker=Scripted(["up"]))
+    human = HumanReward(path, annotator=Scripted(["up"]))
     with FileLock(f"{path}.lock"):
         thread = threading.Thread(target=call, args=(human, ["a"]))
         thread.start()
@@ -304,7 +306,7 @@ class Undoing:
         self.asked += 1
         return "undo" if question.can_undo and self.asked % 3 == 0 else "up"
 
-HumanReward(sys.argv[1], asker=Undoing())(prompts=[sys.argv[2]] * 60, completions=[str(i) for i in range(60)])
+HumanReward(sys.argv[1], annotator=Undoing())(prompts=[sys.argv[2]] * 60, completions=[str(i) for i in range(60)])
 """
 
 
@@ -319,9 +321,9 @@ def test_two_processes_that_write_and_undo_in_one_file_lose_nothing(path):
 
 
 def terminal(*typed, width=60):
-    """A `TerminalAsker` that is typed these lines, and the paper it prints on."""
+    """A `TerminalAnnotator` that is typed these lines, and the paper it prints on."""
     paper, keys = StringIO(), iter([f"{line}\n" for line in typed])
-    return TerminalAsker(console=Console(file=paper, width=width), read=lambda: next(keys, "")), paper
+    return TerminalAnnotator(console=Console(file=paper, width=width), read=lambda: next(keys, "")), paper
 
 
 @pytest.mark.parametrize(
@@ -330,14 +332,14 @@ def terminal(*typed, width=60):
      ("pairs", "t", "tie"), ("thumbs", "s", "skip"), ("thumbs", "b", "undo"), ("thumbs", "q", "quit")],
 )  # fmt: skip
 def test_keys_and_words_are_answers(scale, typed, answer):
-    asker, _ = terminal(typed)
+    annotator, _ = terminal(typed)
     responses = ("x", "y") if scale == "pairs" else ("x",)
-    assert asker.ask(Question("p", responses, scale, can_undo=True)) == answer
+    assert annotator.ask(Question("p", responses, scale, can_undo=True)) == answer
 
 
 def test_wrong_keys_are_explained_and_asked_again():
-    asker, paper = terminal("\x1b[2J", "", "b", "1", "d", width=200)
-    assert asker.ask(Question("p", ("x",), "thumbs")) == "down"
+    annotator, paper = terminal("\x1b[2J", "", "b", "1", "d", width=200)
+    assert annotator.ask(Question("p", ("x",), "thumbs")) == "down"
     said = paper.getvalue()
     assert said.count("is no answer to this question") == 3 and '"\\x1b[2j" is no answer' in said
     assert '"b" is not possible here, there is nothing to undo' in said
@@ -345,15 +347,15 @@ def test_wrong_keys_are_explained_and_asked_again():
 
 
 def test_the_end_of_the_input_is_quit(path):
-    asker, _ = terminal("u")
+    annotator, _ = terminal("u")
     with pytest.raises(FeedbackStopped, match="after 1 of 2"):
-        call(HumanReward(path, asker=asker), ["a", "b"])
+        call(HumanReward(path, annotator=annotator), ["a", "b"])
 
 
 def test_a_response_cannot_command_the_terminal_nor_use_markup_nor_leave_its_frame():
     evil = "\x1b[2J\x1b]0;mine\x07[bold]loud[/bold] :smile: \r\x08\x9b\u202egpj [/nothing]\nIs this response good?"
-    asker, paper = terminal("u", width=100)
-    asker.ask(Question([{"role": evil, "content": evil}], (evil,), "thumbs"))
+    annotator, paper = terminal("u", width=100)
+    annotator.ask(Question([{"role": evil, "content": evil}], (evil,), "thumbs"))
     said = paper.getvalue()
     assert not set(said) & set("\x1b\x07\r\x08\x9b\u202e\U0001f604")
     assert said.count("\\x1b[2J\\x1b]0;mine\\x07[bold]loud[/bold] :smile: \\r\\x08\\x9b\\u202egpj [/nothing]") >= 2
@@ -362,8 +364,8 @@ def test_a_response_cannot_command_the_terminal_nor_use_markup_nor_leave_its_fra
 
 def test_long_texts_are_shown_whole_and_wrapped():
     text = " ".join(f"word{i}" for i in range(300)) + " " + "".join(f"<{i}>" for i in range(100))
-    asker, paper = terminal("1", width=60)
-    asker.ask(Question("p", (text, "short"), "pairs"))
+    annotator, paper = terminal("1", width=60)
+    annotator.ask(Question("p", (text, "short"), "pairs"))
     said = paper.getvalue().splitlines()
     assert max(map(len, said)) <= 60
     inside = "".join(line.strip("\u2502 ") for line in said)
@@ -371,7 +373,9 @@ def test_long_texts_are_shown_whole_and_wrapped():
 
 
 def test_without_a_terminal_it_says_what_to_do():
-    program = "from textenv import Question, TerminalAsker; TerminalAsker().ask(Question('p', ('r',), 'thumbs'))"
+    program = (
+        "from textenv import Question, TerminalAnnotator; TerminalAnnotator().ask(Question('p', ('r',), 'thumbs'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], input="u\n", capture_output=True, text=True, timeout=60, cwd=ROOT
     )
@@ -425,9 +429,9 @@ def test_killed_in_the_middle_of_a_question_nothing_is_lost_and_only_the_missing
     screen.until("question 3 of 4")
     screen.until("> ")
     assert screen.close(signal.SIGKILL) == -signal.SIGKILL
-    asker = Scripted(["up", "skip"])
-    assert call(HumanReward(path, asker=asker), ["a", "b", "c", "d"]) == [1.0, 0.0, 1.0, None]
-    assert asker.shown == [("c",), ("d",)]
+    annotator = Scripted(["up", "skip"])
+    assert call(HumanReward(path, annotator=annotator), ["a", "b", "c", "d"]) == [1.0, 0.0, 1.0, None]
+    assert annotator.shown == [("c",), ("d",)]
 
 
 def test_what_was_typed_before_the_question_answers_nothing(path):
@@ -457,10 +461,10 @@ def test_a_person_who_quits_in_training_ends_it_and_is_not_asked_again(tmp_path)
             self.asked += 1
             return "quit"
 
-    asker, tokenizer = Quits(), make_tokenizer(WORDS)
-    human = HumanReward(tmp_path / "t.jsonl", asker=asker)
+    annotator, tokenizer = Quits(), make_tokenizer(WORDS)
+    human = HumanReward(tmp_path / "t.jsonl", annotator=annotator)
     env = TextVectorEnv(prompts=["a"], reward=human, tokenizer=tokenizer, num_envs=4, max_new_tokens=4)
-    agent = PPO(env, LMPolicy(make_gpt2(), tokenizer), PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    agent = PPO(env, LMPolicy(make_gpt2(), tokenizer), PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8))
     with pytest.raises(FeedbackStopped, match="run the same program again"):
         agent.learn(100)
-    assert asker.asked == 1
+    assert annotator.asked == 1

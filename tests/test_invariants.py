@@ -36,20 +36,20 @@ from algos.advantages import whiten
 from algos.cli import main
 from algos.config import Config
 from algos.losses import clipped_policy_loss
-from algos.optimize import Descent
+from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
 from textenv import KLPenalty
 from textenv.rollout import Evaluation
 
-SMALL = dict(steps=16, epochs=2, minibatch_size=16, learning_rate=1e-3)
-ROWS = dict(episodes=8, epochs=2, minibatch_size=4, learning_rate=1e-3)
+SMALL = dict(num_steps=16, num_epochs=2, minibatch_size=16, learning_rate=1e-3)
+ROWS = dict(num_episodes=8, num_epochs=2, minibatch_size=4, learning_rate=1e-3)
 ALGORITHMS = {
-    "a2c": (A2C, A2CConfig(steps=16)),
-    "grpo": (GRPO, GRPOConfig(episodes=8, group_size=4)),
+    "a2c": (A2C, A2CConfig(num_steps=16)),
+    "grpo": (GRPO, GRPOConfig(num_episodes=8, group_size=4)),
     "ppo": (PPO, PPOConfig(**SMALL)),
-    "reinforce": (REINFORCE, REINFORCEConfig(episodes=8)),
-    "rloo": (RLOO, RLOOConfig(episodes=8)),
-    "trpo": (TRPO, TRPOConfig(steps=16)),
+    "reinforce": (REINFORCE, REINFORCEConfig(num_episodes=8)),
+    "rloo": (RLOO, RLOOConfig(num_episodes=8)),
+    "trpo": (TRPO, TRPOConfig(num_steps=16)),
 }
 BY_VALUE = ["a2c", "ppo", "trpo"]
 
@@ -62,7 +62,7 @@ def control(policy=None, *, env=None, penalty=None, kind="ppo", **options):
 
 
 def text(policy, *, penalty=None, **options):
-    config = PPOConfig(steps=None, bootstrap_truncated=False, **(ROWS | options))
+    config = PPOConfig(num_steps=None, bootstrap_truncated=False, **(ROWS | options))
     return PPO(text_env(), policy, config, penalty=penalty)
 
 
@@ -276,7 +276,7 @@ def test_an_auxiliary_loss_that_is_no_number_is_caught(tmp_path):
 
 def test_a_loss_that_is_infinite_where_its_gradient_is_not_is_caught():
     weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[2])
-    descent = Descent([weight], Config())
+    descent = Optimizer([weight], Config())
     with pytest.raises(NonFiniteError, match="it: not finite"):
         descent.step(lambda part: ((weight + torch.inf).sum(), {"it": torch.tensor(torch.inf)}), [batch])
     assert weight.item() == 1
@@ -401,7 +401,7 @@ def test_the_reference_of_an_adapter_which_shares_what_does_not_train_passes():
 
 def state_of(agent):
     """Weights, and the optimiser's moments and counts."""
-    moments = [x for state in agent.descent.optimizer.state.values() for x in state.values()]
+    moments = [x for state in agent.optimizer.optimizer.state.values() for x in state.values()]
     return [x.detach().clone() for x in (*agent.policy.parameters(), *moments)]
 
 
@@ -415,11 +415,11 @@ def test_a_first_minibatch_that_is_not_finite_is_skipped_too(algorithm):
     env, (agent, config) = cartpole(), algorithm
     policy = Broken(env.single_observation_space, env.single_action_space)
     before = [p.detach().clone() for p in policy.parameters()]
-    history = agent(env, policy, config(steps=16, skip_nonfinite=True)).learn(64)
+    history = agent(env, policy, config(num_steps=16, skip_nonfinite=True)).learn(64)
     assert history[0]["update/skipped"] >= 1
     assert all(map(torch.equal, before, policy.parameters()))
     with pytest.raises(NonFiniteError, match="not finite"):
-        agent(env, policy, config(steps=16)).learn(64)
+        agent(env, policy, config(num_steps=16)).learn(64)
 
 
 def test_an_action_that_was_taken_and_is_scored_as_impossible_is_caught_whatever_is_skipped():
@@ -433,7 +433,7 @@ def test_an_action_that_was_taken_and_is_scored_as_impossible_is_caught_whatever
     env = cartpole()
     policy = Impossible(env.single_observation_space, env.single_action_space)
     with pytest.raises(InvariantError, match="inf nats away"):
-        PPO(env, policy, PPOConfig(steps=16, skip_nonfinite=True)).learn(64)
+        PPO(env, policy, PPOConfig(num_steps=16, skip_nonfinite=True)).learn(64)
 
 
 @pytest.mark.parametrize("micro", [None, 5])
@@ -447,7 +447,7 @@ def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
         return found * torch.nan if len(states) == 2 else found
 
     agent = control(policy_loss=loss, micro_batch_size=micro, skip_nonfinite=True, target_kl=10.0)
-    step = agent.descent.step
+    step = agent.optimizer.step
 
     def spy(*arguments):
         before = state_of(agent)
@@ -455,7 +455,7 @@ def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
         states.append((before, state_of(agent), totals))
         return totals
 
-    agent.descent.step = spy
+    agent.optimizer.step = spy
     history = agent.learn(120)
     assert [metrics["update/skipped"] for metrics in history] == [1] + [0] * (len(history) - 1)
     assert all(torch.tensor(list(metrics.values())).isfinite().all() for metrics in history)
@@ -467,7 +467,7 @@ def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
 
 def test_a_skipped_step_of_trpos_actor_leaves_it_and_is_counted(monkeypatch):
     env = cartpole()
-    agent = TRPO(env, mlp_for(env), TRPOConfig(steps=16, skip_nonfinite=True))
+    agent = TRPO(env, mlp_for(env), TRPOConfig(num_steps=16, skip_nonfinite=True))
     gain = agent._gain
     monkeypatch.setattr(agent, "_gain", lambda part, first=False: gain(part, first=first) * torch.nan)
     before = [p.clone() for p in agent.policy.actor.parameters()]
@@ -505,7 +505,7 @@ def test_healthy_dqn_raises_nothing():
 def test_healthy_grpo_on_text_raises_nothing(place):
     policy = lm_policy()
     penalty = KLPenalty(policy.reference(), 0.01, "k1" if place == "reward" else "k2", place)
-    agent = GRPO(text_env(), policy, GRPOConfig(episodes=8, group_size=4, minibatch_size=4), penalty=penalty)
+    agent = GRPO(text_env(), policy, GRPOConfig(num_episodes=8, group_size=4, minibatch_size=4), penalty=penalty)
     assert len(agent.learn(100)) > 1
 
 

@@ -158,17 +158,17 @@ def perturbed(policy, *, seed=0):
 
 
 def text_case():
-    return text_env(forbidden=[0]), lm_policy(temperature=0.8), dict(episodes=8)
+    return text_env(forbidden=[0]), lm_policy(temperature=0.8), dict(num_episodes=8)
 
 
 def control_case():
     env = cartpole()
-    return env, MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(16,)), dict(steps=16)
+    return env, MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(16,)), dict(num_steps=16)
 
 
 def recurrent_case():
     env = cartpole()
-    return env, LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=16), dict(steps=16)
+    return env, LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=16), dict(num_steps=16)
 
 
 @pytest.mark.parametrize("micro", [None, 3])
@@ -237,7 +237,7 @@ def test_row_16_five_steps_of_the_adaptive_coefficient_by_hand():
     penalty = KLPenalty(None, AdaptiveCoefficient(0.1, target=6.0))
     for rollout, expected in zip(TRACE, BETAS, strict=True):
         penalty.update(rollout)
-        assert penalty.coefficient == pytest.approx(expected, rel=1e-6)
+        assert penalty.coef == pytest.approx(expected, rel=1e-6)
 
 
 def test_row_16_it_saturates_at_a_fifth_either_way():
@@ -250,11 +250,11 @@ def test_row_16_it_saturates_at_a_fifth_either_way():
 def test_row_16_steps_of_episodes_that_have_not_ended_count_when_they_end():
     penalty = KLPenalty(None, AdaptiveCoefficient(0.1, target=6.0))
     penalty.update(rollout_of([3.0, 1.2], done=False))
-    assert penalty.coefficient == 0.1
+    assert penalty.coef == 0.1
     penalty.update(rollout_of([1.2, 1.2]))  # 6.6 nats in one episode
-    assert penalty.coefficient == pytest.approx(0.101)
+    assert penalty.coef == pytest.approx(0.101)
     penalty.update(rollout_of([3.0, 3.0]))  # the 4.2 of before are not counted twice
-    assert penalty.coefficient == pytest.approx(0.101)
+    assert penalty.coef == pytest.approx(0.101)
 
 
 def test_row_16_it_survives_save_and_load_in_the_agents_folder(tmp_path):
@@ -266,11 +266,11 @@ def test_row_16_it_survives_save_and_load_in_the_agents_folder(tmp_path):
     PPO(env, policy, PPOConfig(), penalty=penalty).save(tmp_path)
     restored = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=6.0))
     restored.load_state_dict(read_description(tmp_path)["penalty"])
-    assert restored.coefficient == penalty.coefficient != 0.1
+    assert restored.coef == penalty.coef != 0.1
     for rollout in TRACE[3:]:
         penalty.update(rollout)
         restored.update(rollout)
-        assert restored.coefficient == penalty.coefficient
+        assert restored.coef == penalty.coef
     with pytest.raises(ValueError, match="AdaptiveCoefficient has .'value'.*another kind"):
         restored.load_state_dict(KLPenalty(None, ScheduledCoefficient(1.0, 0.0, 5)).state_dict())
 
@@ -288,13 +288,13 @@ def test_an_update_is_charged_by_the_coefficient_before_it_is_adapted(name, plac
         if place == "loss":  # one epoch of one minibatch
             assert row["reference/loss"] == pytest.approx(expected.value * row["reference/kl_per_step"], rel=1e-4)
         expected.update(kl=row["reference/kl"], steps=0)
-    assert penalty.coefficient == pytest.approx(expected.value) and expected.value != 0.2
+    assert penalty.coef == pytest.approx(expected.value) and expected.value != 0.2
 
 
 def test_measuring_does_not_adapt_the_coefficient():
     env, policy, _ = text_case()
     env.penalty = KLPenalty(perturbed(policy), AdaptiveCoefficient(0.2, target=0.5))
-    assert abs(summarise(env, policy, episodes=4)["kl"]) > 0.1
+    assert abs(summarise(env, policy, num_episodes=4)["kl"]) > 0.1
     state = env.penalty.state_dict()
     assert state.pop("reference") and state == {"coefficient": {"value": 0.2}, "open_kl": 0.0}
 
@@ -302,7 +302,7 @@ def test_measuring_does_not_adapt_the_coefficient():
 def test_a_reference_that_was_replaced_while_a_run_was_stopped_is_found_out():
     env, policy, _ = text_case()
     before, same, other = (KLPenalty(perturbed(policy, seed=seed), 0.2) for seed in (0, 0, 1))
-    rollout = collect(env, policy, episodes=4)
+    rollout = collect(env, policy, num_episodes=4)
     before(rollout.clone(), policy)
     saved = json.loads(json.dumps(before.state_dict()))
     same.load_state_dict(saved)
@@ -317,7 +317,7 @@ def test_a_scheduled_coefficient_is_linear_in_the_steps_of_the_policy():
     found = []
     for _ in range(4):
         penalty.update(rollout_of([1.0, None, 1.0], [1.0, None, None]))  # three True entries
-        found.append(penalty.coefficient)
+        found.append(penalty.coef)
     assert found == pytest.approx([0.325, 0.25, 0.2, 0.2])
 
 
@@ -387,9 +387,9 @@ def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kin
     reference = policy.reference()
     with torch.no_grad():  # away from it
         (policy.actor if kind == "LSTM" else policy.actor[-1]).bias[0] += 1.5
-    config = PPOConfig(steps=64, minibatch_size=64 if kind != "LSTM" else 4, learning_rate=3e-3, epochs=4)
+    config = PPOConfig(num_steps=64, minibatch_size=64 if kind != "LSTM" else 4, learning_rate=3e-3, num_epochs=4)
     agent = PPO(env, policy, config, penalty=KLPenalty(reference, 5.0, name, place))
-    rollout = collect(env, policy, steps=64)
+    rollout = collect(env, policy, num_steps=64)
     before = reference.evaluate(rollout).log_prob
     history = [row for _ in range(20) for row in agent.learn(1)]
     assert torch.equal(reference.evaluate(rollout).log_prob, before), "row 20: the reference drifted"

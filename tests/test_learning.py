@@ -67,7 +67,7 @@ def test_every_other_algorithm_solves_cartpole_by_its_recipe(algo, seed):
 
 def judge(env, policy, reference, episodes=288):
     """Score, KL in nats a response, share that the grammar accepts, share of distinct responses; unseen prompts."""
-    returns, rollout = evaluate(env, policy, episodes=episodes, seed=7)
+    returns, rollout = evaluate(env, policy, num_episodes=episodes, seed=7)
     KLPenalty(reference, 0.0)(rollout, policy)
     responses, grammatical = set(), 0
     for tokens, mask, terminated in zip(
@@ -87,7 +87,7 @@ def judge(env, policy, reference, episodes=288):
 def train_text(env_id, *, seed, share=1.0):
     """Judgements before and after training with the recipe of the command line."""
     recipe = presets.recipe(env_id)
-    options = {"kl_coefficient": recipe.kl_coefficient}
+    options = {"kl_coef": recipe.kl_coef}
     env = gymnasium.make_vec(env_id, num_envs=recipe.num_envs, **options)
     test_env = gymnasium.make_vec(env_id, num_envs=96, split="test")
     policy = LMPolicy.load("embedded", seed=seed)

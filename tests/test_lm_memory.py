@@ -139,7 +139,7 @@ def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
     loss_and_gradients(policy, play(text_env(), ANSWERS))  # nothing is left behind by a pass with gradient
     env = text_env(num_envs=1, max_new_tokens=8, forbidden=[7])
     with caplog.at_level(logging.WARNING):
-        rollout = collect(env, policy, episodes=3, deterministic=True)
+        rollout = collect(env, policy, num_episodes=3, deterministic=True)
     assert policy._decoder.cached and not caplog.records
     for row in range(3):
         mask = rollout["mask"][row]
@@ -157,7 +157,7 @@ def test_without_a_gradient_nothing_is_checkpointed_and_afterwards_the_layers_ar
     with monkeypatch.context() as without:
         without.setattr(memory, "checkpoint", lambda *_, **__: pytest.fail("checkpointed without a gradient"))
         policy.values(rollout)
-        collect(text_env(), policy, episodes=4)
+        collect(text_env(), policy, num_episodes=4)
     loss_and_gradients(policy, rollout)
     assert not any("forward" in vars(module) for module in policy.modules())
 
@@ -184,7 +184,7 @@ def test_row_18_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_chec
     env = text_env()
     env.task.scores = [2.0, -1.0, 1.0]
     rollout = scored(play(env, [(7,), (5, 1, 7), (3, 3, 3, 3, 3)]), policy)
-    options = dict(micro_batch_size=micro, normalize_advantage=False, entropy_coefficient=0.03, value_coefficient=0.4)
+    options = dict(micro_batch_size=micro, normalize_advantage=False, ent_coef=0.03, vf_coef=0.4)
     agent_of(env, policy, **options).update(rollout)
     found, loss = gradients(policy), 0.0
     policy.zero_grad()
@@ -227,7 +227,7 @@ def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32
 def test_row_01_under_autocast_acting_and_scoring_agree(name):
     policy = POLICIES[name](autocast=torch.bfloat16)
     computed_in = product_dtypes(policy)
-    rollout = collect(text_env(max_new_tokens=12), policy, episodes=16)
+    rollout = collect(text_env(max_new_tokens=12), policy, num_episodes=16)
     assert policy._decoder.cached and computed_in == {torch.bfloat16}
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     again = policy.evaluate(rollout)
@@ -253,7 +253,7 @@ def test_gradients_under_autocast_are_fp32_and_steps_too_small_for_bf16_move_the
 
 def test_the_reference_is_scored_in_the_same_autocast():
     for policy in (lm_policy(autocast=torch.bfloat16), lora(autocast=torch.bfloat16)):
-        rollout, reference = collect(text_env(), policy, episodes=8), policy.reference()
+        rollout, reference = collect(text_env(), policy, num_episodes=8), policy.reference()
         assert reference.autocast is torch.bfloat16
         computed_in = product_dtypes(reference.model)
         found = reference.evaluate(rollout).log_prob

@@ -64,7 +64,7 @@ def test_row_20_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_
     policy = lora_policy(name, temperature=0.7, **options)
     reference, frozen = policy.reference(), base_weights(policy)
     plain = LanguageModel(MAKERS[name][0](), make_tokenizer(WORDS), temperature=0.7)  # made anew, without adapter
-    rollout = collect(text_env(), policy, episodes=8)
+    rollout = collect(text_env(), policy, num_episodes=8)
     before = reference.evaluate(rollout).log_prob
     torch.testing.assert_close(before, plain.evaluate(rollout).log_prob.detach(), atol=1e-5, rtol=0)
     _, history = train(policy, penalty=KLPenalty(reference, 0.1))
@@ -79,7 +79,7 @@ def test_row_20_with_a_loaded_trained_adapter_the_first_kl_is_zero(tmp_path):
     agent, _ = train(first, 5)
     agent.save(tmp_path)
     policy = algos.load(tmp_path)
-    reference, rollout = policy.reference(), collect(text_env(), policy, episodes=8)
+    reference, rollout = policy.reference(), collect(text_env(), policy, num_episodes=8)
     before = reference.evaluate(rollout).log_prob
     torch.testing.assert_close(before, policy.evaluate(rollout).log_prob.detach(), atol=1e-5, rtol=0)
     assert policy.divergence(rollout, reference).abs().max() < 1e-5
@@ -107,7 +107,7 @@ def test_the_reference_allocates_the_adapters_parameters_and_no_more(options):
 
 def test_row_02_kl_at_step_0_is_checked_with_an_adapter_too():
     policy = lora_policy()
-    rollout = collect(text_env(), policy, episodes=8)
+    rollout = collect(text_env(), policy, num_episodes=8)
     rollout["log_prob"] = rollout["log_prob"] + 0.01
     with pytest.raises(InvariantError, match="same weights"):
         KLPenalty(policy.reference(), 0.1)(rollout, policy)
@@ -123,14 +123,14 @@ def test_row_02_kl_at_step_0_is_checked_with_an_adapter_too():
 )
 def test_a_reference_that_shares_what_trains_is_still_refused(share):
     policy = lora_policy()
-    rollout = collect(text_env(), policy, episodes=2)
+    rollout = collect(text_env(), policy, num_episodes=2)
     with pytest.raises(ValueError, match="shares the policy's weights"):
         KLPenalty(share(policy), 0.1)(rollout, policy)
 
 
 def test_a_reference_whose_shared_part_begins_to_train_refuses_to_drift():
     policy = lora_policy()
-    reference, rollout = policy.reference(), collect(text_env(), policy, episodes=2)
+    reference, rollout = policy.reference(), collect(text_env(), policy, num_episodes=2)
     policy.lm.model.get_output_embeddings().requires_grad_(True)
     with pytest.raises(ValueError, match="would drift"):
         reference.evaluate(rollout)
@@ -141,7 +141,7 @@ def test_layers_frozen_by_hand_are_shared_without_peft():
     policy.lm.model.transformer.requires_grad_(False)
     policy.lm.model.transformer.h[1].requires_grad_(True)
     reference = policy.reference()
-    rollout = collect(text_env(), policy, episodes=8)
+    rollout = collect(text_env(), policy, num_episodes=8)
     before = reference.evaluate(rollout).log_prob
     copied = copy.deepcopy(policy.lm).evaluate(rollout).log_prob
     train(policy, 5, penalty=KLPenalty(reference, 0.1))
@@ -158,7 +158,7 @@ def test_layers_frozen_by_hand_are_shared_without_peft():
 def test_row_01_acting_with_a_cache_equals_scoring_and_the_model_itself(name):
     policy = lora_policy(name)
     train(policy, 3)  # an adapter of effect
-    rollout = collect(text_env(), policy.train(), episodes=16)
+    rollout = collect(text_env(), policy.train(), num_episodes=16)
     mask = rollout["mask"]
     assert Decoder(policy.lm, num_slots=3, max_length=9).cached
     torch.testing.assert_close(policy.evaluate(rollout).log_prob, rollout["log_prob"], atol=1e-5, rtol=0)
@@ -174,7 +174,7 @@ def test_only_the_adapter_and_the_value_head_train():
     policy = lora_policy()
     frozen = base_weights(policy)
     agent, _ = train(policy, 1)
-    optimised = {id(p) for group in agent.descent.optimizer.param_groups for p in group["params"]}
+    optimised = {id(p) for group in agent.optimizer.optimizer.param_groups for p in group["params"]}
     names = {name for name, p in policy.named_parameters() if id(p) in optimised}
     assert names and all("lora_" in name or name.startswith("value_head") for name in names)
     assert any("lora_A" in name for name in names) and "value_head.weight" in names
@@ -186,7 +186,7 @@ def test_ppo_learns_by_the_adapter_alone():
     env = text_env()
     env.task.scores = lambda turns: [float(turn.completion_ids.count(5)) for turn in turns]
     policy = lora_policy(r=4)
-    agent = agent_of(env, policy, learning_rate=1e-2, epochs=4, minibatch_size=8, max_grad_norm=1.0, gamma=1.0)
+    agent = agent_of(env, policy, learning_rate=1e-2, num_epochs=4, minibatch_size=8, max_grad_norm=1.0, gamma=1.0)
     history = [row for _ in range(25) for row in agent.learn(1)]
     first, last = history[0]["episode/return"], history[-1]["episode/return"]
     print(f"mean count of 'good' {first:.2f} -> {last:.2f} of 5")
@@ -221,7 +221,7 @@ def test_the_stepwise_penalty_takes_an_adapters_reference():
     policy = lora_policy()
     reference, tokenizer = policy.reference(), policy.lm.tokenizer
     train(policy, 5)
-    rollout = collect(text_env(), policy, episodes=1)
+    rollout = collect(text_env(), policy, num_episodes=1)
     KLPenalty(reference, 0.3)(rollout, policy)
     mask = rollout["mask"][0]
     start = int(mask.int().argmax()) + 1
@@ -250,7 +250,7 @@ def test_a_saved_adapter_is_a_peft_folder_that_names_its_base(tmp_path):
     agent.save(tmp_path / "run")
     folder = tmp_path / "run" / "policy"
     assert not list(folder.rglob("model.safetensors")), "the base was written again"
-    loaded, rollout = algos.load(tmp_path / "run"), collect(text_env(), policy, episodes=4)
+    loaded, rollout = algos.load(tmp_path / "run"), collect(text_env(), policy, num_episodes=4)
     assert loaded.temperature == 0.7
     assert all(torch.equal(*pair) for pair in zip(policy.evaluate(rollout), loaded.evaluate(rollout), strict=True))
     trains = [{n for n, p in x.named_parameters() if p.requires_grad} for x in (policy, loaded)]
@@ -263,7 +263,7 @@ def test_a_saved_adapter_is_a_peft_folder_that_names_its_base(tmp_path):
 def test_a_base_without_a_name_is_saved_beside_its_adapter_and_the_policy_stays_as_it_is(tmp_path):
     policy = lora_policy("llama")
     agent, _ = train(policy, 3)
-    rollout = collect(text_env(), policy, episodes=4)
+    rollout = collect(text_env(), policy, num_episodes=4)
     before = policy.evaluate(rollout).log_prob
     agent.save(tmp_path)
     assert torch.equal(policy.evaluate(rollout).log_prob, before)
@@ -280,7 +280,7 @@ def test_what_is_saved_over_another_policy_comes_back_as_itself(tmp_path):
     make_tokenizer(WORDS).save_pretrained(base)
     named = LMPolicy(adapted(base=LMPolicy.load(base).lm.model, seed=1), make_tokenizer(WORDS))
     nameless, whole = lora_policy("gpt2", seed=2), LMPolicy(make_gpt2(seed=7), make_tokenizer(WORDS))
-    rollout = collect(text_env(), whole, episodes=4)
+    rollout = collect(text_env(), whole, num_episodes=4)
     for policy in (nameless, named, whole, nameless, whole):
         policy.save(tmp_path / "run")
         loaded = LMPolicy.load(tmp_path / "run")
@@ -327,7 +327,7 @@ def trained_on_a_folder(tmp_path, monkeypatch):
     policy = LMPolicy(adapted(base=load_causal_lm("model")), make_tokenizer(WORDS))
     agent, _ = train(policy, 2)
     agent.save("run")
-    rollout = collect(text_env(), policy, episodes=4)
+    rollout = collect(text_env(), policy, num_episodes=4)
     return tmp_path, policy, rollout
 
 
@@ -346,7 +346,7 @@ def test_a_base_without_a_name_stays_with_the_adapter_that_goes_on(again, tmp_pa
     policy = lora_policy()
     agent, _ = train(policy, 2)
     agent.save(tmp_path / "run")
-    rollout = collect(text_env(), policy, episodes=4)
+    rollout = collect(text_env(), policy, num_episodes=4)
     loaded = algos.load(tmp_path / "run")
     place = tmp_path / ("run" if again else "other")
     agent_of(text_env(), loaded).save(place)

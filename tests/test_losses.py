@@ -18,7 +18,7 @@ from algos.losses import (
     token_mean,
     value_loss,
 )
-from algos.optimize import Term, add_up
+from algos.optimize import Term, total_loss
 
 TRUE = torch.ones((), dtype=torch.bool)
 
@@ -134,7 +134,7 @@ def test_aggregations_weigh_entries_as_worked_out_by_hand(aggregation, weights):
     advantage = torch.tensor([[1.0, 2, 3, 4], [9, 5, 9, 9], [9, 9, 9, 9]])
     log_prob = torch.full((3, 4), -1.0, requires_grad=True)
     entries = policy_gradient_loss(log_ratio=log_prob, advantage=advantage, mask=ROWS)
-    loss, totals = add_up({"policy/loss": Term(2.0, entries)}, weight=weight, share=token_mean(mask=ROWS))
+    loss, totals = total_loss({"policy/loss": Term(2.0, entries)}, weight=weight, share=token_mean(mask=ROWS))
     assert loss.item() == pytest.approx(2 * (10 * long + 5 * short))
     assert totals["policy/loss"].item() == pytest.approx(15 / 5)  # the log has the mean over the entries
     loss.backward()
@@ -236,7 +236,7 @@ def test_policy_gradient_and_value_loss_agree_with_torchrl(kind):
     terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(1.0 if options else 2.0, error)}
     terms["policy/entropy"] = Term(-0.03 if options else 0.0, -(log_probs.exp() * log_probs).sum(-1))
     share = token_mean(mask=mask)
-    found, _ = add_up(terms, weight=share, share=share)
+    found, _ = total_loss(terms, weight=share, share=share)
     torch.testing.assert_close(found, expected.reshape(()), atol=1e-5, rtol=0)
     for ours, other in zip(gradient_of(found, actor, critic), gradient_of(expected, actor, critic), strict=True):
         torch.testing.assert_close(ours, other, atol=1e-6, rtol=1e-4)

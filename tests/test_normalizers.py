@@ -54,7 +54,7 @@ def test_observations_are_normalised_by_statistics_frozen_until_after_the_update
     """Every ratio of a first minibatch is 1 in every iteration, and the statistics are those of all True entries."""
     env = pendulum()
     policy = policy_for(env, kind)
-    agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=16, epochs=2))
+    agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16, num_epochs=2))
     seen, counts, update = [], [], agent.update
 
     def watch(rollout):
@@ -80,7 +80,7 @@ def test_the_statistics_reach_actor_critic_and_the_final_observation(kind):
     """Scaled observations with scaled statistics change nothing that the policy says."""
     env = pendulum()
     policy, other = policy_for(env, kind, seed=2), policy_for(env, kind, seed=2)
-    rollout = collect(env, policy, steps=30)
+    rollout = collect(env, policy, num_steps=30)
     policy.normalizer.add(rollout["observation"].flatten(0, 1))
     larger = rollout.clone()
     for name in ("observation", "next_observation"):
@@ -96,7 +96,7 @@ def test_the_statistics_reach_actor_critic_and_the_final_observation(kind):
 def test_false_entries_do_not_count(kind):
     env = pendulum()
     policy, other = policy_for(env, kind), policy_for(env, kind)
-    rollout = collect(env, policy, steps=45)
+    rollout = collect(env, policy, num_steps=45)
     spoilt = rollout.clone()
     spoilt["observation"][~rollout["mask"]] = torch.nan
     assert not rollout["mask"].all()
@@ -109,7 +109,7 @@ def test_false_entries_do_not_count(kind):
 def test_a_loaded_policy_has_the_statistics_and_acts_alike_to_the_bit(kind, tmp_path):
     env = pendulum()
     policy = policy_for(env, kind)
-    agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=16))
+    agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16))
     agent.learn(100)
     loaded = algos.load(agent.save(tmp_path))
     policy.reset()
@@ -145,7 +145,7 @@ def test_rewards_are_scaled_as_by_stable_baselines3(mode):
     policy, cursor, normalizer = policy_for(env, MLPPolicy), Cursor(seed=1), RewardNormalizer(0.9)
     rollouts = []
     for steps in (13, 1, 30, 25):
-        rollouts.append(collect(env, policy, steps=steps, cursor=cursor))
+        rollouts.append(collect(env, policy, num_steps=steps, cursor=cursor))
         raw = rollouts[-1]["reward"].clone()
         scaled = normalizer(rollouts[-1])
         statistics, samples = stable_baselines(rollouts, 0.9)
@@ -157,7 +157,7 @@ def test_rewards_are_scaled_as_by_stable_baselines3(mode):
 
 def test_what_stands_on_false_entries_has_no_effect_on_the_scale():
     env = pendulum(limit=5)
-    rollout = collect(env, policy_for(env, MLPPolicy), steps=20)
+    rollout = collect(env, policy_for(env, MLPPolicy), num_steps=20)
     spoilt = rollout.clone()
     spoilt["reward"][~rollout["mask"]] = torch.nan
     one, two = RewardNormalizer(0.9), RewardNormalizer(0.9)
@@ -180,7 +180,7 @@ def test_rewards_of_any_unit_train_the_same_and_the_log_has_the_environments():
     def train(unit, **options):
         env = Unit(pendulum(), unit)
         policy = policy_for(env, MLPPolicy)
-        history = PPO(env, policy, PPOConfig(steps=16, minibatch_size=48, **options)).learn(150)
+        history = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=48, **options)).learn(150)
         returns = [m["episode/return"] for m in history if "episode/return" in m]
         return torch.cat([p.detach().flatten() for p in policy.parameters()]), returns
 
@@ -192,16 +192,16 @@ def test_rewards_of_any_unit_train_the_same_and_the_log_has_the_environments():
 
 def test_the_reward_statistics_are_saved_with_the_agent_and_can_be_gone_on_with(tmp_path):
     env = pendulum()
-    agent = PPO(env, policy_for(env, MLPPolicy), PPOConfig(steps=16, minibatch_size=16, normalize_rewards=True))
+    agent = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16, normalize_rewards=True))
     agent.learn(100)
     saved = read_description(agent.save(tmp_path))["reward_normalizer"]
     assert saved == json.loads(json.dumps(agent.reward_normalizer.state_dict())) and saved["count"] > 50
     restored = RewardNormalizer(agent.config.gamma)
     restored.load_state_dict(saved)
-    rollout = collect(env, agent.policy, steps=16, cursor=agent.cursor)
+    rollout = collect(env, agent.policy, num_steps=16, cursor=agent.cursor)
     assert torch.equal(restored(rollout), agent.reward_normalizer(rollout))
     assert restored.state_dict() == agent.reward_normalizer.state_dict()
-    plain = PPO(env, policy_for(env, MLPPolicy), PPOConfig(steps=16, minibatch_size=16))
+    plain = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16))
     assert plain.reward_normalizer is None
     assert read_description(plain.save(tmp_path))["reward_normalizer"] is None
 

@@ -59,8 +59,8 @@ def test_ppo_finds_the_closed_form_optimum_on_every_seed(seed, beta):
         assert optimum.divergence(response_log_probs(policy.logits)) <= 0.02
 
 
-BATCH = dict(episodes=512, learning_rate=0.1, final_learning_rate=0.0, max_grad_norm=10.0)
-CRITIC = dict(steps=None, gamma=1.0, bootstrap_truncated=False)
+BATCH = dict(num_episodes=512, learning_rate=0.1, final_learning_rate=0.0, max_grad_norm=10.0)
+CRITIC = dict(num_steps=None, gamma=1.0, bootstrap_truncated=False)
 OTHERS = [
     A2CConfig(**BATCH, **CRITIC, gae_lambda=0.95),
     GRPOConfig(

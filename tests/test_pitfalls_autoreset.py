@@ -66,7 +66,7 @@ def advantages_of_the_exact_critic(mode, limit, steps, **options):
     agent, cursor = agent_of(env, policy, gamma=0.9, gae_lambda=0.8, **options), Cursor(seed=0)
     rollouts = []
     for _ in range(60 // steps):
-        rollouts.append(collect(env, policy, steps=steps, cursor=cursor))
+        rollouts.append(collect(env, policy, num_steps=steps, cursor=cursor))
         agent.update(rollouts[-1])
     rollout = torch.cat(rollouts, dim=1)
     assert rollout["mask"].all() == (mode is not AutoresetMode.NEXT_STEP)
@@ -113,7 +113,7 @@ def test_row_09_a_time_limit_never_leaks_across_an_autoreset(mode):
 
     env = cartpole(mode=mode, max_episode_steps=9)
     policy = mlp_for(env)
-    rollout = collect(env, policy, steps=60, cursor=Cursor(seed=5))
+    rollout = collect(env, policy, num_steps=60, cursor=Cursor(seed=5))
     agent_of(env, policy, gamma=0.95, gae_lambda=0.9).update(rollout)
     episodes = [episode for slot in range(4) for episode in episodes_of(rollout, slot)]
     assert len(episodes) > 20 and any(e["truncated"].any() for e in episodes)
@@ -156,7 +156,7 @@ def by_hand(seed, steps, **options):
 def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
     options = {} if limit is None else dict(max_episode_steps=limit)
     env, cursor = cartpole(3, mode, **options), Cursor(seed=7)
-    rollouts = [collect(env, Lean(), steps=steps, cursor=cursor) for steps in (1, 70, 2, 70)]
+    rollouts = [collect(env, Lean(), num_steps=steps, cursor=cursor) for steps in (1, 70, 2, 70)]
     for slot in range(3):
         mine = torch.cat([rollout[slot][rollout["mask"][slot]] for rollout in rollouts])
         expected = by_hand(7 + slot, len(mine), **options)
@@ -171,7 +171,7 @@ def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode,
 @MODES
 def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
     env = cartpole(3, mode)
-    rollout = collect(env, Lean(), episodes=5, cursor=Cursor(seed=7))
+    rollout = collect(env, Lean(), num_episodes=5, cursor=Cursor(seed=7))
     for slot, share in enumerate([2, 2, 1]):
         mine = rollout[slot][rollout["mask"][slot]]
         assert int((mine["terminated"] | mine["truncated"]).sum()) == share and mine["terminated"][-1]
@@ -182,9 +182,9 @@ def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
 @MODES
 def test_row_27_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
     env, cursor = cartpole(3, mode), Cursor(seed=7)
-    collect(env, Lean(), steps=6, cursor=cursor)
+    collect(env, Lean(), num_steps=6, cursor=cursor)
     for _ in range(2):
-        rollout = collect(env, Lean(), episodes=3, cursor=cursor)
+        rollout = collect(env, Lean(), num_episodes=3, cursor=cursor)
         assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
         assert rollout["observation"][:, 0].abs().max() <= 0.05
 
@@ -197,7 +197,7 @@ def test_row_27_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes
     policy = mlp_for(env)
     policy.actor[-1].bias.data = torch.tensor([5.0, -5.0])  # falls at once, so that slots finish unequally
     for seed in range(5):
-        returns, rollout = evaluate(env, policy, episodes=episodes, seed=seed)
+        returns, rollout = evaluate(env, policy, num_episodes=episodes, seed=seed)
         assert len(returns) == episodes
         assert sum(returns) == rollout["mask"].sum()
 
@@ -207,7 +207,7 @@ def test_row_27_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entrie
     env, single = gym.make_vec("CartPole-v1", num_envs=3), gym.make("CartPole-v1").unwrapped
     assert not isinstance(env, SyncVectorEnv) and env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     cursor = Cursor(seed=3)
-    parts = [collect(env, Lean(), steps=steps, cursor=cursor) for steps in (50, 1, 100)]
+    parts = [collect(env, Lean(), num_steps=steps, cursor=cursor) for steps in (50, 1, 100)]
     rollout = torch.cat(parts, dim=1)
     ended = rollout["terminated"] | rollout["truncated"]
     assert torch.equal(~rollout["mask"][:, 1:], ended[:, :-1]) and rollout["mask"][:, 0].all()
@@ -248,7 +248,7 @@ class Gate(gym.Env):
 @MODES
 def test_row_27_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
-    rollout = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), steps=20)
+    rollout = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=20)
     mask = rollout["mask"]
     expected = rollout["observation"][mask][:, 0].long() % 3
     assert rollout["action"][mask].tolist() == expected.tolist()
@@ -260,7 +260,7 @@ def test_row_27_a_rollout_does_not_alias_the_buffer_of_an_environment_without_co
     """``SyncVectorEnv(copy=False)`` hands out one array for ever: the rollout must hold what was seen."""
     make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=4)
     env = SyncVectorEnv([make] * 2, copy=False, autoreset_mode=mode)
-    rollout = collect(env, Lean(), steps=20, cursor=Cursor(seed=7))
+    rollout = collect(env, Lean(), num_steps=20, cursor=Cursor(seed=7))
     for slot in range(2):
         mine = rollout[slot][rollout["mask"][slot]]
         expected = by_hand(7 + slot, len(mine), max_episode_steps=4)

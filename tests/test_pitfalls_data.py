@@ -158,7 +158,7 @@ def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
 def test_row_05_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
     table = random_table()
     policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
-    rollout = collect(text_env(), policy, episodes=20)
+    rollout = collect(text_env(), policy, num_episodes=20)
     mask = rollout["mask"]
     expected = table[rollout["observation"][mask], rollout["action"][mask]]
     torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)

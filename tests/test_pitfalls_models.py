@@ -64,8 +64,8 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
         monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
-    agent = agent_of(env, policy, epochs=2, **cut)
-    rollout = collect(env, policy, episodes=16)
+    agent = agent_of(env, policy, num_epochs=2, **cut)
+    rollout = collect(env, policy, num_episodes=16)
     agent.update(rollout)
     assert len(gaps) == 2 * parts(16, minibatch, micro) and max(gaps) < 1e-5
     assert Decoder(policy.lm, num_slots=3, max_length=9).cached, "it acted by the padded path: no cache was tested"
@@ -74,7 +74,7 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
 @pytest.mark.parametrize("name", ALL_MODELS)
 def test_row_01_ratio_is_one_for_every_family_with_forbidden_tokens_and_temperature(name, gaps):
     env, policy = text_env(forbidden=[0, 4]), lm_policy(ALL_MODELS[name], temperature=0.7)
-    agent_of(env, policy, minibatch_size=3).update(collect(env, policy, episodes=16))
+    agent_of(env, policy, minibatch_size=3).update(collect(env, policy, num_episodes=16))
     assert len(gaps) == 6 and max(gaps) < 1e-5
 
 
@@ -84,7 +84,7 @@ def test_row_01_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
     env, policy, rollout = control_rollout()
     if kind == "box":
         env, policy = pendulum()
-        rollout = collect(env, policy, steps=10)
+        rollout = collect(env, policy, num_steps=10)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
     agent_of(env, policy, **cut).update(rollout)
     assert len(gaps) == parts(int(rollout["mask"].sum()), minibatch, micro) and max(gaps) < 1e-5
@@ -103,7 +103,7 @@ def pendulum():
 def test_row_01_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
     """Recorded before the bounds clip it: by `torch.distributions`."""
     env, policy = pendulum()
-    rollout = collect(env, policy, steps=10)
+    rollout = collect(env, policy, num_steps=10)
     assert (rollout["action"].abs() > 2).any(), "no action beyond the bounds: the test guards nothing"
     mean = policy.actor(rollout["observation"]).detach()
     normal = torch.distributions.Normal(mean, policy.log_std.detach().exp())
@@ -131,7 +131,7 @@ def test_row_01_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_
     env, policy = text_env(task, num_envs=1, max_new_tokens=1), lm_policy(MODELS[name])
     agent = agent_of(env, policy, learning_rate=1e-2)
     for _ in range(3):
-        rollout = collect(env, policy, episodes=16, cursor=agent.cursor)
+        rollout = collect(env, policy, num_episodes=16, cursor=agent.cursor)
         before = policy.evaluate(rollout).log_prob.detach()
         torch.testing.assert_close(before, rollout["log_prob"], atol=1e-5, rtol=0)
         agent.update(rollout)
@@ -161,7 +161,7 @@ def not_a_number(policy, rollout):
 @pytest.mark.parametrize("broken", [force_dropout, other_temperature, shifted_by_one, not_a_number])
 def test_row_01_the_run_time_check_fails_loudly_on_a_broken_language_model(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
-    agent, rollout = agent_of(env, policy), collect(env, policy, episodes=16)
+    agent, rollout = agent_of(env, policy), collect(env, policy, num_episodes=16)
     agent.update(rollout.clone())
     broken(policy, rollout)
     with pytest.raises(RuntimeError, match="log_prob: (before the first update|not finite)"):
@@ -182,7 +182,7 @@ def test_row_01_the_run_time_check_fails_loudly_on_a_broken_perceptron():
 
 def test_row_02_dropout_is_off_while_scoring_and_acting():
     env, policy = text_env(), lm_policy(dropout_gpt2).train()
-    rollout = collect(env, policy.train(), episodes=16)
+    rollout = collect(env, policy.train(), num_episodes=16)
     first, second = policy.train().evaluate(rollout), policy.evaluate(rollout)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     torch.testing.assert_close(first.log_prob.detach(), rollout["log_prob"], atol=1e-5, rtol=0)
@@ -197,14 +197,14 @@ def test_row_02_dropout_is_off_while_scoring_and_acting():
 def test_row_02_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_path):
     lm_policy(dropout_gpt2).save(tmp_path)
     policy = LMPolicy.load(tmp_path).train()
-    rollout = collect(text_env(), policy, episodes=8)
+    rollout = collect(text_env(), policy, num_episodes=8)
     torch.testing.assert_close(policy.evaluate(rollout).log_prob, rollout["log_prob"], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("broken", [other_temperature, shifted_by_one, not_a_number])
 def test_row_02_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
-    penalty, rollout = KLPenalty(policy.reference(), 0.1), collect(env, policy, episodes=16)
+    penalty, rollout = KLPenalty(policy.reference(), 0.1), collect(env, policy, num_episodes=16)
     broken(policy, rollout)
     with pytest.raises(InvariantError, match="same weights"):
         penalty(rollout, policy)
@@ -214,16 +214,16 @@ def test_row_02_a_policy_that_begins_to_act_with_dropout_on_is_refused():
     env, policy = text_env(), lm_policy(dropout_gpt2)
     force_dropout(policy, None)
     with pytest.raises(ValueError, match="see that dropout is off"):
-        collect(env, policy, episodes=16)
+        collect(env, policy, num_episodes=16)
 
 
 @pytest.mark.parametrize("who", ["policy", "reference"])
 def test_row_02_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     reference = policy.reference()
-    collect(env, policy, episodes=16)  # a policy that begins to act with dropout on is refused
+    collect(env, policy, num_episodes=16)  # a policy that begins to act with dropout on is refused
     (policy.lm if who == "policy" else reference).model.train()
-    rollout = collect(env, policy, episodes=16)
+    rollout = collect(env, policy, num_episodes=16)
     with pytest.raises(InvariantError, match="same weights"):
         KLPenalty(reference, 0.1)(rollout, policy)
 
@@ -241,7 +241,7 @@ def test_row_02_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_di
 @pytest.mark.parametrize("name", MODELS)
 def test_row_14_one_temperature_in_sampler_scorer_and_reference(name, temperature, gaps):
     env, policy = text_env(), lm_policy(MODELS[name], temperature=temperature)
-    rollout = collect(env, policy, episodes=16)
+    rollout = collect(env, policy, num_episodes=16)
     mask = rollout["mask"]
     with torch.no_grad():
         logits = MODELS[name]()(rollout["observation"]).logits
@@ -262,19 +262,19 @@ def test_row_14_one_temperature_in_sampler_scorer_and_reference(name, temperatur
 
 def text_and_language_model():
     policy = lm_policy()
-    return text_env(), policy, policy.reference(), dict(episodes=4)
+    return text_env(), policy, policy.reference(), dict(num_episodes=4)
 
 
 def text_and_copy_of_the_policy():
     """A reference is "a `LanguageModel` or a frozen copy of the policy", says KLPenalty."""
     policy = lm_policy()
-    return text_env(), policy, copy.deepcopy(policy).requires_grad_(False), dict(episodes=4)
+    return text_env(), policy, copy.deepcopy(policy).requires_grad_(False), dict(num_episodes=4)
 
 
 def control_and_copy_of_the_policy():
     env = cartpole()
     policy = mlp_for(env)
-    return env, policy, copy.deepcopy(policy).requires_grad_(False), dict(steps=16)
+    return env, policy, copy.deepcopy(policy).requires_grad_(False), dict(num_steps=16)
 
 
 @pytest.mark.parametrize("make", [text_and_language_model, text_and_copy_of_the_policy, control_and_copy_of_the_policy])
@@ -317,7 +317,7 @@ def test_row_23_a_fresh_head_does_not_move_the_backbone_by_its_loss():
         prompts=["a"], reward=lambda prompts, **_: [0.0] * len(prompts), tokenizer=make_tokenizer(WORDS)
     )
     policy = lm_policy(head=False)
-    agent_of(env, policy).update(collect(env, policy, episodes=8))
+    agent_of(env, policy).update(collect(env, policy, num_episodes=8))
     assert all(g.abs().max() == 0 for g in gradients(policy).values())
 
 
@@ -359,8 +359,8 @@ def test_row_15_training_with_them_is_refused_and_generation_is_not():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=2)
     env = text_env()
     with pytest.raises(ValueError, match="top_k or top_p"):
-        PPO(env, policy, PPOConfig(steps=None, episodes=4))
-    rollout = collect(env, policy, episodes=32)
+        PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4))
+    rollout = collect(env, policy, num_episodes=32)
     logits = policy.lm.model(rollout["observation"]).logits
     best = logits.topk(2).indices[rollout["mask"]]
     assert (best == rollout["action"][rollout["mask"]][:, None]).any(1).all()

@@ -31,8 +31,8 @@ from textenv import KLPenalty
 from textenv.rollout import Evaluation
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS), (1, EOS), (2, 2, 2, EOS), (5, 5, 5, 5, EOS)]
-BUSY = dict(epochs=2, minibatch_size=3, micro_batch_size=2, learning_rate=1e-2, value_clip_range=0.1,
-            entropy_coefficient=0.01)  # fmt: skip
+BUSY = dict(num_epochs=2, minibatch_size=3, micro_batch_size=2, learning_rate=1e-2, clip_range_vf=0.1,
+            ent_coef=0.01)  # fmt: skip
 
 
 # --- row 13: NaN × 0 -------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def make_lm():
 def make_tabular():
     problem = Problem(seed=0, beta=0.1)
     env, policy = problem.environment(), TabularPolicy(problem.reference)
-    return env, policy, collect(env, policy, episodes=12, cursor=Cursor(seed=0)), BUSY
+    return env, policy, collect(env, policy, num_episodes=12, cursor=Cursor(seed=0)), BUSY
 
 
 def make_mlp():
@@ -176,7 +176,7 @@ def test_row_12_kl_an_episode_counts_only_the_episodes_that_were_collected():
     """In control, slots that are done play on outside the mask: those ends are no episodes of the rollout."""
     env = cartpole(3)
     policy, other = mlp_for(env), mlp_for(env, seed=4)
-    rollout = collect(env, policy, episodes=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=4, cursor=Cursor(seed=0))
     KLPenalty(other, 0.1)(rollout, policy)
     total = rollout["kl"][rollout["mask"]].sum().item()
     assert reference_metrics(rollout, coefficient=0.1)["reference/kl"] == pytest.approx(total / 4, rel=1e-4)
@@ -202,7 +202,7 @@ def test_row_18_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, m
     """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
     env, policy = text_env(Script(scores=[2.0, -1.0, 1.0])), lm_policy(make)
     rollout = scored(play(env, [(EOS,), (5, 1, EOS), (3, 3, 3, 3, 3)]), policy)
-    options = dict(micro_batch_size=micro, normalize_advantage=False, entropy_coefficient=0.03, value_coefficient=0.4)
+    options = dict(micro_batch_size=micro, normalize_advantage=False, ent_coef=0.03, vf_coef=0.4)
     agent_of(env, policy, **options).update(rollout)
     found, loss = gradients(policy), 0.0
     policy.zero_grad()
@@ -218,7 +218,7 @@ def test_row_18_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, m
 @pytest.mark.parametrize("micro", [1, 7, None])
 def test_row_18_the_gradient_of_steps_does_not_depend_on_the_cut_either(micro):
     env, policy, rollout = control_rollout(24 * 2)
-    agent_of(env, policy, micro_batch_size=micro, value_coefficient=0.4).update(rollout)
+    agent_of(env, policy, micro_batch_size=micro, vf_coef=0.4).update(rollout)
     found = gradients(policy)
     policy.zero_grad()
     steps = rollout[rollout["mask"]]
@@ -270,7 +270,7 @@ def test_row_25_a_constant_reward_gives_the_policy_no_gradient(reward):
     """γ = λ = 1 and a fresh head: every advantage is the same number, so none is better than another."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
-    metrics = agent_of(env, policy, gamma=1.0, gae_lambda=1.0, value_coefficient=0.0).update(rollout)
+    metrics = agent_of(env, policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0).update(rollout)
     assert all(g.abs().max() == 0 for g in gradients(policy).values())
     assert metrics["advantage/mean"] == pytest.approx(reward)
 
@@ -288,7 +288,7 @@ def orders(agent, rollout):
 
     agent.policy.evaluate = spy
     agent.update(rollout)
-    size = len(seen) // agent.config.epochs
+    size = len(seen) // agent.config.num_epochs
     return [seen[start : start + size] for start in range(0, len(seen), size)]
 
 
@@ -300,10 +300,10 @@ def test_row_28_each_epoch_visits_every_sample_once_in_another_order(kind):
         expected = serial[rollout["mask"]].tolist()
     else:
         env, policy = text_env(), lm_policy()
-        rollout = with_empty_rows(collect(env, policy, episodes=20), 2)
+        rollout = with_empty_rows(collect(env, policy, num_episodes=20), 2)
         serial, expected = torch.arange(22)[:, None].expand(rollout.shape), list(range(2, 22))
     rollout["serial"] = serial
-    found = orders(agent_of(env, policy, epochs=4, minibatch_size=7, micro_batch_size=3), rollout)
+    found = orders(agent_of(env, policy, num_epochs=4, minibatch_size=7, micro_batch_size=3), rollout)
     assert all(sorted(epoch) == expected for epoch in found)
     assert len({tuple(epoch) for epoch in [*found, expected]}) == 5
 
@@ -316,8 +316,8 @@ def learning_curve(gae_lambda, seed):
     task = Script(scores=lambda turns: [turn.completion_ids.count(GOOD) / 8 for turn in turns])
     env = text_env(task, num_envs=32, max_new_tokens=8, forbidden=[EOS])
     policy = lm_policy(lambda: make_gpt2(seed=seed), head=False, seed=seed)
-    options = dict(episodes=32, epochs=2, minibatch_size=16, learning_rate=2e-3, max_grad_norm=1.0, seed=seed)
-    agent = agent_of(env, policy, gamma=1.0, gae_lambda=gae_lambda, value_coefficient=0.1, **options)
+    options = dict(num_episodes=32, num_epochs=2, minibatch_size=16, learning_rate=2e-3, max_grad_norm=1.0, seed=seed)
+    agent = agent_of(env, policy, gamma=1.0, gae_lambda=gae_lambda, vf_coef=0.1, **options)
     return [row["episode/return"] for row in agent.learn(12 * 32 * 8)]
 
 

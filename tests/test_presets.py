@@ -22,9 +22,9 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
     before = [p.detach().clone() for p in policy.parameters()]
     shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
     (metrics,) = make_agent(algorithm, env, policy, replace(recipe.config, **shorter)).learn(1)
-    if recipe.config.steps is not None:
+    if recipe.config.num_steps is not None:
         # CartPole's native vector environment spends steps on resets, which do not count.
-        most = recipe.num_envs * recipe.config.steps
+        most = recipe.num_envs * recipe.config.num_steps
         assert 0.8 * most <= metrics["steps"] <= most
     moved = [bool((one != two).any()) for one, two in zip(before, policy.parameters(), strict=True)]
     assert any(moved) if algorithm in ("grpo", "reinforce", "rloo") else all(moved)  # they train no critic
@@ -36,7 +36,7 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
 @pytest.mark.parametrize("algorithm", ["a2c", "grpo", "ppo", "reinforce", "rloo", "trpo"])
 def test_an_environment_without_a_recipe_gets_the_algorithms_own(algorithm):
     control, text = presets.recipe("Blackjack-v1", algorithm), presets.recipe("textenv/Copy-v0", algorithm)
-    assert type(control.config) is type(text.config) and text.config.steps is None
-    assert text.kl_coefficient == presets.recipe("textenv/Copy-v0").kl_coefficient and control.kl_coefficient is None
+    assert type(control.config) is type(text.config) and text.config.num_steps is None
+    assert text.kl_coef == presets.recipe("textenv/Copy-v0").kl_coef and control.kl_coef is None
     with pytest.raises(ValueError, match="dqn is not for text"):
         presets.recipe("textenv/Copy-v0", "dqn")

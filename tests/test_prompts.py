@@ -49,7 +49,7 @@ def test_a_file_is_a_sequence_of_mappings_whatever_its_kind(tmp_path, name):
     prompts = load_prompts(write(tmp_path / name, ROWS))
     assert len(prompts) == 3
     assert [dict(prompts[i]) for i in (2, 0, 1)] == [ROWS[2], ROWS[0], ROWS[1]]
-    assert [prompt.columns["answer"] for prompt in PromptList(prompts).deal(range(3), seed=0)]
+    assert [prompt.columns["answer"] for prompt in PromptList(prompts).sample_prompts(range(3), seed=0)]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
@@ -114,7 +114,7 @@ def test_prompts_may_be_more_than_memory(tmp_path):
         file.writelines(line for _ in range(50_000))
     tracemalloc.start()
     deck = PromptList(load_prompts(path))
-    dealt = [deck.deal([number], seed=0)[0].content for number in range(0, 100_000, 5000)]
+    dealt = [deck.sample_prompts([number], seed=0)[0].content for number in range(0, 100_000, 5000)]
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert dealt == ["a b"] * 20
@@ -123,21 +123,21 @@ def test_prompts_may_be_more_than_memory(tmp_path):
 
 def test_every_prompt_comes_once_before_any_comes_again_and_each_pass_has_its_own_order():
     deck = PromptList([[i] for i in range(50)])
-    first, second = ([p.content[0] for p in deck.deal(range(k, k + 50), seed=3)] for k in (0, 50))
+    first, second = ([p.content[0] for p in deck.sample_prompts(range(k, k + 50), seed=3)] for k in (0, 50))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
-    assert first != [p.content[0] for p in deck.deal(range(50), seed=4)]
+    assert first != [p.content[0] for p in deck.sample_prompts(range(50), seed=4)]
 
 
 def test_the_order_is_saved_by_two_integers_and_resumed():
     prompts = [[i % 6, i // 6] for i in range(30)]
-    whole = collect(make_env(prompts), policy(), episodes=40, cursor=Cursor(seed=3))["observation"][:, :2].tolist()
+    whole = collect(make_env(prompts), policy(), num_episodes=40, cursor=Cursor(seed=3))["observation"][:, :2].tolist()
     env = make_env(prompts)
-    collect(env, policy(), episodes=13, cursor=Cursor(seed=3))
+    collect(env, policy(), num_episodes=13, cursor=Cursor(seed=3))
     saved = json.loads(json.dumps(env.prompt_order))
     fresh = make_env(prompts)
     fresh.prompt_order = saved
-    rest = collect(fresh, policy(), episodes=27)["observation"][:, :2].tolist()
+    rest = collect(fresh, policy(), num_episodes=27)["observation"][:, :2].tolist()
     assert rest == whole[13:]
 
 
@@ -216,7 +216,7 @@ def test_wrong_prompts_are_refused_by_index(prompts, message):
 
 def test_no_turn_ends_before_the_least_length():
     env = make_env(min_new_tokens=3, num_envs=4)
-    rollout = collect(env, policy(), episodes=64)
+    rollout = collect(env, policy(), num_episodes=64)
     assert rollout["mask"].sum(1).min() == 4  # three tokens, then EOS (as transformers counts)
     env.reset(seed=0)
     with pytest.raises(ValueError, match="forbidden token"):
@@ -232,7 +232,7 @@ def allowed(turn):
 def test_a_users_rule_constrains_acting_and_scoring_alike():
     """log-probs by hand: the softmax over the allowed ids alone, at each entry."""
     lm, acting = make_gpt2(), policy()
-    rollout = collect(make_env(num_envs=4, allowed=allowed), acting, episodes=32)
+    rollout = collect(make_env(num_envs=4, allowed=allowed), acting, num_episodes=32)
     scored = acting.evaluate(rollout).log_prob
     logits = lm(rollout["observation"]).logits.detach()
     for row in range(32):
@@ -295,7 +295,7 @@ def test_a_stop_text_that_was_passed_over_ends_no_later_turn():
 
 def test_an_order_that_was_set_survives_the_seed_of_a_training():
     prompts = [[i % 6, i // 6] for i in range(30)]
-    config = PPOConfig(steps=None, episodes=4, minibatch_size=4, seed=3)
+    config = PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4, seed=3)
 
     def trained_on(env):
         rows = []
@@ -306,7 +306,7 @@ def test_an_order_that_was_set_survives_the_seed_of_a_training():
 
     env = make_env(prompts)
     first = trained_on(env)
-    second = collect(env, policy(), episodes=4)["observation"][:, :2].tolist()
+    second = collect(env, policy(), num_episodes=4)["observation"][:, :2].tolist()
     fresh = make_env(prompts)
     fresh.prompt_order = env.prompt_order | {"position": 4}
     assert trained_on(fresh) == second != first
@@ -318,9 +318,9 @@ def test_evaluating_in_mid_training_does_not_pin_the_prompts():
     for env in (plain, evaluated):
         env.reset(seed=1)
     for _ in range(3):
-        evaluate(evaluated, policy(), episodes=5)
+        evaluate(evaluated, policy(), num_episodes=5)
         assert plain.start_episodes(2)["tokens"].tolist() == evaluated.start_episodes(2)["tokens"].tolist()
-    evaluate(evaluated, policy(), episodes=5)
+    evaluate(evaluated, policy(), num_episodes=5)
     # And a seed given after it is honoured.
     assert plain.reset(seed=8)[0]["tokens"].tolist() == evaluated.reset(seed=8)[0]["tokens"].tolist()
 
@@ -347,7 +347,7 @@ def test_a_rollout_holds_the_sets_that_it_uses_and_no_others():
 
     env = make_env(num_envs=4, allowed=varied)
     for _ in range(3):
-        rollout = collect(env, policy(), episodes=16)
+        rollout = collect(env, policy(), num_episodes=16)
         sets = rollout.get_non_tensor("allowed_sets")
         assert sorted(set(rollout["allowed"].flatten().tolist())) == list(range(len(sets)))
         assert sets[0].all() and len(sets) <= 8
@@ -385,8 +385,8 @@ def test_more_wrong_input(arguments, kind, message):
 
 def test_wrong_tasks_and_actions_are_refused():
     class Short(PromptList):
-        def deal(self, numbers, *, seed):
-            return super().deal(numbers[:1], seed=seed)
+        def sample_prompts(self, numbers, *, seed):
+            return super().sample_prompts(numbers[:1], seed=seed)
 
         def score(self, turns):
             return [0.0] * len(turns)

@@ -452,7 +452,7 @@ def test_an_epoch_of_minibatches_holds_every_true_entry_once(batch, size, sequen
     rollout = TensorDict({"mask": torch.tensor(mask), "number": number.clone()}, batch_size=shape)
     generator = torch.Generator().manual_seed(seed)
     found = []
-    for part in minibatches(rollout, size=size, sequential=sequential, generator=generator, epochs=epochs):
+    for part in minibatches(rollout, size=size, sequential=sequential, generator=generator, num_epochs=epochs):
         found.append(part.clone())
         part["number"].fill_(-1)  # what a loss writes is in no other epoch, and not in the rollout
     assert torch.equal(rollout["number"], number)
@@ -496,8 +496,8 @@ def test_prompts_come_once_a_pass_however_the_numbers_are_cut(n, seed, cuts):
         other = PromptOrder()
         other.state = order.state
         order = other
-        dealt += deck.deal(order.next(size), seed=order.seed)
-    assert dealt == deck.deal(range(sum(cuts)), seed=seed)
+        dealt += deck.sample_prompts(order.next(size), seed=order.seed)
+    assert dealt == deck.sample_prompts(range(sum(cuts)), seed=seed)
     for start in range(0, len(dealt) - n + 1, n):
         assert {prompt.content for prompt in dealt[start : start + n]} == {f"prompt {i}" for i in range(n)}
 

@@ -34,7 +34,7 @@ def turn(prompt, completion):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_reference_answer_scores_one_and_a_wrong_one_less(name):
     task = ReasoningGym(name)
-    for prompt in task.deal(range(5), seed=0):
+    for prompt in task.sample_prompts(range(5), seed=0):
         assert prompt.content == prompt.columns["question"]
         right = prompt.columns["answer"]
         said = [right, f"  {right}\n", f"I think <answer>7</answer>, no: <answer> {right} </answer>.", "no idea", ""]
@@ -46,20 +46,20 @@ def test_the_last_tagged_answer_counts_or_else_the_whole_text():
     assert answer_of("<answer>1</answer> <answer>\n2 </answer>") == "2"
     assert answer_of(" 3\n") == "3"
     task = ReasoningGym("chain_sum", extract=lambda completion: completion.split()[-1])
-    prompt = task.deal([0], seed=0)[0]
+    prompt = task.sample_prompts([0], seed=0)[0]
     assert task.score([turn(prompt, f"it is {prompt.columns['answer']}")]) == [1]
 
 
 def test_prompts_are_a_function_of_seed_and_number_alone():
     for name in ("chain_sum", "pool_matrix", "word_ladder", "list_functions", "survo"):
-        assert len({prompt.content for prompt in ReasoningGym(name, size=1).deal(range(8), seed=5)}) > 4, name
-        first = ReasoningGym(name).deal(range(8), seed=5)
+        assert len({prompt.content for prompt in ReasoningGym(name, size=1).sample_prompts(range(8), seed=5)}) > 4, name
+        first = ReasoningGym(name).sample_prompts(range(8), seed=5)
         shuffled = ReasoningGym(name)
-        shuffled.deal([3], seed=1)
-        assert shuffled.deal([6, 2, 6], seed=5) == [first[6], first[2], first[6]]
+        shuffled.sample_prompts([3], seed=1)
+        assert shuffled.sample_prompts([6, 2, 6], seed=5) == [first[6], first[2], first[6]]
     chains = ReasoningGym("chain_sum")
     # The package's own seeds 1 and 2 differ by one item only; these orders have nothing in common.
-    one, two = ({prompt.content for prompt in chains.deal(range(200), seed=seed)} for seed in (1, 2))
+    one, two = ({prompt.content for prompt in chains.sample_prompts(range(200), seed=seed)} for seed in (1, 2))
     assert len(one & two) <= 2
 
 
@@ -69,14 +69,17 @@ def test_prompts_are_the_same_in_another_process():
     )
     environment = os.environ | {"PYTHONHASHSEED": "77"}
     said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == "\n".join(ReasoningGym(name).deal([4], seed=9)[0].content for name in SAMPLES).split()
+    assert (
+        said.stdout.split()
+        == "\n".join(ReasoningGym(name).sample_prompts([4], seed=9)[0].content for name in SAMPLES).split()
+    )
 
 
 def test_prompts_do_not_depend_on_the_global_generators():
     orders = []
     for state in (1, 2):
         random.seed(state)
-        orders.append(ReasoningGym("list_functions").deal(range(60), seed=0))
+        orders.append(ReasoningGym("list_functions").sample_prompts(range(60), seed=0))
     assert orders[0] == orders[1]
 
 
@@ -87,14 +90,16 @@ def test_dealing_leaves_the_global_generators_alone():
     random.seed(1)
     np.random.seed(1)
     for name in ("pool_matrix", "list_functions"):
-        ReasoningGym(name).deal(range(3), seed=0)
+        ReasoningGym(name).sample_prompts(range(3), seed=0)
     assert (random.random(), np.random.random()) == expected
 
 
 @pytest.mark.parametrize("name", ["chain_sum", "gsm_symbolic", "spell_backward"])
 def test_splits_share_no_question(name):
     contents = {
-        split: {" ".join(prompt.content.split()) for prompt in ReasoningGym(name, split).deal(range(300), seed=0)}
+        split: {
+            " ".join(prompt.content.split()) for prompt in ReasoningGym(name, split).sample_prompts(range(300), seed=0)
+        }
         for split in ("train", "test")
     }
     assert min(map(len, contents.values())) > 100
@@ -106,7 +111,7 @@ def test_a_data_set_too_small_to_split_says_so():
     works = []
     for split in ("train", "test"):
         try:
-            ReasoningGym("count_bits", split, min_n=1, max_n=1).deal([0], seed=0)
+            ReasoningGym("count_bits", split, min_n=1, max_n=1).sample_prompts([0], seed=0)
             works.append(split)
         except ValueError as error:
             assert f"'count_bits' gave no question of split '{split}' in 200 draws" in str(error)
@@ -118,7 +123,7 @@ def dealt():
     """The task and its first prompts of every data set; a swap of knights or futoshiki takes up to a second."""
     tasks = {name: ReasoningGym(name) for name in NAMES}
     numbers = {name: [0] if name in ("knight_swap", "futoshiki") else [0, 1] for name in NAMES}
-    return {name: (task, task.deal(numbers[name], seed=3)) for name, task in tasks.items()}
+    return {name: (task, task.sample_prompts(numbers[name], seed=3)) for name, task in tasks.items()}
 
 
 def test_every_data_set_deals_and_its_reference_answer_scores(dealt):
@@ -139,7 +144,7 @@ def test_every_data_set_deals_and_its_reference_answer_scores(dealt):
 )
 def test_whatever_a_policy_writes_is_scored(name):
     task = ReasoningGym(name)
-    prompt = task.deal([0], seed=0)[0]
+    prompt = task.sample_prompts([0], seed=0)[0]
     said = [
         "",
         "\x00",

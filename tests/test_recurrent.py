@@ -58,7 +58,7 @@ def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mod
     policy, cursor = lstm_for(env), Cursor(seed=4)
     rollouts = []
     for steps in (20, 1, 1, 1, 33, 7):
-        rollout = collect(env, policy, steps=steps, cursor=cursor)
+        rollout = collect(env, policy, num_steps=steps, cursor=cursor)
         rollout["scored"], _, rollout["evaluated"] = (x.detach() for x in policy.evaluate(rollout))
         rollout["value"], rollout["next_value"] = policy.values(rollout)
         rollouts.append(rollout)
@@ -85,7 +85,9 @@ def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mod
 def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro, monkeypatch):
     env = cartpole(6, mode)
     policy = lstm_for(env, normalize_observations=True)
-    config = PPOConfig(steps=24, minibatch_size=minibatch, micro_batch_size=micro, learning_rate=1e-30, epochs=2)
+    config = PPOConfig(
+        num_steps=24, minibatch_size=minibatch, micro_batch_size=micro, learning_rate=1e-30, num_epochs=2
+    )
     agent, gaps, score = PPO(env, policy, config), [], policy.evaluate
 
     def watch(part):
@@ -103,9 +105,9 @@ def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
     """NaN in every float column there: losses, values and gradients are the clean ones bit for bit."""
     env = cartpole(4, mode)
     policy, cursor = lstm_for(env), Cursor(seed=1)
-    rollouts = [collect(env, policy, steps=30, cursor=cursor)]
+    rollouts = [collect(env, policy, num_steps=30, cursor=cursor)]
     while (mode is AutoresetMode.NEXT_STEP) and rollouts[-1]["mask"][:, 0].all():
-        rollouts.append(collect(env, policy, steps=30, cursor=cursor))  # one that begins with a reset row
+        rollouts.append(collect(env, policy, num_steps=30, cursor=cursor))  # one that begins with a reset row
     found = []
     for spoil in (False, True):
         rollout = rollouts[-1].clone()
@@ -114,7 +116,7 @@ def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
             rollout[name][hole] = torch.nan
         if spoil:
             rollout["action"][hole] = 10**6
-        agent = PPO(env, copy.deepcopy(policy), PPOConfig(steps=30, minibatch_size=2))
+        agent = PPO(env, copy.deepcopy(policy), PPOConfig(num_steps=30, minibatch_size=2))
         metrics = agent.update(rollout)
         found.append((metrics, torch.cat([p.detach().flatten() for p in agent.policy.parameters()])))
     assert hole.any() == (mode is AutoresetMode.NEXT_STEP)
@@ -124,27 +126,27 @@ def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
 def test_a_rollout_of_nothing_but_reset_rows_is_survived():
     env = cartpole(2, AutoresetMode.NEXT_STEP, max_episode_steps=3)
     policy, cursor = lstm_for(env), Cursor(seed=1)
-    collect(env, policy, steps=3, cursor=cursor)
-    rollout = collect(env, policy, steps=1, cursor=cursor)
+    collect(env, policy, num_steps=3, cursor=cursor)
+    rollout = collect(env, policy, num_steps=1, cursor=cursor)
     assert not rollout["mask"].any()
-    PPO(env, policy, PPOConfig(steps=1, minibatch_size=2)).update(rollout)
+    PPO(env, policy, PPOConfig(num_steps=1, minibatch_size=2)).update(rollout)
 
 
 def test_the_state_column_is_what_was_remembered_before_the_action():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
-    rollout = collect(env, policy, steps=60)
+    rollout = collect(env, policy, num_steps=60)
     assert rollout["state"].shape == (2, 60, 2, 16) and not rollout["state"].requires_grad
     zero = (rollout["state"] == 0).all(-1).all(-1)
     assert torch.equal(zero, rollout["is_init"]) and rollout["is_init"].sum() > 3
-    assert "state" not in collect(env, MLPPolicy(*spaces_of(env)), steps=3).keys()
+    assert "state" not in collect(env, MLPPolicy(*spaces_of(env)), num_steps=3).keys()
 
 
 def test_only_the_state_at_a_rows_start_is_read_and_not_even_that_at_an_episodes():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy, cursor = lstm_for(env), Cursor(seed=2)
-    collect(env, policy, steps=5, cursor=cursor)
-    rollout = collect(env, policy, steps=60, cursor=cursor)
+    collect(env, policy, num_steps=5, cursor=cursor)
+    rollout = collect(env, policy, num_steps=60, cursor=cursor)
     other = rollout.clone()
     other["state"][:, 1:] = 7.0
     assert torch.equal(policy.evaluate(rollout).log_prob, policy.evaluate(other).log_prob)
@@ -166,12 +168,12 @@ def test_evaluating_in_mid_training_disturbs_no_memory():
     def train(look):
         env, other = cartpole(2, AutoresetMode.SAME_STEP), cartpole(3, AutoresetMode.NEXT_STEP)
         policy = lstm_for(env, normalize_observations=True)
-        agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=2))
+        agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
 
         def peek(_):
             before = policy._state
             if look:
-                evaluate(other, policy, episodes=4)
+                evaluate(other, policy, num_episodes=4)
             assert policy._state is before and before.abs().max() > 0
 
         agent.learn(120, on_iteration=peek)
@@ -194,7 +196,7 @@ def test_a_loaded_policy_plays_the_same_episode(tmp_path):
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
     loaded = algos.load(PPO(env, policy).save(tmp_path))
-    one, two = (evaluate(env, p, episodes=4, seed=3)[1] for p in (policy, loaded))
+    one, two = (evaluate(env, p, num_episodes=4, seed=3)[1] for p in (policy, loaded))
     assert torch.equal(one["log_prob"], two["log_prob"]) and torch.equal(one["action"], two["action"])
 
 
@@ -207,7 +209,7 @@ def test_cartpole_without_velocities_is_solved_by_memory_and_not_without(seed):
         policy = kind(*spaces_of(env), normalize_observations=True, seed=seed)
         history = PPO(env, policy, dataclasses.replace(presets.CARTPOLE_LSTM, seed=seed, **changes)).learn(TOTAL_STEPS)
         returns[kind] = [
-            float(np.mean(evaluate(make_env(20), policy, episodes=20, deterministic=how, seed=seed)[0]))
+            float(np.mean(evaluate(make_env(20), policy, num_episodes=20, deterministic=how, seed=seed)[0]))
             for how in (True, False)
         ]
         seconds = history[-1]["time/seconds"]

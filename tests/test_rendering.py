@@ -42,7 +42,7 @@ def test_human_prints_at_reset_and_at_every_step(capsys):
 
 def test_a_rollout_is_shaded_by_any_column():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    rollout = collect(make_env(), policy, episodes=4)
+    rollout = collect(make_env(), policy, num_episodes=4)
     shown = render_rollout(rollout, 1, policy.lm.tokenizer)
     mask = rollout["mask"][1]
     tokens = [*rollout["observation"][1, :1].tolist(), *rollout["action"][1].tolist()][

@@ -58,51 +58,55 @@ def mlp(env, **options):
 
 def ppo_cartpole():
     env = control("CartPole-v1")
-    config = PPOConfig(steps=16, minibatch_size=32, normalize_rewards=True, final_learning_rate=0.0)
+    config = PPOConfig(num_steps=16, minibatch_size=32, normalize_rewards=True, final_learning_rate=0.0)
     return PPO(env, mlp(env, normalize_observations=True), config)
 
 
 def ppo_sync():
     env = control("CartPole-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
-    return PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32))
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
 
 
 def ppo_wrapped():
     """Gymnasium's own normalisers keep their statistics in objects."""
     env = gym.wrappers.vector.NormalizeReward(gym.wrappers.vector.NormalizeObservation(control("CartPole-v1")))
-    return PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32))
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
 
 
 def ppo_sde():
     env = control("Pendulum-v1")
-    return PPO(env, mlp(env, sde_sample_freq=5), PPOConfig(steps=16, minibatch_size=32))
+    return PPO(env, mlp(env, sde_sample_freq=5), PPOConfig(num_steps=16, minibatch_size=32))
 
 
 def ppo_lstm():
     env = control("CartPole-v1")
     policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
-    return PPO(env, policy, PPOConfig(steps=16, minibatch_size=2))
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
 
 
 def a2c():
     env = control("Acrobot-v1")
-    return A2C(env, mlp(env), A2CConfig(steps=16))
+    return A2C(env, mlp(env), A2CConfig(num_steps=16))
 
 
 def trpo():
     env = control("CartPole-v1")
-    return TRPO(env, mlp(env), TRPOConfig(steps=16, critic_epochs=2, minibatch_size=32))
+    return TRPO(env, mlp(env), TRPOConfig(num_steps=16, critic_epochs=2, minibatch_size=32))
 
 
 def dqn():
     env = control("CartPole-v1")
     policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(8,))
-    return DQN(env, policy, DQNConfig(steps=16, buffer_size=150, learning_starts=60, batch_size=16, target_every=10))
+    return DQN(
+        env,
+        policy,
+        DQNConfig(num_steps=16, buffer_size=150, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
+    )
 
 
 def grpo_control():
     env = control("CartPole-v1", vectorization_mode="sync")
-    return GRPO(env, mlp(env), GRPOConfig(episodes=8, group_size=4))
+    return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
 
 
 def text(algorithm, config, **options):
@@ -118,13 +122,13 @@ def text(algorithm, config, **options):
 
 
 def ppo_text():
-    stream = TextLoss(["a b", "c d good", "bad a b", "d"], coefficient=0.1, batch_size=2, max_length=4)
-    config = PPOConfig(steps=None, episodes=8, minibatch_size=4, bootstrap_truncated=False, warmup=0.3)
+    stream = TextLoss(["a b", "c d good", "bad a b", "d"], coef=0.1, batch_size=2, max_length=4)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False, warmup_ratio=0.3)
     return text(PPO, config, auxiliary=stream)
 
 
 def grpo_text():
-    return text(GRPO, GRPOConfig(episodes=8, group_size=4))
+    return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
 MAKERS = (
@@ -465,7 +469,7 @@ def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
     short_run(tmp_path)
     env = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
     with pytest.raises(ValueError, match="the run has 4 environments side by side and this one 8: make as many"):
-        PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
+        PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
 
 
 def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
@@ -484,7 +488,7 @@ def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, capl
 
     def make():
         env = gym.vector.SyncVectorEnv([lambda: Foreign(gym.make("CartPole-v1"))] * 4)
-        return PPO(env, mlp(env), PPOConfig(steps=16, minibatch_size=32))
+        return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
 
     make().learn(64 * 2, run_dir=tmp_path, checkpoint_every=64)
     assert caplog.text.count("Foreign cannot be saved in mid-episode") == 1
@@ -501,7 +505,7 @@ def test_another_agent_policy_or_environment_is_refused(tmp_path):
     env = ppo_sync().env
     wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 9))
     with pytest.raises(ValueError, match="the policy is not the one that was saved"):
-        PPO(env, wide, PPOConfig(steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
+        PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
 
 
 @pytest.mark.parametrize("options", [dict(checkpoint_every=0), dict(checkpoint_every=10, run_dir=None)])

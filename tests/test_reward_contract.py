@@ -8,7 +8,7 @@ from conftest import WORDS, make_gpt2, make_tokenizer
 from test_conversation import Parrot
 
 from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
-from algos.training.reward_hacking import HackingWatch
+from algos.training.reward_hacking import RewardHackingMonitor
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.rewards.metrics import correlation, distinct, repetition
 
@@ -29,7 +29,7 @@ def figures_of(reward, answers):
     """What the log says of them."""
     env = make_env(reward)
     play_env(env, answers)
-    return env.figures
+    return env.metrics
 
 
 def play_env(env, answers):
@@ -105,7 +105,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
     for rows in (slice(None), [0, 3]):
         policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
         env = make_env(picky)
-        agent = PPO(env, policy, PPOConfig(steps=None, episodes=4, epochs=1, minibatch_size=4))
+        agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, num_epochs=1, minibatch_size=4))
         rollout = play(picky, ANSWERS)[rows]
         with torch.no_grad():
             rollout["log_prob"] = policy.evaluate(rollout).log_prob
@@ -213,7 +213,7 @@ def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():
 
 def test_components_are_in_the_log_of_a_training():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    agent = PPO(make_env(Rewards({"good": good})), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    agent = PPO(make_env(Rewards({"good": good})), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8))
     (metrics,) = agent.learn(1)
     assert metrics["reward/good"] == pytest.approx(metrics["episode/return"])
     assert {"reward_share/good", "reward_length_correlation/good", "text/distinct_2", "reward/failed"} <= set(metrics)
@@ -221,10 +221,10 @@ def test_components_are_in_the_log_of_a_training():
 
 def test_a_conversation_is_paid_by_the_turn_and_logged():
     env = TokenVectorEnv(Parrot, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
-    rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), episodes=8, cursor=Cursor(seed=0))
+    rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), num_episodes=8, cursor=Cursor(seed=0))
     counts = (rollout["action"] == GOOD) & rollout["mask"]
     assert rollout["reward"].sum(1).tolist() == counts.sum(1).tolist()
-    assert env.figures["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
+    assert env.metrics["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
 
 
 def test_columns_of_another_argument_are_refused():
@@ -247,7 +247,7 @@ def history(scores, variety):
 
 
 def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
-    watch = HackingWatch()
+    watch = RewardHackingMonitor()
     rising, falling = np.linspace(1, 5, 30), np.linspace(0.8, 0.1, 30)
     with pytest.warns(UserWarning, match=r"score rises \(.*distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
         for metrics in history(rising, falling):
@@ -264,7 +264,7 @@ def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
     ],
 )
 def test_no_warning_otherwise(scores, variety):
-    watch = HackingWatch()
+    watch = RewardHackingMonitor()
     for metrics in history(scores, variety):
         watch.look(metrics)
     assert not watch.warned
@@ -272,20 +272,20 @@ def test_no_warning_otherwise(scores, variety):
 
 def test_a_text_run_draws_its_frontier_and_a_control_run_does_not(tmp_path):
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    PPO(make_env(good), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8)).learn(
+    PPO(make_env(good), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)).learn(
         100, run_dir=tmp_path / "text"
     )
     assert (tmp_path / "text" / "frontier.png").stat().st_size > 10_000
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     control = MLPPolicy(env.single_observation_space, env.single_action_space)
-    PPO(env, control, PPOConfig(steps=8, minibatch_size=8)).learn(16, run_dir=tmp_path / "control")
+    PPO(env, control, PPOConfig(num_steps=8, minibatch_size=8)).learn(16, run_dir=tmp_path / "control")
     assert (tmp_path / "control" / "metrics.jsonl").exists() and not (tmp_path / "control" / "frontier.png").exists()
 
 
 def test_whitened_rewards_keep_their_mean_and_have_variance_one():
     """And the rollout keeps what was paid."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    config = PPOConfig(steps=None, episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)
+    config = PPOConfig(num_steps=None, num_episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)
     agent = PPO(make_env(good), policy, config)
     rollout = play(good, ANSWERS)
     with torch.no_grad():

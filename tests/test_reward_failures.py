@@ -68,7 +68,7 @@ def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
     rollout = play_env(env, ANSWERS)
     assert rollout["mask"].any(1).tolist() == [True, False, False, True]
     assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
-    assert env.figures["reward/failed"] == 2 and env.figures["reward/left_out"] == 2
+    assert env.metrics["reward/failed"] == 2 and env.metrics["reward/left_out"] == 2
     assert (rewards.seen, rewards.failed) == (4, 2)
 
 
@@ -143,7 +143,7 @@ def test_where_all_answers_fail_the_batch_is_called_again_after_a_pause_and_then
         assert rewards(prompts=["?"] * 128, completions=["x"] * 128).earned == [1.0] * 128
     else:
         policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-        agent = PPO(make_env(rewards), policy, PPOConfig(steps=None, episodes=128, minibatch_size=64))
+        agent = PPO(make_env(rewards), policy, PPOConfig(num_steps=None, num_episodes=128, minibatch_size=64))
         with pytest.raises(RewardError, match="raised ConnectionError: the service is down in row 0") as caught:
             agent.learn(1000, run_dir=tmp_path)
         assert isinstance(caught.value.__cause__, ConnectionError)
@@ -206,7 +206,7 @@ def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_pa
         return [1.0] * len(completions)
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    agent = PPO(make_env(fails_later), policy, PPOConfig(steps=None, episodes=8, minibatch_size=8))
+    agent = PPO(make_env(fails_later), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8))
     with pytest.raises(RewardError, match="service is down") as caught:
         agent.learn(1000, run_dir=tmp_path)
     assert "saved in" in "".join(caught.value.__notes__)
@@ -253,7 +253,7 @@ def test_one_failed_turn_leaves_the_whole_conversation_out():
     tokenizer = make_tokenizer(WORDS)
     task = Fails(Parrot, tokenizer=tokenizer)
     env = TextVectorEnv(task, tokenizer=tokenizer, max_turns=3, max_prompt_tokens=4, max_new_tokens=4, max_length=40)
-    rollout = collect(env, LMPolicy(make_gpt2(), tokenizer, seed=0), episodes=12, cursor=Cursor(seed=0))
+    rollout = collect(env, LMPolicy(make_gpt2(), tokenizer, seed=0), num_episodes=12, cursor=Cursor(seed=0))
     short = torch.tensor([row[:1].tolist() == [3] for row in rollout["observation"]])
     assert short.any() and not short.all()
     assert (rollout["mask"].any(1) == ~short).all()
@@ -323,7 +323,7 @@ def test_a_step_after_a_failed_reward_is_refused():
 
 def test_a_reward_that_leaves_everything_out_ends_the_training_in_words():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    config = PPOConfig(steps=None, episodes=8, minibatch_size=8)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
     with pytest.raises(ValueError, match="nothing of this rollout counts: none of its 8 rows"):
         PPO(make_env(lambda completions: [None] * len(completions)), policy, config).learn(100)
 
@@ -334,7 +334,7 @@ def test_a_wish_to_stop_is_no_failure_and_the_agent_is_saved(error, tmp_path):
         raise error
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    config = PPOConfig(steps=None, episodes=8, minibatch_size=8)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
     for on_error in ("stop", "skip"):
         with pytest.raises(error):
             PPO(make_env(Rewards(stops, on_error=on_error)), policy, config).learn(100, run_dir=tmp_path / on_error)

@@ -30,7 +30,7 @@ LONG = ["".join(f" {word}" for word in words) for words in product("abcd", repea
 SCORED = [{"prompt": f"{text} .", "completion": f" {word}", "score": int(word == "good")}
           for text in LONG for word in ("good", "bad")]  # fmt: skip
 PAIRS = [{"prompt": f"{text} .", "chosen": " good", "rejected": " bad"} for text in LONG]
-FAST = dict(epochs=4, batch_size=8, learning_rate=3e-3)
+FAST = dict(num_epochs=4, batch_size=8, learning_rate=3e-3)
 
 
 def judge(name="gpt2", **options):
@@ -151,7 +151,7 @@ def test_one_epoch_is_what_torch_does_by_hand():
         {"prompt": "d", "completion": "", "score": 0.3},
         {"prompt": "b", "completion": " bad", "score": 0},
     ]
-    config = RewardModelConfig(learning_rate=1e-2, weight_decay=0.0, warmup=0.0, max_grad_norm=0.1)
+    config = RewardModelConfig(learning_rate=1e-2, weight_decay=0.0, warmup_ratio=0.0, max_grad_norm=0.1)
     train_reward_model(rate, rows, config, held_out=[{"prompt": "c", "completion": "", "score": 1}])
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.0)
     for ids, score in (([0, 1, 5, 7], 0.8), ([3, 7], 0.3), ([1, 6, 7], 0.0)):  # closed by EOS
@@ -178,7 +178,7 @@ def test_a_margin_asks_for_more():
 def test_no_prompt_is_on_both_sides_whatever_its_spacing():
     rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
     rate = judge()
-    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_share=0.5))
+    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_fraction=0.5))
     train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
     assert not train & held_out and len(train) + len(held_out) == len(LONG)
     assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
@@ -195,14 +195,14 @@ def test_the_lines_of_a_feedback_file_will_do_and_what_was_skipped_is_counted(tm
     thumbs, pairs = FeedbackFile(tmp_path / "thumbs.jsonl"), FeedbackFile(tmp_path / "pairs.jsonl")
     for i, text in enumerate(LONG[:20]):
         question = Question(prompt=text, responses=(" good",), scale="thumbs")
-        thumbs.append(question, "skip" if i == 7 else "up", asker="test")
+        thumbs.append(question, "skip" if i == 7 else "up", annotator="test")
         question = Question(prompt=text, responses=(" bad", " good"), scale="pairs")
-        pairs.append(question, {3: "tie", 7: "skip"}.get(i, "second"), asker="test")
+        pairs.append(question, {3: "tie", 7: "skip"}.get(i, "second"), annotator="test")
     for file, skipped, kind in ((thumbs, 1, "scores"), (pairs, 2, "pairs")):
         lines = [json.loads(line) for line in file.path.read_text().splitlines()]
-        report = train_reward_model(judge(), lines, RewardModelConfig(held_out_share=0.3))
+        report = train_reward_model(judge(), lines, RewardModelConfig(held_out_fraction=0.3))
         assert (report.kind, report.skipped, report.rows + report.held_out_rows) == (kind, skipped, 20 - skipped)
-    report = train_reward_model(judge(), pairs.preferences(), RewardModelConfig(held_out_share=0.3))
+    report = train_reward_model(judge(), pairs.preferences(), RewardModelConfig(held_out_fraction=0.3))
     assert report.skipped == 0
 
 
@@ -269,8 +269,8 @@ def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
         train_reward_model(judge("bert", labels=2), SCORED)
     with pytest.raises(ValueError, match="data is of scores, held_out of pairs"):
         train_reward_model(judge(), SCORED[:2], held_out=PAIRS[4:])
-    with pytest.raises(ValueError, match=r"RewardModelConfig\.held_out_share is 1\.5"):
-        RewardModelConfig(held_out_share=1.5)
+    with pytest.raises(ValueError, match=r"RewardModelConfig\.held_out_fraction is 1\.5"):
+        RewardModelConfig(held_out_fraction=1.5)
 
 
 @pytest.mark.slow
@@ -283,6 +283,6 @@ def test_real_thumbs_are_learnt_from_scratch():
     train, dev = (example.sst2(folder / name) for name in ("train.tsv", "dev.tsv"))
     torch.manual_seed(1)
     rate = example.make_reward_model(example.make_tokenizer(example.texts(train), size=4096))
-    report = train_reward_model(rate, train, RewardModelConfig(epochs=4, learning_rate=1e-3), held_out=dev)
+    report = train_reward_model(rate, train, RewardModelConfig(num_epochs=4, learning_rate=1e-3), held_out=dev)
     print(f"accuracy {report.accuracy:.3f}, calibration error {report.calibration_error:.3f}")
     assert report.accuracy >= 0.76 and report.spearman > 0.5

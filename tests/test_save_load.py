@@ -38,12 +38,12 @@ def test_a_trained_lm_is_a_plain_transformers_folder_with_its_value_head(tmp_pat
     env = TextVectorEnv(
         prompts=["a b"], reward=lambda prompts, **_: [1.0] * len(prompts), tokenizer=policy.lm.tokenizer, num_envs=4
     )
-    agent = PPO(env, policy, PPOConfig(steps=None, episodes=8, minibatch_size=4, learning_rate=1e-3))
+    agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, learning_rate=1e-3))
     agent.learn(10)
     agent.save(tmp_path)
     loaded = algos.load(tmp_path)
     assert loaded.temperature == 0.7
-    rollout = algos.collect(env, policy, episodes=4)
+    rollout = algos.collect(env, policy, num_episodes=4)
     for one, two in zip(policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
         assert torch.equal(one, two)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
@@ -63,8 +63,10 @@ def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
         env = gymnasium.make_vec("CartPole-v1", num_envs=2)
         policy = MLPPolicy(env.single_observation_space, env.single_action_space)
         other = gymnasium.make_vec("CartPole-v1", num_envs=2)
-        agent = PPO(env, policy, PPOConfig(steps=16, minibatch_size=16))
-        history = agent.learn(96, on_iteration=lambda _: (look and algos.evaluate(other, policy, episodes=2), False)[1])
+        agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16))
+        history = agent.learn(
+            96, on_iteration=lambda _: (look and algos.evaluate(other, policy, num_episodes=2), False)[1]
+        )
         assert len(history) > 2
         return [p.detach().clone() for p in policy.parameters()]
 
@@ -73,7 +75,7 @@ def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
 
 def test_training_ends_where_the_callback_says_true():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    agent = PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space), PPOConfig(steps=16))
+    agent = PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space), PPOConfig(num_steps=16))
     assert len(agent.learn(1000, on_iteration=lambda metrics: metrics["iteration"] >= 2)) == 2
 
 
@@ -81,9 +83,9 @@ def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     cursor = algos.Cursor(seed=1)
-    algos.collect(env, policy, steps=20, cursor=cursor)
-    algos.evaluate(env, policy, episodes=2)
-    rollout = algos.collect(env, policy, steps=5, cursor=cursor)
+    algos.collect(env, policy, num_steps=20, cursor=cursor)
+    algos.evaluate(env, policy, num_episodes=2)
+    rollout = algos.collect(env, policy, num_steps=5, cursor=cursor)
     assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
     step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
     assert step < 0.5  # CartPole moves by .4 a step at the most here
@@ -142,7 +144,7 @@ def test_python_m_algos_is_the_program_and_explains_every_field():
 def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
     env = TextVectorEnv(prompts=[[0]], reward=lambda prompts, completions, **_: [0.0], tokenizer=make_tokenizer(WORDS))
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
-    PPO(env, policy, PPOConfig(steps=None, episodes=4, minibatch_size=4)).save(tmp_path)
+    PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4)).save(tmp_path)
     assert (tmp_path / "policy" / file).is_file()
     (tmp_path / "policy" / file).write_bytes(content)
     with pytest.raises(ValueError, match=r"holds no LMPolicy|cannot load"):

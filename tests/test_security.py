@@ -24,7 +24,7 @@ from algos.finetuning.packing import read_example
 from algos.finetuning.reward_data import read_reward_rows
 from algos.make import make_policy, make_vector_environment
 from algos.training.serialization import from_json
-from textenv import Question, RewardModel, TerminalAsker, TextVectorEnv, TokenVectorEnv, load_prompts
+from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, text_ids
@@ -351,7 +351,7 @@ def test_demonstrations_and_plain_texts_end_where_they_end():
         ids = read_example(0, example, reader).ids
         assert ids.count(eos) == 1 and ids[-1] == eos and reader.decode(ids).endswith("a<|endoftext|>b<|endoftext|>")
     policy = LMPolicy(make_gpt2(len(tokenizer)), tokenizer)
-    ids = TextLoss([evil] * 2, coefficient=1.0, batch_size=1, max_length=64).next_rollout(policy.lm)["action"]
+    ids = TextLoss([evil] * 2, coef=1.0, batch_size=1, max_length=64).next_rollout(policy.lm)["action"]
     assert int((ids == eos).sum()) == 2
 
 
@@ -650,8 +650,8 @@ def test_a_megabyte_without_a_space_is_asked_about_and_answered():
     from rich.console import Console
 
     paper = StringIO()
-    asker = TerminalAsker(console=Console(file=paper, width=80), read=lambda: "u\n")
-    assert asker.ask(Question("p", ("\u202e" + "a" * 1_000_000,), "thumbs")) == "up"
+    annotator = TerminalAnnotator(console=Console(file=paper, width=80), read=lambda: "u\n")
+    assert annotator.ask(Question("p", ("\u202e" + "a" * 1_000_000,), "thumbs")) == "up"
     assert "\u202e" not in paper.getvalue() and max(map(len, paper.getvalue().splitlines())) <= 80
 
 

@@ -11,7 +11,7 @@ from test_lm_runtime import make_bloom, make_mistral
 from test_lora import lora_policy
 
 from algos import LMPolicy, SFTConfig, sft
-from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
+from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.packing import Example, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.finetuning.sft import _add_gradient
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_keep_rows_apart_is_refused_and_can_go_unpacked():
 
 def test_it_learns_what_it_is_shown_and_reports_it_as_learn_does(tmp_path):
     lm, text = make_lm(), "a b c d . good bad"
-    history = sft(lm, [text] * 8, SFTConfig(epochs=30, batch_size=8, **SMALL), held_out=[text], run_dir=tmp_path)
+    history = sft(lm, [text] * 8, SFTConfig(num_epochs=30, batch_size=8, **SMALL), held_out=[text], run_dir=tmp_path)
     assert [row["epoch"] for row in history] == list(range(1, 31)) and history[0]["steps"] == 8 * 7
     assert history[0]["held_out/perplexity"] > 2 and history[-1]["held_out/perplexity"] < 1.1
     assert history[-1]["held_out/loss"] == pytest.approx(math.log(history[-1]["held_out/perplexity"]))
@@ -214,7 +214,7 @@ def test_the_first_epochs_loss_is_that_of_the_untrained_model():
 
 
 def test_packed_and_unpacked_training_give_the_same_model():
-    config = dict(epochs=5, batch_size=len(ANSWERS), **SMALL)
+    config = dict(num_epochs=5, batch_size=len(ANSWERS), **SMALL)
     one, two = make_lm(), make_lm()
     history = [sft(lm, ANSWERS, SFTConfig(packing=p, **config)) for lm, p in ((one, True), (two, False))]
     assert history[0][-1]["sft/loss"] == pytest.approx(history[1][-1]["sft/loss"], abs=1e-4)
@@ -268,7 +268,7 @@ def test_an_error_leaves_dropout_off():
 def test_of_lora_only_the_adapter_learns():
     policy = lora_policy()
     before = {name: p.detach().clone() for name, p in policy.lm.named_parameters()}
-    history = sft(policy, ANSWERS, SFTConfig(epochs=5, **SMALL))
+    history = sft(policy, ANSWERS, SFTConfig(num_epochs=5, **SMALL))
     assert history[-1]["sft/loss"] < history[0]["sft/loss"]
     moved = {name for name, p in policy.lm.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name, p in policy.lm.named_parameters() if p.requires_grad} != set()
@@ -294,7 +294,7 @@ def test_what_cannot_be_trained_is_refused():
     with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
         sft(LMPolicy(make_gpt2(), make_tokenizer(WORDS)).reference(), ["a b"], SFTConfig(**SMALL))
     with pytest.raises(ValueError, match=r"SFTConfig\.warmup is 2"):
-        SFTConfig(warmup=2)
+        SFTConfig(warmup_ratio=2)
 
 
 # --- the optimiser ---------------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ def test_what_cannot_be_trained_is_refused():
 
 def test_the_step_size_rises_and_falls_and_only_matrices_decay():
     matrix, vector = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1))
-    config = SFTConfig(learning_rate=0.1, warmup=1 / 3, weight_decay=0.5)
-    descent = CosineDescent(iter([matrix, vector]), config, steps=6)
+    config = SFTConfig(learning_rate=0.1, warmup_ratio=1 / 3, weight_decay=0.5)
+    descent = CosineOptimizer(iter([matrix, vector]), config, steps=6)
     sizes, expected = [], 1.0
     for share in (1 / 2, 1, 1, (2 + math.sqrt(2)) / 4, 1 / 2, (2 - math.sqrt(2)) / 4):
         matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
@@ -328,7 +328,7 @@ def test_gradients_that_another_training_left_behind_are_not_followed():
 
 def test_a_long_gradient_is_scaled_down_before_the_step():
     weight = torch.nn.Parameter(torch.zeros(2))
-    descent = CosineDescent(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
+    descent = CosineOptimizer(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
     assert descent.step() == 5
     assert weight.grad is None

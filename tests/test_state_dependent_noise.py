@@ -174,9 +174,9 @@ def policy_for(env):
 def test_row_01_the_ratio_is_one_with_state_dependent_noise(mode):
     env = pendulum(mode)
     policy = policy_for(env)
-    agent = PPO(env, policy, PPOConfig(steps=20, minibatch_size=16, learning_rate=1e-2))
+    agent = PPO(env, policy, PPOConfig(num_steps=20, minibatch_size=16, learning_rate=1e-2))
     agent.learn(200)
-    rollout = collect(env, policy, steps=20)
+    rollout = collect(env, policy, num_steps=20)
     gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
     assert gap[rollout["mask"]].abs().max() < 1e-5
 
@@ -188,7 +188,7 @@ def test_noise_is_drawn_anew_where_an_episode_begins():
     seen = []
     act = policy.act
     policy.act = lambda *args, **options: (act(*args, **options), seen.append(policy._held.matrices))[0]
-    rollout = collect(env, policy, steps=20)
+    rollout = collect(env, policy, num_steps=20)
     changed = torch.tensor([bool((one != two).any()) for one, two in zip(seen, seen[1:], strict=False)])
     assert torch.equal(changed, rollout["is_init"][0, 1:]) and changed.sum() == 2
 
@@ -196,10 +196,10 @@ def test_noise_is_drawn_anew_where_an_episode_begins():
 def test_evaluating_leaves_the_trainees_matrices_alone():
     env = pendulum()
     policy = policy_for(env)
-    collect(env, policy, steps=2)
+    collect(env, policy, num_steps=2)
     held = policy._held
     matrices, steps_left = held.matrices.clone(), held.steps_left.clone()
-    evaluate(env, policy, episodes=5)
+    evaluate(env, policy, num_episodes=5)
     assert policy._held is held
     assert torch.equal(held.matrices, matrices) and torch.equal(held.steps_left, steps_left)
     player = copy.copy(policy)
@@ -210,7 +210,7 @@ def test_evaluating_leaves_the_trainees_matrices_alone():
 def test_a_saved_policy_acts_and_explores_alike(tmp_path):
     env = pendulum()
     policy = policy_for(env)
-    agent = PPO(env, policy, PPOConfig(steps=20, minibatch_size=16))
+    agent = PPO(env, policy, PPOConfig(num_steps=20, minibatch_size=16))
     agent.learn(60)
     loaded = algos.load(agent.save(tmp_path))
     assert isinstance(loaded.distribution, StateDependentGaussian)

@@ -119,7 +119,7 @@ def play_by_hand(env, actions, prompts):
 def test_step_path_equals_the_batched_path_token_by_token():
     """The same prompts and actions through `TextEnv.step` and through `collect`, whose slots are refilled."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=5)
-    rollout = collect(make_env(num_envs=3), policy, episodes=9, cursor=Cursor(seed=11))
+    rollout = collect(make_env(num_envs=3), policy, num_episodes=9, cursor=Cursor(seed=11))
     plain = TextEnv(
         prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5
     )
@@ -140,7 +140,7 @@ def test_exactly_the_dealt_episodes_are_collected_whatever_the_number_of_slots()
     """Short answers are not favoured: as many rows as asked for, every prompt of a pass once."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     for num_envs in (1, 4, 20):
-        rollout = collect(make_env(num_envs=num_envs), policy, episodes=12)
+        rollout = collect(make_env(num_envs=num_envs), policy, num_episodes=12)
         assert rollout.shape[0] == 12
         assert (rollout["terminated"] | rollout["truncated"]).sum(1).tolist() == [1] * 12
         assert rollout["group"][:, 0].tolist() == list(range(12))
@@ -158,7 +158,7 @@ def test_deferred_and_immediate_scoring_agree():
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=2)
     env = make_env(reward=reward)
-    rollout = collect(env, policy, episodes=6)
+    rollout = collect(env, policy, num_episodes=6)
     (once,) = calls
     calls.clear()
     env = make_env(num_envs=1, reward=reward)
@@ -191,8 +191,8 @@ def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
     lm = make_gpt2()
     policy = LMPolicy(lm, make_tokenizer(WORDS))
     env = make_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
-    agent = PPO(env, policy, PPOConfig(steps=None, episodes=16, minibatch_size=8, learning_rate=1e-3))
-    rollout = collect(env, policy, episodes=16)
+    agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=16, minibatch_size=8, learning_rate=1e-3))
+    rollout = collect(env, policy, num_episodes=16)
     assert not torch.isin(rollout["action"][rollout["mask"]], torch.tensor([EOS, 0])).any()
     assert (rollout["mask"].sum(1) == 5).all() and rollout["truncated"].any(1).all()
     torch.testing.assert_close(policy.evaluate(rollout).log_prob, rollout["log_prob"], atol=1e-5, rtol=0)
@@ -240,7 +240,7 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
     policy = LMPolicy(make_gpt2(seed=1), tokenizer, temperature=temperature)
     reference = LanguageModel(make_gpt2(seed=2), tokenizer, temperature=temperature).requires_grad_(False)
     env = make_env(num_envs=3, forbidden=[4])
-    rollout = collect(env, policy, episodes=8)
+    rollout = collect(env, policy, num_episodes=8)
     score = rollout["reward"].clone()
     KLPenalty(reference, 0.3)(rollout, policy)
     for row in range(8):

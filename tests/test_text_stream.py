@@ -39,7 +39,7 @@ def test_value_and_gradient_are_those_of_transformers(name):
         expected = policy.lm.model(input_ids=ids, labels=ids).loss
         expected.backward()
         expected_gradients = gradients(policy)
-        term = TextLoss(TEXTS, coefficient=0.3, batch_size=len(blocks), max_length=size)(policy)
+        term = TextLoss(TEXTS, coef=0.3, batch_size=len(blocks), max_length=size)(policy)
         assert term.dtype == torch.float32 and term.item() == pytest.approx(0.3 * expected.item(), abs=1e-6)
         term.backward()
         found = gradients(policy)
@@ -55,12 +55,12 @@ def test_the_padding_of_the_last_block_counts_for_nothing():
     for block in (STREAM[:11], STREAM[10:]):
         ids = torch.tensor([block])
         total += policy.lm.model(input_ids=ids, labels=ids).loss.item() * (len(block) - 1)
-    term = TextLoss(TEXTS, coefficient=1.0, batch_size=2, max_length=10)(policy)
+    term = TextLoss(TEXTS, coef=1.0, batch_size=2, max_length=10)(policy)
     assert term.item() == pytest.approx(total / 15, abs=1e-6)
 
 
 def test_it_is_scored_at_the_policys_temperature():
-    term = TextLoss(["a b"], coefficient=1.0, batch_size=1, max_length=8)
+    term = TextLoss(["a b"], coef=1.0, batch_size=1, max_length=8)
     policy = make_policy(temperature=0.5)
     ids = torch.tensor([[0, 1, EOS]])
     log_probs = (policy.lm.model(input_ids=ids).logits[0, :-1] / 0.5).log_softmax(-1)
@@ -70,25 +70,25 @@ def test_it_is_scored_at_the_policys_temperature():
 
 def test_each_token_is_predicted_once_a_round_in_a_new_order():
     lm = make_policy().lm
-    loss = TextLoss(TEXTS, coefficient=1.0, batch_size=1, max_length=3)
+    loss = TextLoss(TEXTS, coef=1.0, batch_size=1, max_length=3)
     rounds = [[predicted(loss, lm) for _ in range(5)] for _ in range(4)]
     pairs = sorted(zip(STREAM[:-1], STREAM[1:], strict=True))
     for blocks in rounds:
         assert sorted(pair for block in blocks for pair in block) == pairs
     assert len({str(blocks) for blocks in rounds}) > 1
-    other = TextLoss(TEXTS, coefficient=1.0, batch_size=1, max_length=3, seed=2)
+    other = TextLoss(TEXTS, coef=1.0, batch_size=1, max_length=3, seed=2)
     assert [predicted(other, lm) for _ in range(5)] != rounds[0]
 
 
 def test_two_integers_resume_it_in_the_middle_of_a_round_and_with_a_fresh_tokenizer():
-    loss = TextLoss(TEXTS, coefficient=1.0, batch_size=2, max_length=3)
+    loss = TextLoss(TEXTS, coef=1.0, batch_size=2, max_length=3)
     policy = make_policy()
     for _ in range(3):
         loss(policy)
     state = loss.state_dict()
     assert state == {"seed": 1, "position": 6}
     expected = [loss(policy).item() for _ in range(4)]
-    again = TextLoss(TEXTS, coefficient=1.0, batch_size=2, max_length=3, seed=9)
+    again = TextLoss(TEXTS, coef=1.0, batch_size=2, max_length=3, seed=9)
     again.load_state_dict(state)
     assert [again(make_policy()).item() for _ in range(4)] == expected
 
@@ -111,9 +111,9 @@ def test_wrong_arguments_are_refused(arguments, said):
 def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
     policy = make_policy()
     with pytest.raises(ValueError, match="max_length is 65, the model reads 64 tokens"):
-        TextLoss(TEXTS, coefficient=1.0, max_length=65)(policy)
+        TextLoss(TEXTS, coef=1.0, max_length=65)(policy)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
-        TextLoss(["a", ""], coefficient=1.0, max_length=5)(policy)
+        TextLoss(["a", ""], coef=1.0, max_length=5)(policy)
 
 
 def test_ppo_with_the_term_forgets_less_at_equal_reward():
@@ -121,13 +121,13 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
     rng = np.random.default_rng(7)
     held_out, texts = ([sample_review(rng).text for _ in range(count)] for count in (200, 600))
     config = dataclasses.replace(
-        presets.TEXT, episodes=64, minibatch_size=16, learning_rate=1e-3, final_learning_rate=None
+        presets.TEXT, num_episodes=64, minibatch_size=16, learning_rate=1e-3, final_learning_rate=None
     )
     perplexity, reward = {}, {}
     for name in ("without", "with"):
         policy = LMPolicy.load("embedded", seed=1)
         perplexity["before"] = policy.lm.perplexity(held_out)
-        term = TextLoss(texts, coefficient=0.1, batch_size=8, max_length=32) if name == "with" else None
+        term = TextLoss(texts, coef=0.1, batch_size=8, max_length=32) if name == "with" else None
         agent = PPO(gymnasium.make_vec("textenv/Periods-v0", num_envs=64), policy, config, auxiliary=term)
         history = agent.learn(40_000, on_iteration=lambda metrics: metrics["episode/return"] >= 0.7)
         perplexity[name], reward[name] = policy.lm.perplexity(held_out), history[-1]["episode/return"]

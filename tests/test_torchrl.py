@@ -236,7 +236,7 @@ class SecondEpisode(gymnasium.Wrapper):
 
 def ppo(env, **options):
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=2)
-    return PPO(env, policy, PPOConfig(**(dict(steps=64, minibatch_size=32, seed=5) | options)))
+    return PPO(env, policy, PPOConfig(**(dict(num_steps=64, minibatch_size=32, seed=5) | options)))
 
 
 def test_ppo_plays_and_learns_the_same_as_on_gymnasiums_own_environment():
@@ -244,7 +244,7 @@ def test_ppo_plays_and_learns_the_same_as_on_gymnasiums_own_environment():
     agents = [ppo(from_torchrl(cartpole())), ppo(plain)]
     for agent in agents:
         agent.learn(256)
-    ours, theirs = (collect(agent.env, agent.policy, steps=100, cursor=agent.cursor) for agent in agents)
+    ours, theirs = (collect(agent.env, agent.policy, num_steps=100, cursor=agent.cursor) for agent in agents)
     assert theirs["terminated"].any() and set(ours.keys()) == set(theirs.keys())
     for name in ours.keys():
         assert torch.equal(ours[name], theirs[name]), name
@@ -264,8 +264,8 @@ def test_ppo_trains_on_every_kind_of_torchrl_environment(case):
 
 
 def test_ppo_learns_cartpole_in_two_torchrl_environments():
-    agent = ppo(from_torchrl(SerialEnv(2, cartpole)), steps=128, epochs=8, minibatch_size=64, learning_rate=1e-3,
-                gamma=0.98, gae_lambda=0.9)  # fmt: skip
+    agent = ppo(from_torchrl(SerialEnv(2, cartpole)), num_steps=128, num_epochs=8, minibatch_size=64,
+                learning_rate=1e-3, gamma=0.98, gae_lambda=0.9)  # fmt: skip
     returns = [metrics["episode/return"] for metrics in agent.learn(5120) if "episode/return" in metrics]
     assert np.mean(returns[:2]) < 50
     assert np.mean(returns[-5:]) > 100

@@ -182,7 +182,7 @@ def control_case(policy_class, action_space, **options):
 def text_case(make):
     env, policy = text_env(), lm_policy(make)
     rollout = scored(play(env, ANSWERS), policy)
-    return env, policy, rollout, dict(steps=None, episodes=7, bootstrap_truncated=False)
+    return env, policy, rollout, dict(num_steps=None, num_episodes=7, bootstrap_truncated=False)
 
 
 CASES = {
@@ -271,7 +271,7 @@ def test_row_25_constant_rewards_leave_the_actor_untouched(reward):
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
     before = copy.deepcopy(policy)
-    config = TRPOConfig(steps=None, episodes=7, gamma=1.0, gae_lambda=1.0, bootstrap_truncated=False)
+    config = TRPOConfig(num_steps=None, num_episodes=7, gamma=1.0, gae_lambda=1.0, bootstrap_truncated=False)
     metrics = TRPO(env, policy, config).update(rollout)
     assert metrics["update/line_search_steps"] == 0 and metrics["policy/approx_kl"] == 0
     moved = [n for (n, p), q in zip(policy.named_parameters(), before.parameters(), strict=True) if (p != q).any()]
@@ -315,7 +315,7 @@ def test_a_policy_whose_weights_were_set_by_the_line_search_is_saved_and_loaded(
 def test_a_cartpole_rollout_with_reset_rows_is_improved_inside_the_trust_region():
     env = cartpole(4)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(16,))
-    rollout, old = collect(env, policy, steps=60, cursor=Cursor(seed=0)), copy.deepcopy(policy)
+    rollout, old = collect(env, policy, num_steps=60, cursor=Cursor(seed=0)), copy.deepcopy(policy)
     assert not rollout["mask"].all()
     metrics = TRPO(env, policy, TRPOConfig()).update(rollout)
     gain, kl = surrogate_and_kl(old, policy, rollout)

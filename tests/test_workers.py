@@ -365,8 +365,8 @@ def test_nothing_flows_over_the_gap(tmp_path, caplog):
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
     cursor, policy = Cursor(seed=0), Valued()
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
-        rollout = collect(env, policy, steps=5, cursor=cursor)
-        following = collect(env, policy, steps=3, cursor=cursor)
+        rollout = collect(env, policy, num_steps=5, cursor=cursor)
+        following = collect(env, policy, num_steps=3, cursor=cursor)
     assert rollout["observation"][1, :, 0].tolist() == [0, 1, 2, 0, 1]
     assert rollout["mask"][1].tolist() == [True, True, False, True, True] and rollout["mask"][0].all()
     assert rollout["is_init"][1].tolist() == [True, False, True, True, False]
@@ -391,7 +391,7 @@ def test_a_gap_at_the_edge_of_rollouts(tmp_path, caplog):
         broken = counting(raises, at=3, once=str(tmp_path / f"tripped{steps_each}"))
         meter, cursor = EpisodeMeter(), Cursor(seed=0)
         with closing(SubprocessVectorEnv([broken])) as env:
-            finished = [meter.finished(collect(env, Valued(), steps=steps_each, cursor=cursor)) for _ in range(4)]
+            finished = [meter.finished(collect(env, Valued(), num_steps=steps_each, cursor=cursor)) for _ in range(4)]
         assert [x for x in finished if x[0]] == [([15.0], [5])]
 
 
@@ -399,10 +399,10 @@ def test_whole_episodes_are_played_again_and_those_of_groups_given_up(tmp_path, 
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
         policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-        returns, rollout = evaluate(env, policy, episodes=4)
+        returns, rollout = evaluate(env, policy, num_episodes=4)
         assert returns == [15.0] * 4 and rollout["mask"].sum() == 20
         (tmp_path / "tripped").unlink()
-        groups = collect(env, policy, episodes=4, group_size=2, cursor=Cursor(seed=0))
+        groups = collect(env, policy, num_episodes=4, group_size=2, cursor=Cursor(seed=0))
     assert groups["mask"].sum(1).tolist() == [5, 0, 5, 5] and groups["group"][:, 0].tolist() == [0, 0, 1, 1]
     assert EpisodeMeter().finished(groups)[0] == [15.0] * 3
 
@@ -412,7 +412,7 @@ def test_a_training_goes_on_and_ends_by_a_clear_error_with_its_agent_saved(tmp_p
     agent = PPO(
         env,
         MLPPolicy(env.single_observation_space, env.single_action_space),
-        PPOConfig(steps=8, minibatch_size=8, epochs=1, normalize_rewards=True),
+        PPOConfig(num_steps=8, minibatch_size=8, num_epochs=1, normalize_rewards=True),
     )
     history = agent.learn(28)
     assert [row["rollout/steps"] for row in history] == [14, 14]

@@ -29,10 +29,10 @@ from .prompts.prompts import (
 )
 from .rendering import render_rollout as render_rollout
 from .rewards.composite import Rewards as Rewards
-from .rewards.human.asker import Asker as Asker, Question as Question
+from .rewards.human.annotator import Annotator as Annotator, Question as Question
 from .rewards.human.feedback_file import FeedbackFile as FeedbackFile
 from .rewards.human.human import FeedbackStopped as FeedbackStopped, HumanReward as HumanReward
-from .rewards.human.terminal import TerminalAsker as TerminalAsker
+from .rewards.human.terminal import TerminalAnnotator as TerminalAnnotator
 from .rewards.reward_model import RewardModel as RewardModel
 from .rewards.scores import RewardError as RewardError, Scores as Scores
 from .tasks.builtin import make_task as make_task

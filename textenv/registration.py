@@ -42,7 +42,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset`` too.
         num_envs: slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or
-            ``"test"``: prompts that never overlap), ``kl_coefficient`` (β towards the model as it was loaded;
+            ``"test"``: prompts that never overlap), ``kl_coef`` (β towards the model as it was loaded;
             0 measures the KL only, None does not), the task's own, and those of `TextVectorEnv`.
     """
     from textenv.envs.vector_env import TextVectorEnv
@@ -51,7 +51,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
 
 def _environment(
-    task: str, *, model: str = "embedded", split: str = "train", kl_coefficient: float | None = None, **arguments: Any
+    task: str, *, model: str = "embedded", split: str = "train", kl_coef: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
     """Arguments for the environment's constructor, with tokenizer, task and penalty made."""
     from textenv.kl.penalty import KLPenalty
@@ -66,5 +66,5 @@ def _environment(
 
         return LanguageModel.load(model).requires_grad_(False)
 
-    penalty = KLPenalty(reference, kl_coefficient) if kl_coefficient is not None else None
+    penalty = KLPenalty(reference, kl_coef) if kl_coef is not None else None
     return {"task": task_object, "tokenizer": tokenizer, "penalty": penalty} | limits | rest

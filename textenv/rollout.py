@@ -80,7 +80,7 @@ class EpisodeEnv(Protocol):
         ...
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Named numbers about the episodes taken last, for the log."""
         ...
 
@@ -89,7 +89,7 @@ class EpisodeEnv(Protocol):
         """Bool ``[num_envs, n]``, or None where every action is open."""
         ...
 
-    def own_order(self) -> AbstractContextManager[None]:
+    def fork(self) -> AbstractContextManager[None]:
         """Within it prompts are dealt in an order of its own; after it the order is as it was."""
         ...
 

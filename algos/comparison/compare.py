@@ -102,7 +102,7 @@ def train_all(
     seeds: int,
     run_dir: Path,
     total_steps: int | None = None,
-    episodes: int | None = None,
+    num_episodes: int | None = None,
     deterministic: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -132,7 +132,7 @@ def train_all(
             _make_agent(case, seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
-    options = (run_dir, total_steps, episodes, deterministic, overwrite, quiet)
+    options = (run_dir, total_steps, num_episodes, deterministic, overwrite, quiet)
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     # Two processes on one thread each beat one process on two threads.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -145,7 +145,7 @@ def _run(
     seed: int,
     run_dir: Path,
     total_steps: int | None,
-    episodes: int | None,
+    num_episodes: int | None,
     deterministic: bool,
     overwrite: bool,
     quiet: bool,
@@ -160,10 +160,10 @@ def _run(
     recipe, text = presets.recipe(case.env, case.algorithm), is_text(case.env)
     agent = _make_agent(case, seed)
     policy = agent.policy
-    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient, "split": "test"} if text else {}
-    played = episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
+    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef, "split": "test"} if text else {}
+    played = num_episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
     test_env = make_vector_environment(case.env, min(played, 64), **arguments)
-    evaluation = {"episodes": played, "seed": seed, "deterministic": deterministic}
+    evaluation = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
     before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
     def report(metrics: dict[str, float]) -> None:
@@ -191,7 +191,7 @@ def _make_agent(case: Case, seed: int) -> Agent:
     from algos.make import is_text, make_agent, make_policy, make_vector_environment
 
     recipe = presets.recipe(case.env, case.algorithm)
-    arguments: dict[str, Any] = {"kl_coefficient": recipe.kl_coefficient} if is_text(case.env) else {}
+    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef} if is_text(case.env) else {}
     env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
     policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
     return make_agent(case.algorithm, env, policy, dataclasses.replace(recipe.config, seed=seed))
@@ -204,7 +204,7 @@ def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
 
     if not is_episode_env(env.unwrapped):
         return []
-    _, rollout = evaluate(env, policy, episodes=count)
+    _, rollout = evaluate(env, policy, num_episodes=count)
     found = []
     for tokens, mask in zip(sequences(rollout).tolist(), rollout["mask"], strict=True):
         start = int(mask.int().argmax()) + 1

@@ -33,7 +33,7 @@ class Adam(torch.optim.AdamW):
         >>> weight = nn.Parameter(torch.zeros(2))
         >>> adam = Adam([[weight]], learning_rate=0.1)
         >>> weight.grad = torch.tensor([3.0, -4.0])
-        >>> adam.cut_and_step(adam.grad_norm(), longest=0.5)
+        >>> adam.clip_and_step(adam.grad_norm(), longest=0.5)
         >>> weight.data
         tensor([-0.1000,  0.1000])
     """
@@ -76,7 +76,7 @@ class Adam(torch.optim.AdamW):
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
-    def cut_and_step(self, grad_norm: Tensor, *groups: int, longest: float) -> None:
+    def clip_and_step(self, grad_norm: Tensor, *groups: int, longest: float) -> None:
         """One step of these groups, or of all, along their gradient, divided so that it is no longer than that."""
         scale = ((grad_norm + 1e-6) / longest).clamp_(min=1.0)
         for group in groups or range(len(self.param_groups)):

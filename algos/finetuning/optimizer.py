@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class CosineDescent:
+class CosineOptimizer:
     """AdamW (Loshchilov and Hutter 2019) whose step size rises linearly, then falls to 0 on a half cosine.
 
     Args:
@@ -45,7 +45,7 @@ class CosineDescent:
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
         self.optimizer.zero_grad()  # of what another training left behind, such as PPO's last step
         self.config = config
-        self._steps, self._rising, self._done = steps, math.ceil(config.warmup * steps), 0
+        self._steps, self._rising, self._done = steps, math.ceil(config.warmup_ratio * steps), 0
 
     def step(self) -> Tensor:
         """Step along the gradients that have gathered and clear them; returns their norm before it was cut.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from algos.config import check_range
-from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
+from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.reward_data import Kind, RewardRow, RewardRows, read_reward_rows
 from algos.names import NamedFields
 from textenv.rewards.reward_model import RewardModel
@@ -25,26 +25,26 @@ SUREST = 0.99
 class RewardModelConfig(NamedFields):
     """Hyper-parameters of reward-model training."""
 
-    epochs: int = 1
+    num_epochs: int = 1
     """Passes over the rows; more than a few make preferences over-confident."""
     batch_size: int = 32
     """Scored answers, or pairs, in an optimiser's step; they are of about equal length."""
     learning_rate: float = 2e-5
     """AdamW's step size at its highest; about 1e-3 for small models from scratch."""
-    warmup: float = 0.05
+    warmup_ratio: float = 0.05
     """Share of the steps in which the step size rises; then it falls to 0 on a cosine."""
     weight_decay: float = 0.1
     """Of matrices, a step, times the step size."""
     max_grad_norm: float = 1.0
     """Longest gradient; a longer one is scaled down to it."""
-    held_out_share: float = 0.1
+    held_out_fraction: float = 0.1
     """Share of the prompts that are kept for measuring, where no held-out rows are given."""
     seed: int = 1
     """Of the order of the rows and of dropout."""
 
     def __post_init__(self) -> None:
-        check_range(self, at_least_one=["epochs", "batch_size"], positive=["learning_rate", "max_grad_norm"])
-        check_range(self, not_negative=["weight_decay", "seed"], unit_interval=["warmup", "held_out_share"])
+        check_range(self, at_least_one=["num_epochs", "batch_size"], positive=["learning_rate", "max_grad_norm"])
+        check_range(self, not_negative=["weight_decay", "seed"], unit_interval=["warmup_ratio", "held_out_fraction"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def _split(
 ) -> tuple[list[RewardRow], list[RewardRow]]:
     """Rows to train on and rows to measure on."""
     if given is None:
-        chosen = [row.key < config.held_out_share * 2**64 for row in data.rows]
+        chosen = [row.key < config.held_out_fraction * 2**64 for row in data.rows]
         measured = [row for row, out in zip(data.rows, chosen, strict=True) if out]
         training = [row for row, out in zip(data.rows, chosen, strict=True) if not out]
     else:
@@ -160,18 +160,18 @@ def _split(
     if not training or not measured:
         raise ValueError(
             f"{len(training)} rows are left to train on and {len(measured)} to measure on, expected at least one "
-            "each: give more rows, held_out, or another held_out_share"
+            "each: give more rows, held_out, or another held_out_fraction"
         )
     return training, measured
 
 
 def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
-    steps = config.epochs * -(-len(rows) // config.batch_size)
-    descent = CosineDescent(model.model.parameters(), config, steps=steps)
+    steps = config.num_epochs * -(-len(rows) // config.batch_size)
+    descent = CosineOptimizer(model.model.parameters(), config, steps=steps)
     lengths, start = [max(map(len, row.ids)) for row in rows], time.perf_counter()
     history: list[dict[str, float]] = []
-    for epoch in range(1, config.epochs + 1):
+    for epoch in range(1, config.num_epochs + 1):
         total = 0.0
         with dropout_on(model.model, seed=int(torch.randint(2**31, (), generator=generator))):
             for batch in length_buckets(lengths, size=config.batch_size, generator=generator):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from algos.config import check_range
-from algos.finetuning.optimizer import CosineDescent, dropout_on, length_buckets
+from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.names import NamedFields
 from algos.policies.lm import LMPolicy
@@ -31,7 +31,7 @@ LONGEST = 1024
 class SFTConfig(NamedFields):
     """Hyper-parameters of supervised fine-tuning."""
 
-    epochs: int = 1
+    num_epochs: int = 1
     """Passes over the examples."""
     batch_size: int = 32
     """Examples in an optimiser's step; packing does not change which."""
@@ -43,7 +43,7 @@ class SFTConfig(NamedFields):
     """Put several examples into a row, where none sees another; False gives each a row of its own."""
     learning_rate: float = 5e-5
     """AdamW's step size at its highest; 1e-3 and more for small models from scratch."""
-    warmup: float = 0.05
+    warmup_ratio: float = 0.05
     """Share of the steps in which the step size rises; then it falls to 0 on a cosine."""
     weight_decay: float = 0.01
     """Of matrices, a step, times the step size."""
@@ -53,9 +53,9 @@ class SFTConfig(NamedFields):
     """Of the order of the examples and of dropout."""
 
     def __post_init__(self) -> None:
-        check_range(self, at_least_one=["epochs", "batch_size", "micro_batch_size", "max_length"])
+        check_range(self, at_least_one=["num_epochs", "batch_size", "micro_batch_size", "max_length"])
         check_range(self, positive=["learning_rate", "max_grad_norm"], not_negative=["weight_decay", "seed"])
-        check_range(self, unit_interval=["warmup"])
+        check_range(self, unit_interval=["warmup_ratio"])
 
 
 def sft(
@@ -107,12 +107,12 @@ def sft(
     if config.packing:
         check_packing(lm)
     generator = torch.Generator().manual_seed(config.seed)
-    descent = CosineDescent(lm.parameters(), config, steps=config.epochs * -(-len(training) // config.batch_size))
+    descent = CosineOptimizer(lm.parameters(), config, steps=config.num_epochs * -(-len(training) // config.batch_size))
     history: list[dict[str, float]] = []
     tokens, start = sum(sum(example.learnt) for example in training), time.perf_counter()
-    logged = partial(Logs, run_dir, total_steps=config.epochs * tokens, progress=progress)
+    logged = partial(Logs, run_dir, total_steps=config.num_epochs * tokens, progress=progress)
     with hold(run_dir, overwrite=overwrite), logged() as logs:
-        for epoch in range(1, config.epochs + 1):
+        for epoch in range(1, config.num_epochs + 1):
             metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, descent, generator)
             if measured is not None:
                 metrics |= _measure(lm, measured, config)
@@ -159,7 +159,7 @@ def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name:
 
 
 def _epoch(
-    lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineDescent, generator: torch.Generator
+    lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineOptimizer, generator: torch.Generator
 ) -> dict[str, float]:
     """Every example once; the mean loss a token while learning, and the mean norm of the gradients."""
     losses, norms, count = [], [], 0

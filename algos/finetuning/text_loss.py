@@ -36,7 +36,7 @@ class TextLoss:
 
     Args:
         texts: plain texts; read by the policy's tokenizer at the first call.
-        coefficient: weight of the mean negative log-likelihood, per nat a token; γ in the paper, which takes the sum.
+        coef: weight of the mean negative log-likelihood, per nat a token; γ in the paper, which takes the sum.
         batch_size: blocks in a call.
         max_length: tokens that are predicted in a block.
         seed: of the order.
@@ -45,20 +45,20 @@ class TextLoss:
         ValueError: on no texts, or a number out of range; when called, if the model cannot read that many tokens.
 
     Example:
-        >>> auxiliary = TextLoss(["the film was good", "a dull plot"], coefficient=0.1)
+        >>> auxiliary = TextLoss(["the film was good", "a dull plot"], coef=0.1)
         >>> auxiliary(policy).backward()  # doctest: +SKIP
     """
 
     def __init__(
-        self, texts: Sequence[str], *, coefficient: float, batch_size: int = 8, max_length: int = 128, seed: int = 1
+        self, texts: Sequence[str], *, coef: float, batch_size: int = 8, max_length: int = 128, seed: int = 1
     ) -> None:
         if isinstance(texts, str) or not len(texts):
             raise ValueError(f"texts is {texts!r:.100}, expected a list of at least one text")
-        if not coefficient >= 0:
-            raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0")
+        if not coef >= 0:
+            raise ValueError(f"coef is {coef}, expected a number of at least 0")
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"batch_size is {batch_size} and max_length {max_length}, expected at least 1 of each")
-        self.texts, self.coefficient = texts, coefficient
+        self.texts, self.coef = texts, coef
         self.batch_size, self.max_length = batch_size, max_length
         self._seed, self._position = seed, 0
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -71,7 +71,7 @@ class TextLoss:
             )
         rollout = self.next_rollout(policy.lm)
         log_prob = policy.lm.evaluate(rollout).log_prob
-        return -self.coefficient * masked_mean(log_prob, mask=rollout["mask"])
+        return -self.coef * masked_mean(log_prob, mask=rollout["mask"])
 
     def next_rollout(self, lm: LanguageModel) -> TensorDict:
         """The next batch in the schema of `textenv.rollout`: ``observation``, ``action`` and ``mask``."""
@@ -80,7 +80,7 @@ class TextLoss:
             self._blocks, self._tokenizer = PromptList(self._cut(lm.tokenizer)), lm.tokenizer
         numbers = range(self._position, self._position + self.batch_size)
         self._position += self.batch_size
-        blocks: list[Any] = [block.content for block in self._blocks.deal(numbers, seed=self._seed)]
+        blocks: list[Any] = [block.content for block in self._blocks.sample_prompts(numbers, seed=self._seed)]
         width = max(map(len, blocks))
         tokens = torch.tensor([[*block, *[0] * (width - len(block))] for block in blocks], device=lm.device)
         real = torch.tensor([[True] * len(block) + [False] * (width - len(block)) for block in blocks])

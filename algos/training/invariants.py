@@ -179,7 +179,7 @@ def check_first(
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or
             on an entropy below 0 of actions that can be counted. What is no number is left to the gradient, which is
-            none either (`algos.optimize.Descent.step`); an infinite ratio may have a gradient of 0, and is not.
+            none either (`algos.optimize.Optimizer.step`); an infinite ratio may have a gradient of 0, and is not.
     """
     if log_ratio.isnan().any():
         return

@@ -35,8 +35,8 @@ class Learner(Protocol):
         ...
 
     @property
-    def descent(self) -> Any:
-        """The optimizer, an `algos.optimize.Descent`."""
+    def optimizer(self) -> Any:
+        """The optimizer, an `algos.optimize.Optimizer`."""
         ...
 
     def collect(self) -> TensorDict:

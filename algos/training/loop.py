@@ -152,7 +152,7 @@ def iterate(
     rollout = agent.collect()
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
-        metrics |= agent.env.figures
+        metrics |= agent.env.metrics
     if not metrics["rollout/steps"]:
         raise ValueError(
             f"nothing of this rollout counts: none of its {len(rollout)} rows has an entry to learn from. Did "
@@ -165,7 +165,7 @@ def iterate(
         agent.penalty(rollout, agent.policy)
         check_finite(rollout, "reward", "reference_log_prob", "kl")
         check_inert(rollout, "reference_log_prob", "kl")
-        metrics |= reference_metrics(rollout, coefficient=agent.penalty.coefficient)
+        metrics |= reference_metrics(rollout, coefficient=agent.penalty.coef)
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)

@@ -21,7 +21,7 @@ RISE = 0.1
 PANELS = {"episode/length": "tokens an answer", "text/repeated_4": "repeated 4-grams", VARIETY: "distinct 2-grams"}
 
 
-class HackingWatch:
+class RewardHackingMonitor:
     """Warns once, in words, when the score rises while the texts become all alike."""
 
     def __init__(self) -> None:

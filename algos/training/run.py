@@ -15,7 +15,7 @@ from algos.training.checkpoint import read_checkpoint, run_of, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
 from algos.training.metrics import EpisodeMeter
-from algos.training.reward_hacking import HackingWatch
+from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.serialization import attributes, set_attributes
 from algos.training.signals import Interrupted, Request
 
@@ -99,7 +99,7 @@ class Run:
         """Metrics of each iteration."""
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Of the returns before and after the penalty."""
-        self.watch = HackingWatch()
+        self.watch = RewardHackingMonitor()
 
     @classmethod
     def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Run:

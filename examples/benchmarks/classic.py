@@ -35,7 +35,7 @@ def classic(*, seeds, chosen):
             [case],
             seeds=seeds,
             run_dir=Path("runs/classic"),
-            episodes=EPISODES,
+            num_episodes=EPISODES,
             deterministic=True,
             quiet=True,
             overwrite=True,

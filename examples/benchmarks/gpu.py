@@ -102,7 +102,7 @@ def _generation(scale, device, pairs):
     prompts = torch.tensor(make_prompts(scale.vocabulary, shortest=scale.prompt, longest=scale.prompt)[: scale.batch])
 
     def ours():
-        collect(env, policy, episodes=scale.batch)
+        collect(env, policy, num_episodes=scale.batch)
 
     @torch.inference_mode()
     def generate():
@@ -125,8 +125,8 @@ def _update(scale, device, runs):
     """Seconds of PPO's update, and the floating-point operations that its formulas need."""
     policy = _make_policy(scale, device)
     config = PPOConfig(
-        steps=None, episodes=scale.batch, epochs=EPOCHS, minibatch_size=scale.batch // MINIBATCHES, learning_rate=1e-6,
-        gamma=1.0, bootstrap_truncated=False,
+        num_steps=None, num_episodes=scale.batch, num_epochs=EPOCHS, minibatch_size=scale.batch // MINIBATCHES,
+        learning_rate=1e-6, gamma=1.0, bootstrap_truncated=False,
     )  # fmt: skip
     agent = PPO(_make_env(policy, scale), policy, config)
     rollout = agent.collect().to(device)

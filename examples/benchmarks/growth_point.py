@@ -22,7 +22,7 @@ def text_agent(options):
     from text_task import Shape, make_agent
 
     shape = Shape(vocabulary=options.vocabulary, layers=2, width=128, heads=4)
-    return make_agent(shape, batch=options.batch, new_tokens=options.response, epochs=1, endless=True)
+    return make_agent(shape, batch=options.batch, new_tokens=options.response, num_epochs=1, endless=True)
 
 
 def control_agent(options):
@@ -35,7 +35,10 @@ def control_agent(options):
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=0)
     steps = options.environments * CONTROL_STEPS
     config = PPOConfig(
-        steps=CONTROL_STEPS, minibatch_size=steps // CONTROL_MINIBATCHES, epochs=CONTROL_EPOCHS, learning_rate=1e-4
+        num_steps=CONTROL_STEPS,
+        minibatch_size=steps // CONTROL_MINIBATCHES,
+        num_epochs=CONTROL_EPOCHS,
+        learning_rate=1e-4,
     )
     return PPO(env, policy, config)
 
@@ -59,7 +62,7 @@ def measure(agent, iterations):
         "per_step": per_step,
         "resident_mb": resident[1:],
         "steps": statistics.median(steps[1:]),
-    } | memory.figures()
+    } | memory.metrics()
 
 
 if __name__ == "__main__":

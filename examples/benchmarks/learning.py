@@ -16,11 +16,11 @@ from algos import PPO, LMPolicy, PPOConfig
 from textenv import KLPenalty
 
 TARGET, LIMIT = 0.9, 90.0
-COMMON = dict(steps=None, episodes=BATCH, gamma=1.0, gae_lambda=1.0, bootstrap_truncated=False, minibatch_size=8,
-              max_grad_norm=1.0, value_coefficient=1e-3)  # fmt: skip
+COMMON = dict(num_steps=None, num_episodes=BATCH, gamma=1.0, gae_lambda=1.0, bootstrap_truncated=False,
+              minibatch_size=8, max_grad_norm=1.0, vf_coef=1e-3)  # fmt: skip
 CONFIGS = {
-    "own": PPOConfig(**COMMON, epochs=1, learning_rate=8e-3),
-    "peers": PPOConfig(**COMMON, epochs=4, learning_rate=4e-3),
+    "own": PPOConfig(**COMMON, num_epochs=1, learning_rate=8e-3),
+    "peers": PPOConfig(**COMMON, num_epochs=4, learning_rate=4e-3),
 }
 """Settings of our own, and the peers' 4 epochs of 4 minibatches.
 

@@ -15,7 +15,7 @@ class PeakMemory:
         Path("/proc/self/clear_refs").write_text("5")
         self.standing = status("VmRSS")
 
-    def figures(self):
+    def metrics(self):
         """What stood, the peak above it, and the most that the process ever had."""
         peak = status("VmHWM")
         return {

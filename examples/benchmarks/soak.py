@@ -87,7 +87,7 @@ def soak(kind, *, iterations, steps):
             env = gymnasium.make_vec("CartPole-v1", num_envs=16)
             policy = MLPPolicy(env.single_observation_space, env.single_action_space, seed=1)
             agent = PPO(env, policy, presets.CARTPOLE)
-            watch = Watch(every=max(1, steps // (16 * presets.CARTPOLE.steps) // SAMPLES))
+            watch = Watch(every=max(1, steps // (16 * presets.CARTPOLE.num_steps) // SAMPLES))
         agent.learn(steps, run_dir=folder, checkpoint_every=max(1, steps // CHECKPOINTS), on_iteration=watch)
     return watch.result()
 

@@ -44,7 +44,7 @@ def generation(options):
     bare = BareDecoding(model, rows=BATCH, max_length=LONGEST + NEW_TOKENS)
 
     def ours():
-        rollout = collect(env, policy, episodes=BATCH)
+        rollout = collect(env, policy, num_episodes=BATCH)
         assert rollout["mask"].sum() == BATCH * NEW_TOKENS
 
     @torch.inference_mode()
@@ -111,7 +111,7 @@ def lengths(options):
 
     def tokens_per_second(policy, episodes):
         start = time.process_time()
-        tokens = sum(int(collect(env, policy, episodes=n)["mask"].sum()) for n in episodes)
+        tokens = sum(int(collect(env, policy, num_episodes=n)["mask"].sum()) for n in episodes)
         return tokens / (time.process_time() - start)
 
     pairs = []

@@ -34,7 +34,7 @@ def iteration(options):
         return len(clock) > options.iters
 
     agent.learn(10**9, on_iteration=enough)
-    return {"s_per_iter": (clock[-1] - clock[0]) / options.iters} | memory.figures()
+    return {"s_per_iter": (clock[-1] - clock[0]) / options.iters} | memory.metrics()
 
 
 def log_probs(options):
@@ -51,7 +51,7 @@ def log_probs(options):
         start = time.process_time()
         lm.score_actions(hidden, action=action, allowed=None)
         no_grad_s = time.process_time() - start
-    no_grad_mb = memory.figures()["above_mb"]
+    no_grad_mb = memory.metrics()["above_mb"]
     start = time.process_time()
     log_prob, _ = lm.score_actions(hidden, action=action, allowed=None)
     log_prob.mean().backward()
@@ -59,7 +59,7 @@ def log_probs(options):
         "no_grad_s": no_grad_s,
         "fwd_bwd_s": time.process_time() - start,
         "extra_peak_mb_no_grad": no_grad_mb,
-        "extra_peak_mb_fwd_bwd": memory.figures()["above_mb"],
+        "extra_peak_mb_fwd_bwd": memory.metrics()["above_mb"],
         "gnorm": weight.grad.norm().item(),
     }
 

@@ -105,7 +105,7 @@ def make_env(tokenizer, *, num_envs=BATCH, longest=LONGEST, new_tokens=NEW_TOKEN
     )
 
 
-def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, epochs=EPOCHS, endless=False, seed=0):
+def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, num_epochs=EPOCHS, endless=False, seed=0):
     """PPO on the task, with a value head on the policy's trunk and a copy of the model for reference.
 
     Where it is endless, EOS has no probability and every response is of full length.
@@ -115,16 +115,16 @@ def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, epochs=EPOCHS, endl
         end_with(model, 0.0)
     policy = LMPolicy(model, tokenizer, seed=seed)
     config = PPOConfig(
-        steps=None,
-        episodes=batch,
-        epochs=epochs,
+        num_steps=None,
+        num_episodes=batch,
+        num_epochs=num_epochs,
         minibatch_size=batch // MINIBATCHES,
         learning_rate=1e-3 if shape.layers <= 2 else 3e-4,
         gamma=1.0,
         gae_lambda=0.95,
         bootstrap_truncated=False,
         max_grad_norm=1.0,
-        value_coefficient=1e-3,
+        vf_coef=1e-3,
         seed=seed,
     )
     env = make_env(tokenizer, num_envs=batch, new_tokens=new_tokens, seed=seed)

@@ -39,4 +39,4 @@ if __name__ == "__main__":
     watch(common.Recorder, memory)
     runpy.run_path(str(script), run_name="__main__")
     if memory.standing:
-        print("RESULT " + json.dumps(memory.figures()), flush=True)
+        print("RESULT " + json.dumps(memory.metrics()), flush=True)

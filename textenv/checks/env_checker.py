@@ -245,7 +245,7 @@ def _check_batched(probe: Probe) -> str:
     begins = rollout["is_init"].numpy()
     _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
     sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
-    left_out = env.figures.get("reward/left_out", 0)
+    left_out = env.metrics.get("reward/left_out", 0)
     for row, number, ids, seen in probe.play(11, episodes):
         chosen = np.flatnonzero(rollout["mask"][row].numpy())
         if not len(chosen) and left_out:  # the reward does not apply to this answer

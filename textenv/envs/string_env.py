@@ -64,7 +64,7 @@ class StringGames:
         self._made: WeakSet[StringEnv] = WeakSet()
         self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
 
-    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """See `textenv.envs.task.Task.deal`: equal numbers are equal games."""
         return [self._begin(number, seed) for number in numbers]
 

@@ -15,7 +15,7 @@ from textenv.rewards.scores import Rows, Scores, miscount, read_scores
 class Task(Protocol):
     """Where prompts come from and what an answer earns."""
 
-    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """The prompts that stand at these places of the endless order that the seed means.
 
         A function of seed and number and nothing else: so an order is resumed by two integers, two environments can

@@ -165,7 +165,7 @@ class Transcript:
             self._unpaid.sort(key=lambda entry: entry[:2])
         return [turn for _, _, turn in self._unpaid]
 
-    def pay(self, scores: Scores) -> np.ndarray:
+    def assign_reward(self, scores: Scores) -> np.ndarray:
         """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)
         if not self._unpaid:

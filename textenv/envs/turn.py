@@ -45,20 +45,20 @@ class Turn:
     @property
     def completion(self) -> str:
         """The answer without special tokens, without what came before it, and without its stop text."""
-        return self.said[: self.completed(self.stop)] if self.stop else self.said
+        return self.text[: self.completed(self.stop)] if self.stop else self.text
 
     def completed(self, texts: Sequence[str]) -> int | None:
         """Place in `said` of the first of these texts that the last token completed; None if it completed none.
 
         One that was complete before was passed over, because the turn was too short to end.
         """
-        earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).said
+        earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).text
         stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # a character that was incomplete
-        found = [self.said.find(text, max(0, stable + 1 - len(text))) for text in texts]
+        found = [self.text.find(text, max(0, stable + 1 - len(text))) for text in texts]
         return min((at for at in found if at >= 0), default=None)
 
     @functools.cached_property
-    def said(self) -> str:
+    def text(self) -> str:
         """`completion` with the stop text.
 
         Decoded together with the context, because some tokenizers drop the space that a text begins with.

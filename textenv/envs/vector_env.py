@@ -22,7 +22,7 @@ from textenv.envs.turn import Turn
 from textenv.kl.penalty import KLPenalty
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
-from textenv.rewards.metrics import figures
+from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
         self._started = False
         self._batch: EpisodeBatch | None = None
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         """What the log says about the rewards and texts of the episodes taken last; see `textenv.rewards.metrics`."""
         self._order = PromptOrder()
 
@@ -164,7 +164,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Go on from what `state_dict` gave."""
         self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
 
-    def own_order(self) -> AbstractContextManager[None]:
+    def fork(self) -> AbstractContextManager[None]:
         """Within it prompts are dealt in an order of its own (for evaluations); see `PromptOrder.apart`."""
         return self._order.apart()
 
@@ -212,7 +212,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
-        reward = self._slots.pay(self._score(self._slots))
+        reward = self._slots.assign_reward(self._score(self._slots))
         done = np.zeros(self.num_envs, dtype=bool)
         if over:
             done[list(over)] = True
@@ -311,9 +311,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
         turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
-        batch.transcript.pay(scores)
+        batch.transcript.assign_reward(scores)
         self._batch = None  # not before: where a reward fails, nothing is lost and this can be called again
-        self.figures = figures(scores, [turn.completion_ids for turn in turns])
+        self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         return batch.transcript.rollout()
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
         """Begin the episodes of these numbers in these rows."""
-        prompts = self.task.deal(numbers, seed=self._order.seed)
+        prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
             transcript.begin(row, prompt, group=number)

@@ -1,4 +1,4 @@
-"""KL penalties towards a reference policy: ``reward_t = score_t - coefficient * kl_t``, or ``kl_t`` in the loss.
+"""KL penalties towards a reference policy: ``reward_t = score_t - coef * kl_t``, or ``kl_t`` in the loss.
 
 `KLPenalty` is the batched form that our agents use. For agents that know nothing of rollouts there are two
 wrappers in `textenv.envs.kl_wrappers`.
@@ -42,7 +42,7 @@ class KLPenalty:
     Args:
         reference: anything with ``evaluate(rollout)``, a `LanguageModel` or ``policy.reference()``. A
             callable without arguments that returns one is called at the first use.
-        coefficient: β ≥ 0, reward per nat; or one that changes, of `textenv.kl.coefficients`.
+        coef: β ≥ 0, reward per nat; or one that changes, of `textenv.kl.coefficients`.
         estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (the sum over all actions, by ``policy.divergence``, of the
             policy's own kind), or a function of the log-ratio.
         place: ``"reward"`` or ``"loss"``.
@@ -63,16 +63,16 @@ class KLPenalty:
     def __init__(
         self,
         reference: Reference | Callable[[], Reference],
-        coefficient: float | Coefficient,
+        coef: float | Coefficient,
         estimator: str | Estimator = "k1",
         place: Literal["reward", "loss"] = "reward",
     ) -> None:
-        self._coefficient = as_coefficient(coefficient)
+        self._coefficient = as_coefficient(coef)
         self.estimator, self._estimate = resolve(estimator, place=place)
         self.place = place
         self._reference = reference
         self._hashes: dict[str, int] | None = None  # of the reference's tensors, once it was used
-        self._open_kl = 0.0  # nats of episodes that had not ended at the last update
+        self._unfinished_kl = 0.0  # nats of episodes that had not ended at the last update
 
     @property
     def reference(self) -> Reference:
@@ -82,7 +82,7 @@ class KLPenalty:
         return self._reference
 
     @property
-    def coefficient(self) -> float:
+    def coef(self) -> float:
         """β in force."""
         return self._coefficient.value
 
@@ -106,7 +106,7 @@ class KLPenalty:
         rollout["reference_log_prob"] = torch.where(mask, reference_log_prob, 0.0)
         rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
         if self.place == "reward":
-            rollout["reward"] = rollout["reward"] - self.coefficient * rollout["kl"]
+            rollout["reward"] = rollout["reward"] - self.coef * rollout["kl"]
         if first:
             _check_start(rollout, log_ratio, policy, reference)
 
@@ -122,7 +122,7 @@ class KLPenalty:
             return {}
         mask = part["mask"]
         log_ratio = torch.where(mask, log_prob - part["reference_log_prob"], 0.0)
-        return {"reference/loss": self.coefficient * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)}
+        return {"reference/loss": self.coef * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)}
 
     def update(self, rollout: TensorDict) -> None:
         """Adapt the coefficient to a rollout that the penalty was called on; after the update that it was charged in.
@@ -130,17 +130,17 @@ class KLPenalty:
         The KL an episode is that of all steps since an episode last ended, over the number of those that ended.
         """
         mask = rollout["mask"]
-        self._open_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
+        self._unfinished_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
         episodes = int((rollout["terminated"] | rollout["truncated"]).sum())
-        self._coefficient.update(kl=self._open_kl / episodes if episodes else None, steps=int(mask.sum()))
+        self._coefficient.update(kl=self._unfinished_kl / episodes if episodes else None, steps=int(mask.sum()))
         if episodes:
-            self._open_kl = 0.0
+            self._unfinished_kl = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """What changes while training, for JSON."""
         return {
             "coefficient": self._coefficient.state_dict(),
-            "open_kl": self._open_kl,
+            "open_kl": self._unfinished_kl,
             "reference": None if self._hashes is None else {name: str(x) for name, x in self._hashes.items()},
         }
 
@@ -151,7 +151,7 @@ class KLPenalty:
             ValueError: if it is another kind of coefficient's.
         """
         self._coefficient.load_state_dict(state["coefficient"])
-        self._open_kl = state["open_kl"]
+        self._unfinished_kl = state["open_kl"]
         if state.get("reference") is not None:
             self._hashes = {name: int(x) for name, x in state["reference"].items()}
 

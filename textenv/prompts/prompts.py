@@ -69,7 +69,7 @@ class PromptList:
         """The prompt that stands at this place of the sequence; raises as `as_prompt` does."""
         return as_prompt(index, self.prompts[index])
 
-    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """See `textenv.envs.task.Task.deal`."""
         passes = [divmod(number, len(self.prompts)) for number in numbers]
         return [self.prompt(int(_order(len(self.prompts), seed, lap)[place])) for lap, place in passes]

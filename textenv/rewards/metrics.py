@@ -10,7 +10,7 @@ import numpy as np
 from textenv.rewards.scores import Scores, total
 
 
-def figures(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
+def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
     """What the log says about a batch of scores.
 
     Args:

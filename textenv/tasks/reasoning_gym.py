@@ -71,7 +71,7 @@ class ReasoningGym:
         self._dataset = _create(dataset, config)
         self._size = self._dataset.size
 
-    def deal(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """See `textenv.envs.task.Task.deal`."""
         drawn = {number: self._draw(seed, number) for number in dict.fromkeys(map(int, numbers))}
         return [drawn[int(number)] for number in numbers]

@@ -1,4 +1,4 @@
-from .asker import Asker as Asker, Question as Question
+from .annotator import Annotator as Annotator, Question as Question
 from .feedback_file import FeedbackFile as FeedbackFile
 from .human import FeedbackStopped as FeedbackStopped, HumanReward as HumanReward
-from .terminal import TerminalAsker as TerminalAsker
+from .terminal import TerminalAnnotator as TerminalAnnotator

@@ -13,12 +13,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from textenv.rewards.human.asker import SCORES, SKIP, Question
+from textenv.rewards.human.annotator import SCORES, SKIP, Question
 
 Record = dict[str, Any]
 """A line. ``prompt``, ``completion`` and ``score``; or of a pair ``prompt``, ``chosen``, ``rejected`` and
-``completions`` (both, as they were shown). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``asker``. The answer is
-what counts; ``score``, ``chosen`` and ``rejected`` are what it means, and null for a tie or a skipped question."""
+``completions`` (both, as they were shown). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
+answer is what counts; ``score``, ``chosen`` and ``rejected`` are what it means, null for
+a tie or a skipped question."""
 
 
 class FeedbackFile:
@@ -59,9 +60,9 @@ class FeedbackFile:
             found[key(record["scale"], record["prompt"], _responses(record))] = record
         return found
 
-    def append(self, question: Question, answer: str, *, asker: str) -> Record:
+    def append(self, question: Question, answer: str, *, annotator: str) -> Record:
         """Write an answer to the disk, and return its record."""
-        record = _record(question, answer, asker)
+        record = _record(question, answer, annotator)
         with self._lock:
             self._lines()  # another process may have been killed in the middle of its line
             _write(self.path, _line(record), mode="ab")
@@ -138,7 +139,7 @@ def scores(record: Record) -> list[tuple[Any, float | None]]:
     return [(first, score), (second, None if score is None else 1 - score)]
 
 
-def _record(question: Question, answer: str, asker: str) -> Record:
+def _record(question: Question, answer: str, annotator: str) -> Record:
     record: Record = {"prompt": question.prompt}
     if question.scale == "pairs":
         first, second = question.responses
@@ -147,7 +148,7 @@ def _record(question: Question, answer: str, asker: str) -> Record:
     else:
         record |= {"completion": question.responses[0], "score": SCORES[question.scale].get(answer)}
     time = datetime.now(UTC).isoformat()
-    return record | {"answer": answer, "scale": question.scale, "time": time, "asker": asker}
+    return record | {"answer": answer, "scale": question.scale, "time": time, "annotator": annotator}
 
 
 def _responses(record: Record) -> tuple[Any, ...]:

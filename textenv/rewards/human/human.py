@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from textenv.rewards.calling import call_reward
-from textenv.rewards.human.asker import QUIT, SCORES, UNDO, Asker, Question, Scale
+from textenv.rewards.human.annotator import QUIT, SCORES, UNDO, Annotator, Question, Scale
 from textenv.rewards.human.feedback_file import FeedbackFile, Record, canonical, key, scores
-from textenv.rewards.human.terminal import TerminalAsker
+from textenv.rewards.human.terminal import TerminalAnnotator
 from textenv.rewards.scores import Rows, StopTraining, read_scores, total
 
 
@@ -39,7 +39,7 @@ class HumanReward:
     Args:
         file: where answers are kept, see `textenv.rewards.human.feedback_file`.
         scale: how the person answers.
-        asker: who asks; a `TerminalAsker` if None.
+        annotator: who asks; a `TerminalAnnotator` if None.
         otherwise: a reward function, such as a reward model, for what the person has not scored.
         share: of the questions of a batch (a call), how many are asked at most, rounded up; chosen at random. A batch
             that comes again, after a restart, is asked the same ones.
@@ -47,7 +47,7 @@ class HumanReward:
 
     Raises:
         ValueError: on an unknown scale, a share outside 0 to 1, one below 1 without ``otherwise``, or a broken file.
-        TypeError: if the asker has no ``ask`` and ``name``, or ``otherwise`` is no function.
+        TypeError: if the annotator has no ``ask`` and ``name``, or ``otherwise`` is no function.
 
     Example:
         >>> human = HumanReward("runs/thumbs.jsonl", otherwise=reward_model, share=0.1)  # doctest: +SKIP
@@ -59,29 +59,29 @@ class HumanReward:
         file: str | Path,
         *,
         scale: Scale = "thumbs",
-        asker: Asker | None = None,
-        otherwise: Callable[..., Sequence[float | None]] | None = None,
-        share: float = 1.0,
+        annotator: Annotator | None = None,
+        fallback: Callable[..., Sequence[float | None]] | None = None,
+        fraction: float = 1.0,
         seed: int = 0,
     ) -> None:
         if scale not in SCORES:
             raise ValueError(f"scale is {scale!r}, expected {', '.join(SCORES)}")
-        if not 0 <= share <= 1:
-            raise ValueError(f"share is {share!r}, expected a number from 0 (ask nobody) to 1 (ask about all)")
-        if share < 1 and otherwise is None:
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"share is {fraction!r}, expected a number from 0 (ask nobody) to 1 (ask about all)")
+        if fraction < 1 and fallback is None:
             raise ValueError(
-                f"share is {share!r}, but nothing scores the rest: give otherwise=reward_model, or share=1"
+                f"share is {fraction!r}, but nothing scores the rest: give otherwise=reward_model, or share=1"
             )
-        if otherwise is not None and not callable(otherwise):
-            raise TypeError(f"otherwise is {otherwise!r}, expected a function f(prompts, completions, **columns)")
-        if asker is not None and not (callable(getattr(asker, "ask", None)) and hasattr(asker, "name")):
+        if fallback is not None and not callable(fallback):
+            raise TypeError(f"otherwise is {fallback!r}, expected a function f(prompts, completions, **columns)")
+        if annotator is not None and not (callable(getattr(annotator, "ask", None)) and hasattr(annotator, "name")):
             raise TypeError(
-                f"asker is {asker!r}, expected ask(question) and a name: see textenv.rewards.human.asker.Asker"
+                f"annotator is {annotator!r}, expected ask(question) and a name: see textenv.rewards.human.Annotator"
             )
         self.__name__ = "human"
-        self.file, self.scale, self.otherwise = FeedbackFile(file), scale, otherwise
-        self.asker: Asker = TerminalAsker() if asker is None else asker
-        self.share, self.seed = share, seed
+        self.file, self.scale, self.fallback = FeedbackFile(file), scale, fallback
+        self.annotator: Annotator = TerminalAnnotator() if annotator is None else annotator
+        self.fraction, self.seed = fraction, seed
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
@@ -90,7 +90,7 @@ class HumanReward:
 
         Raises:
             FeedbackStopped: if the person quits.
-            ValueError: if the asker answers what was not asked, or ``otherwise`` returns another number of scores.
+            ValueError: if the annotator answers what was not asked, or ``otherwise`` returns another number of scores.
         """
         questions = self._questions(prompts, completions)
         answers = self.file.answers()
@@ -124,7 +124,7 @@ class HumanReward:
 
     def _chosen(self, questions: dict[str, Question]) -> dict[str, Question]:
         """Those that the person is to answer; a function of seed and batch, whatever was answered already."""
-        count = math.ceil(self.share * len(questions) - 1e-9)
+        count = math.ceil(self.fraction * len(questions) - 1e-9)
         picked = self._rng(list(questions)).permutation(len(questions))[:count]
         return {k: questions[k] for place, k in enumerate(questions) if place in picked}
 
@@ -136,10 +136,11 @@ class HumanReward:
         given: list[Record] = []
         while (count := len(given)) < len(questions):
             question = replace(questions[count], number=count + 1, total=len(questions), can_undo=count > 0)
-            answer = self.asker.ask(question)
+            answer = self.annotator.ask(question)
             if answer not in question.answers:
                 raise ValueError(
-                    f"asker {self.asker.name!r} answered {answer!r}, expected one of {', '.join(question.answers)}"
+                    f"annotator {self.annotator.name!r} answered {answer!r}, expected one of "
+                    f"{', '.join(question.answers)}"
                 )
             if answer == QUIT:
                 raise FeedbackStopped(
@@ -150,17 +151,17 @@ class HumanReward:
             if answer == UNDO:
                 self.file.withdraw(given.pop())
             else:
-                given.append(self.file.append(question, answer, asker=self.asker.name))
+                given.append(self.file.append(question, answer, annotator=self.annotator.name))
         return given
 
     def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
         """Fill in what the person has not scored by ``otherwise``, which is given those rows alone."""
         rows = [row for row, score in enumerate(result) if score is None]
-        if self.otherwise is None or not rows:
+        if self.fallback is None or not rows:
             return result
         given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
         given = {"completion_ids": [[0]] * len(rows)} | given
-        scores = read_scores(call_reward(self.otherwise, given, tokenizer), Rows(given), name="otherwise")
+        scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="otherwise")
         for row, earned in zip(rows, scores.earned, strict=True):
             result[row] = total(earned)
         return result

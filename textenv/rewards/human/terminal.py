@@ -1,4 +1,4 @@
-"""`TerminalAsker`: asks in a terminal. What it shows cannot command the terminal or pass for its own words."""
+"""`TerminalAnnotator`: asks in a terminal. What it shows cannot command the terminal or pass for its own words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from textenv.rendering import printable
-from textenv.rewards.human.asker import QUIT, SKIP, UNDO, Question
+from textenv.rewards.human.annotator import QUIT, SKIP, UNDO, Question
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ _WANTED = {
 }
 
 
-class TerminalAsker:
+class TerminalAnnotator:
     """Shows a question between lines and reads a key and Enter; the end of the input means quit.
 
     Args:
@@ -33,7 +33,7 @@ class TerminalAsker:
         read: returns the next line typed, "" at the end of the input; None reads stdin.
 
     Example:
-        >>> TerminalAsker().ask(Question("the film", ("is good .",), "thumbs"))  # doctest: +SKIP
+        >>> TerminalAnnotator().ask(Question("the film", ("is good .",), "thumbs"))  # doctest: +SKIP
         'up'
     """
 
@@ -43,7 +43,7 @@ class TerminalAsker:
         self.name, self._console, self._read = name, console, read
 
     def ask(self, question: Question) -> str:
-        """See `Asker.ask`.
+        """See `Annotator.ask`.
 
         Raises:
             RuntimeError: if there is no terminal to ask in.
@@ -127,7 +127,7 @@ def _check_terminal() -> None:
     if blind:
         raise RuntimeError(
             f"a person is to be asked, but there is no terminal at {' and '.join(blind)}: run this in one, without "
-            "redirecting it, give HumanReward another asker=, or ask nobody by otherwise=reward_model, share=0"
+            "redirecting it, give HumanReward another annotator=, or ask nobody by otherwise=reward_model, share=0"
         )
 
 

@@ -40,7 +40,7 @@ class Question:
         return (*SCORES[self.scale], SKIP, *([UNDO] if self.can_undo else []), QUIT)
 
 
-class Asker(Protocol):
+class Annotator(Protocol):
     """Shows a question and waits for the answer."""
 
     name: str
