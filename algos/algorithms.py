@@ -54,6 +54,17 @@ def find_policy(name: str) -> Any:
     raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
 
 
-def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:
-    """An algorithm by name, on an environment and with a policy and a config of its kind."""
-    return find_algorithm(name)(env, policy, config)
+def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coefficient: float | None = None) -> Agent:
+    """An algorithm by name, on an environment and with a policy and a config of its kind.
+
+    With a coefficient, a text environment that carries no penalty is charged for the KL to the policy as it is now.
+    """
+    from algos.learning import choose_penalty
+    from textenv.rollout import is_episode_env
+
+    penalty = None
+    if kl_coefficient is not None and is_episode_env(env) and choose_penalty(env, None) is None:
+        from textenv.kl import KLPenalty
+
+        penalty = KLPenalty(policy.reference(), kl_coefficient)
+    return find_algorithm(name)(env, policy, config, penalty=penalty)

@@ -83,9 +83,19 @@ def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[
     return env
 
 
+def is_ours(env_id: str) -> bool:
+    """Whether this is a text environment that we register: it takes a model, a KL coefficient and a split."""
+    return env_id.rpartition(":")[2].startswith("textenv/")
+
+
 def is_text(env_id: str) -> bool:
-    """Whether this is one of the registered text environments."""
-    return env_id.startswith("textenv/")
+    """Whether this is a text environment: ours, or one registered by its class, or by a function annotated with it."""
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    entry: Any = None if spec is None else spec.vector_entry_point
+    if callable(entry) and not isinstance(entry, type):
+        kind = entry.__annotations__.get("return") if inspect.isfunction(entry) else None
+        entry = entry.__globals__.get(kind) if isinstance(kind, str) else kind
+    return is_ours(env_id) or hasattr(entry, "take_episodes")
 
 
 def make_policy(
@@ -169,7 +179,7 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
     wanted = saved["id"] if env_id is None else env_id
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
     arguments = dict(saved["kwargs"]) if same else {}
-    if is_text(wanted):
+    if is_ours(wanted):
         arguments["split"] = "test"
         arguments["kl_coefficient"] = arguments.get("kl_coefficient") or 0.0
     return make_vector_environment(wanted, num_envs, **arguments)

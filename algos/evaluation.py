@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
-from algos.environments import is_text, make_vector_environment
+from algos.environments import is_ours, make_vector_environment
 from algos.learning import check_spaces
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.names import check_names
@@ -70,7 +70,7 @@ def _vector_env(env: Any, policy: Any, episodes: int) -> VectorEnv:
     if not hasattr(policy, "act"):
         raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
     if isinstance(env, str):
-        split: dict[str, Any] = {"split": "test"} if is_text(env) else {}
+        split: dict[str, Any] = {"split": "test"} if is_ours(env) else {}
         return make_vector_environment(env, min(episodes, 16), **split)
     if isinstance(env, gymnasium.Env):
         inner = env.unwrapped

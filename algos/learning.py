@@ -15,7 +15,6 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.checkpoints import checkpoints, run_of
 from algos.collection import autoreset_mode
 from algos.config import PolicyGradientConfig
 from algos.flattening import flat_shape
@@ -26,7 +25,7 @@ from algos.logs import Logs
 from algos.metrics import EpisodeMeter, reference_metrics
 from algos.names import check_names
 from algos.run import Run
-from algos.run_folder import hold
+from algos.run_folder import FAILED, checkpoints, hold, remove, run_of, starts_again
 from algos.violations import write_violation
 from textenv.rollout import is_episode_env
 
@@ -94,7 +93,7 @@ def learn(
         resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
             the last bit on a CPU, as if it had never stopped (but for environments that `algos.env_state` cannot
             save). Agent and environment are made as they were for that run. Where this is ``run_dir`` and has no
-            checkpoint yet, training starts at its beginning: so one call starts a run and goes on with it.
+            checkpoint and no agent yet, training starts at its beginning: so one call starts a run and goes on with it.
         overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
 
     Returns:
@@ -116,10 +115,8 @@ def learn(
         raise ValueError("resume goes on with a run and overwrite removes one: give one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     with hold(run_dir, goes_on=here, overwrite=overwrite):
-        if resume is None or (here and not checkpoints(run_of(resume))):
-            run = Run(agent)
-        else:
-            run = Run.from_checkpoint(agent, resume)
+        fresh = resume is None or (here and starts_again(resume))
+        run = Run(agent) if resume is None or fresh else Run.from_checkpoint(agent, resume)
         logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
         with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
             start = time.perf_counter() - run.seconds
@@ -136,14 +133,15 @@ def learn(
                     break
         if run_dir is not None:
             agent.save(run_dir)
+            remove(Path(run_dir) / FAILED)
             if VARIETY in run.history[-1]:
                 plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
-    if total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
+    if not isinstance(total_steps, (int, float)) or not total_steps >= 1:
+        raise ValueError(f"total_steps is {total_steps!r}, expected at least 1")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
             f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
@@ -176,6 +174,8 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+    if not checkpoints(run_dir):
+        (run_dir / FAILED).touch()
     run.agent.save(run_dir)
     error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
 
@@ -288,7 +288,7 @@ def check_spaces(env: VectorEnv, policy: Any) -> None:
         ValueError: on spaces of all slots, or of another environment.
     """
     read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
-    if read is None:
+    if read is None or chosen is None:
         return
     name, single = type(policy).__name__, env.single_observation_space
     if is_episode_env(env):
@@ -301,3 +301,14 @@ def check_spaces(env: VectorEnv, policy: Any) -> None:
         )
     if flat_shape(read, name) != flat_shape(single, name):
         raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")
+    if not _same_actions(chosen, env.single_action_space):
+        raise ValueError(
+            f"the {name} chooses from {chosen}, the environment takes {env.single_action_space}: make it from the same "
+            "space"
+        )
+
+
+def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
+    """Whether two spaces hold actions of one kind; limits of a Box are not saved with a policy."""
+    both = isinstance(one, spaces.Box) and isinstance(other, spaces.Box)
+    return one.shape == other.shape if both else one == other

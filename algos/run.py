@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from algos.checkpoints import read_checkpoint, run_of, write_checkpoint
+from algos.checkpoints import read_checkpoint, write_checkpoint
 from algos.collection import go_on
 from algos.env_state import env_state, set_env_state
 from algos.frontier import HackingWatch
 from algos.interruption import Interrupted, Request
 from algos.metrics import EpisodeMeter
+from algos.run_folder import run_of
 from algos.state import attributes, set_attributes
 
 if TYPE_CHECKING:
