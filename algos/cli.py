@@ -22,7 +22,7 @@ from algos.arguments import ARGUMENTS, named, place_of_environment, to_remember,
 from algos.compare import DEFAULT_CASES
 from algos.config import Config
 from algos.interruption import Interrupted
-from algos.names import OURS
+from algos.names import nearest
 from algos.run_folder import check_new, run_of
 from textenv.invariants import InvariantError
 from textenv.lm.loading import trust_remote_code
@@ -358,9 +358,10 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     hyper = [] if config is None else [field.name for field in fields(config)]
     for word in arguments[1:]:
         name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
-        if not word.startswith("--") or name in own or (word.startswith("--config.") and name in hyper):
+        known = own if not word.startswith("--config.") else hyper
+        if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
             continue
-        ours = name if name in hyper else OURS.get(name, "")
+        ours = nearest(name, [*own, *hyper]) or ""
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):
             raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")

@@ -284,6 +284,19 @@ def test_a_run_on_a_model_in_a_folder_opens_from_anywhere(tmp_path, capsys, monk
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_what_is_no_policy_and_what_is_no_truth_value_are_named():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    with refused(TypeError, "policy is 'MlpPolicy'", "MLPPolicy"):
+        PPO(env, "MlpPolicy")
+    with refused(ValueError, "bootstrap_truncated is 'False'", "bool"):
+        PPOConfig(bootstrap_truncated="False")
+
+
+@pytest.mark.parametrize(("wrong", "ours"), [("--gama", "--config.gamma"), ("--total-step", "--total-steps")])
+def test_flags_that_are_misspelt_are_answered_with_the_nearest(wrong, ours, capsys):
+    assert f"did you mean {ours}?" in said(capsys, "train", "CartPole-v1", wrong, "3")
+
+
 def test_a_policy_for_other_actions_is_refused_and_so_is_a_folder_that_holds_a_model(tmp_path):
     env = gymnasium.make_vec("Pendulum-v1", num_envs=2)
     for actions in (spaces.Box(-2, 2, (3,)), spaces.Discrete(2), spaces.Discrete(2, start=1)):
