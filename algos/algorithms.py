@@ -62,9 +62,9 @@ def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coefficie
     from algos.learning import choose_penalty
     from textenv.rollout import is_episode_env
 
-    penalty = None
+    more = {}
     if kl_coefficient is not None and is_episode_env(env) and choose_penalty(env, None) is None:
         from textenv.kl import KLPenalty
 
-        penalty = KLPenalty(policy.reference(), kl_coefficient)
-    return find_algorithm(name)(env, policy, config, penalty=penalty)
+        more["penalty"] = KLPenalty(policy.reference(), kl_coefficient)
+    return find_algorithm(name)(env, policy, config, **more)

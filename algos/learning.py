@@ -241,7 +241,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise TypeError(
             f"env is {env!r:.100}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)"
         )
-    if not hasattr(policy, "act"):
+    if isinstance(policy, (str, type)):
         raise TypeError(
             f"policy is {policy!r:.100}, expected one that acts, such as MLPPolicy(env.single_observation_space, "
             "env.single_action_space), or LMPolicy.load(name) for text"

@@ -32,9 +32,10 @@ from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, 
 
 from algos import PPO, MLPPolicy, PPOConfig
 from algos.algorithms import CONFIGS
+from algos.arguments import with_remembered
 from algos.checkpoint import load, read_description
 from algos.checkpoints import MANIFEST, STATE, TENSORS, read_checkpoint
-from algos.cli import _json_object, _with_remembered
+from algos.cli import _json_object
 from algos.control import WEIGHTS
 from algos.environments import make_policy, make_vector_environment, remake_environment
 from algos.run import Run
@@ -402,7 +403,7 @@ def run_folders(dice):
     folder = scratch() / "third"
     folder.mkdir(exist_ok=True)
     (folder / "arguments.json").write_bytes(damaged("arguments.json", dice))
-    found = _with_remembered(["train", "--resume", str(folder)])
+    found = with_remembered(["train", "--resume", str(folder)], {"json"})
     assert all(isinstance(word, str) for word in found)
 
 
