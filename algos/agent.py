@@ -176,7 +176,14 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             different actions, or if the config counts what the environment does not have.
     """
     if not isinstance(env, VectorEnv):
-        raise TypeError(f"env is {env!r}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)")
+        raise TypeError(
+            f"env is {env!r:.100}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)"
+        )
+    if isinstance(policy, (str, type)):
+        raise TypeError(
+            f"policy is {policy!r:.100}, expected one that acts, such as MLPPolicy(env.single_observation_space, "
+            "env.single_action_space), or LMPolicy.load(name) for text"
+        )
     space = env.single_action_space
     if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
         raise ValueError(

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -17,18 +17,18 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from algos import presets
+from algos.arguments import ARGUMENTS, named, place_of_environment, to_remember, with_remembered
 from algos.comparison.compare import DEFAULT_CASES
 from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
-from algos.names import OURS
-from algos.training.run_folder import check_new, hold
+from algos.names import nearest
+from algos.training.run_folder import check_new, run_of
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.rendering import printable
+from textenv.rewards.calling import read_module
 
 ConfigT = TypeVar("ConfigT", bound=Config)
-ARGUMENTS = "arguments.json"
-"""What a run was started by, in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +80,22 @@ class Train(Generic[ConfigT]):
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
         from algos.config import GROUPED
-        from algos.make import is_text, make_agent, make_policy, make_vector_environment
+        from algos.make import is_ours, make_agent, make_policy, make_vector_environment
 
         start = time.perf_counter()
         if self.num_envs < 1 or self.num_episodes < 1:  # not after the training, in the evaluation
             raise ValueError(
                 f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
             )
+        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
+        if self.total_steps < 1 or every < 1:
+            raise ValueError(
+                f"--total-steps is {self.total_steps} and --checkpoint-every {every}, expected at least 1 of each"
+            )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
-        if self.resume is None:
+        here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
+        if not here:
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
@@ -99,15 +105,24 @@ class Train(Generic[ConfigT]):
         from algos.evaluation import summarise
 
         policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **more)
-        agent = make_agent(self.algo, env, policy, config)
-        with hold(run_dir, goes_on=self.resume is not None, overwrite=self.overwrite):
-            if not (run_dir / ARGUMENTS).is_file():
-                (run_dir / ARGUMENTS).write_text(json.dumps(_to_remember(arguments)) + "\n", encoding="utf-8")
-        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
+        agent = make_agent(self.algo, env, policy, config, kl_coef=self.kl_coef)
+        known = json.dumps(to_remember(arguments, _switches())) + "\n"
+
+        def remember(metrics: dict[str, float]) -> None:
+            """Not before: what cannot start, or go on, changes nothing."""
+            if not (run_dir / ARGUMENTS).is_file() or (run_dir / ARGUMENTS).read_text(encoding="utf-8") != known:
+                (run_dir / ARGUMENTS).write_text(known, encoding="utf-8")
+
         history = agent.learn(
-            self.total_steps, run_dir=run_dir, progress=not self.json, checkpoint_every=every, resume=self.resume
+            self.total_steps,
+            run_dir=run_dir,
+            progress=not self.json,
+            on_iteration=remember,
+            checkpoint_every=every,
+            resume=self.resume,
+            overwrite=self.overwrite,
         )
-        split = {"split": "test"} if is_text(self.env) else {}
+        split = {"split": "test"} if is_ours(self.env) else {}
         env.close()
         slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
         with closing(make_vector_environment(self.env, slots, **(options | split))) as test_env:
@@ -122,13 +137,13 @@ class Train(Generic[ConfigT]):
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
 
     def _environment_arguments(self) -> dict[str, Any]:
-        from algos.make import is_text
+        from algos.make import is_ours, is_text
 
         arguments = _json_object(self.env_kwargs, "--env-kwargs")
-        if is_text(self.env):
+        if is_ours(self.env):
             more = {"model": self.model, "kl_coef": self.kl_coef}
             return more | {"process_timeout": self.process_timeout} | arguments
-        if self.model != "embedded" or self.kl_coef is not None:
+        if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
             raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is none")
         return {"process_timeout": self.process_timeout} | arguments
 
@@ -302,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        arguments = _with_remembered(given)
+        arguments = with_remembered(given, _switches())
         _refuse_foreign_flags(arguments)
         commands = (
             _train_command(arguments)
@@ -331,52 +346,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def _with_remembered(arguments: list[str]) -> list[str]:
-    """The arguments of a run that goes on: those it was started by, and what is given now on top."""
-    resume = _named(arguments, "--resume", "")
-    if arguments[:1] != ["train"] or not resume:
-        return arguments
-    run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
-    path, env = run / ARGUMENTS, "" if arguments[1].startswith("-") else arguments[1]
-    if not path.is_file() and env:  # to be started
-        return [*arguments, "--run-dir", str(run)]
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir; or the environment and "
-            "the other arguments too, to start one there"
-        )
-    try:
-        remembered = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{path} is no JSON in UTF-8 ({error}): write the run's arguments anew") from error
-    if not isinstance(remembered, list) or not all(isinstance(word, str) for word in remembered):
-        raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
-    if env and env != remembered[1]:
-        raise ValueError(f"{run} holds a run on {remembered[1]}, not on {env}: leave {env} out, or give another folder")
-    return [*remembered, *arguments[2 if env else 1 :], "--run-dir", str(run)]
-
-
-def _to_remember(arguments: Sequence[str]) -> list[str]:
-    """The arguments that a run goes on with: less those that say how it begins."""
-    kept = list(arguments)
-    if "--resume" in kept:
-        del kept[kept.index("--resume") : kept.index("--resume") + 2]
-    return [word for word in kept if word != "--overwrite" and not word.startswith("--resume=")]
-
-
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise a ValueError that suggests our flag for one of another library, or of a config without its prefix."""
     commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]
-    config = CONFIGS.get(_named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
+    config = CONFIGS.get(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
     hyper = [] if config is None else [field.name for field in fields(config)]
     for word in arguments[1:]:
         name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
-        if not word.startswith("--") or name in own or (word.startswith("--config.") and name in hyper):
+        known = own if not word.startswith("--config.") else hyper
+        if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
             continue
-        ours = name if name in hyper else OURS.get(name, "")
+        ours = nearest(name, [*own, *hyper]) or ""
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):
             raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
@@ -407,9 +390,12 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
 def _train_command(arguments: Sequence[str]) -> Any:
     """The defaults of ``train`` are those of the environment and algorithm, or recurrent policy, that are named."""
     arguments = arguments if arguments[:1] == ["train"] else ["train"]
-    algorithm, policy = _named(arguments, "--algo", "ppo"), _named(arguments, "--policy", "auto")
-    environments = {env for env, _ in presets.RECIPES}
-    env_id = next((word for word in arguments[1:] if word in environments or word.startswith("textenv/")), "")
+    algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
+    at = place_of_environment(arguments, _switches())
+    env_id = "" if at is None else arguments[at]
+    if ":" in env_id:
+        with suppress(ValueError):  # which is said when it is made
+            read_module(env_id.rpartition(":")[0])
     recurrent = policy == "lstm" and algorithm == "ppo"
     recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm)
     default = Train(
@@ -425,14 +411,10 @@ def _train_command(arguments: Sequence[str]) -> Any:
     return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]
 
 
-def _named(arguments: Sequence[str], option: str, otherwise: str) -> str:
-    """Value of an option, wherever it stands, before everything is read."""
-    for word, following in zip(arguments, [*arguments[1:], otherwise], strict=True):
-        if word == option:
-            return following
-        if word.startswith(f"{option}="):
-            return word.removeprefix(f"{option}=")
-    return otherwise
+def _switches() -> set[str]:
+    """Options of ``train`` that take no value."""
+    kinds: list[Any] = [Train, *CONFIGS.values()]
+    return {field.name for kind in kinds for field in fields(kind) if field.type == "bool"}
 
 
 def _one_thread() -> None:

@@ -80,6 +80,11 @@ class Config(NamedFields):
         check_range(self, at_least_one=["num_steps", "num_episodes"], positive=["learning_rate", "max_grad_norm"])
         check_range(self, not_negative=["final_learning_rate", "weight_decay", "seed"], unit_interval=["warmup_ratio"])
         check_range(self, positive=["adam_eps"])
+        for field in fields(self):
+            value = getattr(self, field.name)
+            none = value is None and field.type == "bool | None"
+            if field.type in ("bool", "bool | None") and not (none or isinstance(value, bool)):
+                raise ValueError(f"{type(self).__name__}.{field.name} is {value!r}, expected {field.type}")
         betas = self.adam_betas
         pair = isinstance(betas, (tuple, list)) and len(betas) == 2
         if not (pair and all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)):

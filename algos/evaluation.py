@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
-from algos.make import is_text, make_vector_environment
+from algos.make import is_ours, make_vector_environment
 from algos.names import check_names
 from algos.policies.policy import Policy, check_spaces
 from algos.training.metrics import EpisodeMeter, reference_metrics
@@ -71,7 +71,7 @@ def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
     if not hasattr(policy, "act"):
         raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
     if isinstance(env, str):
-        split: dict[str, Any] = {"split": "test"} if is_text(env) else {}
+        split: dict[str, Any] = {"split": "test"} if is_ours(env) else {}
         return make_vector_environment(env, min(num_episodes, 16), **split)
     if isinstance(env, gymnasium.Env):
         inner = env.unwrapped

@@ -86,9 +86,19 @@ def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[
     return env
 
 
+def is_ours(env_id: str) -> bool:
+    """Whether this is a text environment that we register: it takes a model, a KL coefficient and a split."""
+    return env_id.rpartition(":")[2].startswith("textenv/")
+
+
 def is_text(env_id: str) -> bool:
-    """Whether this is one of the registered text environments."""
-    return env_id.startswith("textenv/")
+    """Whether this is a text environment: ours, or one registered by its class, or by a function annotated with it."""
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    entry: Any = None if spec is None else spec.vector_entry_point
+    if callable(entry) and not isinstance(entry, type):
+        kind = entry.__annotations__.get("return") if inspect.isfunction(entry) else None
+        entry = entry.__globals__.get(kind) if isinstance(kind, str) else kind
+    return is_ours(env_id) or hasattr(entry, "take_episodes")
 
 
 def make_policy(
@@ -152,9 +162,20 @@ def find_algorithm(name: str) -> type[Agent]:
     return getattr(importlib.import_module(f"algos.{name}"), own)
 
 
-def make_agent(name: str, env: Any, policy: Any, config: Config) -> Agent:
-    """An algorithm by name, on an environment and with a policy and a config of its kind."""
-    return find_algorithm(name)(env, policy, config)
+def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
+    """An algorithm by name, on an environment and with a policy and a config of its kind.
+
+    With a coefficient, a text environment that carries no penalty is charged for the KL to the policy as it is now.
+    """
+    from algos.agent import choose_penalty
+    from textenv.rollout import is_episode_env
+
+    more = {}
+    if kl_coef is not None and is_episode_env(env) and choose_penalty(env, None) is None:
+        from textenv.kl.penalty.penalty import KLPenalty
+
+        more["penalty"] = KLPenalty(policy.reference(), kl_coef)
+    return find_algorithm(name)(env, policy, config, **more)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:
@@ -183,7 +204,7 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
     wanted = saved["id"] if env_id is None else env_id
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
     arguments = dict(saved["kwargs"]) if same else {}
-    if is_text(wanted):
+    if is_ours(wanted):
         arguments["split"] = "test"
         arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
     return make_vector_environment(wanted, num_envs, **arguments)

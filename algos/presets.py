@@ -94,7 +94,7 @@ lost one seed of three.
 """
 
 TEXT = PPOConfig(
-    num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, learning_rate=5e-4, final_learning_rate=1e-4,
+    num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, learning_rate=3e-4, final_learning_rate=1e-4,
     gamma=1.0, max_grad_norm=1.0,
 )  # fmt: skip
 """Short texts by small models, with a KL penalty; found here, see the README."""
@@ -216,11 +216,13 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
     Raises:
         ValueError: if there is no such algorithm, or it is not for text.
     """
+    from algos.make import is_text
+
     env_id = env_id.rpartition(":")[2]
     if (env_id, algorithm) in RECIPES:
         return RECIPES[env_id, algorithm]
     defaults = find_config(algorithm)
-    if not env_id.startswith("textenv/"):
+    if not is_text(env_id):
         return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto")
     if algorithm not in _TEXT:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")

@@ -31,7 +31,8 @@ from conftest import WORDS, make_tokenizer
 from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.cli import _json_object, _with_remembered
+from algos.arguments import with_remembered
+from algos.cli import _json_object
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
@@ -410,7 +411,7 @@ def run_folders(dice):
     folder = scratch() / "third"
     folder.mkdir(exist_ok=True)
     (folder / "arguments.json").write_bytes(damaged("arguments.json", dice))
-    found = _with_remembered(["train", "--resume", str(folder)])
+    found = with_remembered(["train", "--resume", str(folder)], {"json"})
     assert all(isinstance(word, str) for word in found)
 
 

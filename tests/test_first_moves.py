@@ -226,6 +226,18 @@ import textenv
 
 gymnasium.register("Own-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
 gymnasium.register("OwnText-v0", "textenv.registration:make_env", kwargs={"task": "Copy"})
+
+
+def dots(num_envs=1, **options) -> textenv.TextVectorEnv:
+    def reward(completions):
+        return [float(text.count(".")) for text in completions]
+
+    tokenizer = textenv.lm.loading.load_tokenizer("embedded")
+    return textenv.TextVectorEnv(prompts=["this film"], reward=reward, tokenizer=tokenizer, num_envs=num_envs,
+                                 max_new_tokens=4, **options)
+
+
+gymnasium.register("own/Dots-v0", vector_entry_point=dots)
 """
 
 
@@ -240,9 +252,59 @@ def own(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    for name in ("Own-v0", "OwnText-v0"):
+    for name in ("Own-v0", "OwnText-v0", "own/Dots-v0"):
         gymnasium.registry.pop(name, None)
     sys.modules.pop("own_envs", None)
+
+
+def test_text_of_ones_own_is_trained_by_its_name_too_with_a_penalty_and_evaluated_and_compared(own, capsys):
+    """It was taken for control: steps instead of episodes, and no --model nor --kl-coef."""
+    name = "own_envs:own/Dots-v0"
+    words = ["--total-steps", "200", "--config.episodes", "32", "--episodes", "2", "--json"]
+    main(["train", name, "--kl-coef", "0.1", "--run-dir", "run", *words])
+    saved = json.loads(Path("run/config.json").read_text())
+    assert saved["config"]["bootstrap_truncated"] is False and saved["penalty"] is not None
+    assert "reference/kl" in json.loads(Path("run/metrics.jsonl").read_text().splitlines()[0])
+    forget()
+    main(["evaluate", "run", "--env", name, "--episodes", "2", "--json"])
+    main(["compare", name, "--seeds", "1", "--total-steps", "100", "--json"])
+    assert name + ":ppo" in json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_run_on_a_model_in_a_folder_opens_from_anywhere(tmp_path, capsys, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    LMPolicy.load("embedded").lm.model.save_pretrained("tiny")
+    textenv.lm.loading.load_tokenizer("embedded").save_pretrained("tiny")
+    words = ["--total-steps", "32", "--config.episodes", "8", "--episodes", "2", "--json"]
+    main(["train", "textenv/Periods-v0", "--model", "tiny", "--env-kwargs", '{"k": 1}', "--run-dir", "run", *words])
+    monkeypatch.chdir(tmp_path)
+    main(["evaluate", "here/run", "--episodes", "2", "--json"])
+    main(["train", "--resume", "here/run", "--total-steps", "64"])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_what_is_no_policy_and_what_is_no_truth_value_are_named():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    with refused(TypeError, "policy is 'MlpPolicy'", "MLPPolicy"):
+        PPO(env, "MlpPolicy")
+    with refused(ValueError, "bootstrap_truncated is 'False'", "bool"):
+        PPOConfig(bootstrap_truncated="False")
+
+
+@pytest.mark.parametrize(("wrong", "ours"), [("--gama", "--config.gamma"), ("--total-step", "--total-steps")])
+def test_flags_that_are_misspelt_are_answered_with_the_nearest(wrong, ours, capsys):
+    assert f"did you mean {ours}?" in said(capsys, "train", "CartPole-v1", wrong, "3")
+
+
+def test_a_policy_for_other_actions_is_refused_and_so_is_a_folder_that_holds_a_model(tmp_path):
+    env = gymnasium.make_vec("Pendulum-v1", num_envs=2)
+    for actions in (spaces.Box(-2, 2, (3,)), spaces.Discrete(2), spaces.Discrete(2, start=1)):
+        with refused(ValueError, "chooses from", "the environment takes"):
+            PPO(env, MLPPolicy(env.single_observation_space, actions))
+    make_gpt2().save_pretrained(tmp_path)
+    with refused(ValueError, "holds a model of transformers", "algos.LMPolicy.load"):
+        algos.load(tmp_path)
 
 
 def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(own, capsys):

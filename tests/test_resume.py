@@ -40,6 +40,7 @@ from algos.training import run_folder
 from algos.training.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.run import History
+from algos.training.run_folder import hold
 from algos.training.serialization import from_json, to_json
 from algos.training.signals import Interrupted
 from textenv import KLPenalty, TextVectorEnv
@@ -623,3 +624,45 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
     assert "--overwrite" not in json.loads((tmp_path / "run" / "arguments.json").read_text())
     main(["train", "--resume", run, "--total-steps", "256"])
     assert last_step(tmp_path / "run") >= 256
+
+
+def test_resume_replaces_no_agent_whose_training_wrote_no_checkpoint(tmp_path):
+    """A finished run in the folder, and a checkpoint that is not there: both started again from the first step."""
+    ppo_sync().learn(64 * 4, run_dir=tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds a trained agent \(config.json, policy\).*--overwrite"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path)
+    with pytest.raises(FileNotFoundError, match="step-000000099999"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path / "checkpoints" / "step-000000099999")
+    assert contents(tmp_path) == before
+
+
+def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_last(tmp_path, capsys):
+    """A refused start left its arguments for the next run; a longer training was forgotten by the next --resume."""
+    run = str(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        main(["train", "Acrobot-v1", "--total-steps", "0", "--run-dir", run])
+    assert not (tmp_path / "run" / "arguments.json").exists()
+    words = ["--seed", "3", "CartPole-v1", *TRAIN[2:]]  # the environment need not come first
+    main(["train", *words, "--resume", run, "--total-steps", "256"])
+    main(["train", "--resume", run, "--total-steps=512"])
+    known = json.loads((tmp_path / "run" / "arguments.json").read_text())
+    assert known[:2] == TRAIN[:2] and "--total-steps=512" in known and "256" not in known and run not in known
+    before = contents(tmp_path)
+    capsys.readouterr()
+    main(["train", "--resume", run])
+    assert json.loads(capsys.readouterr().out)["steps"] >= 512 and last_step(tmp_path / "run") >= 512
+    before = contents(tmp_path / "run")
+    other = tmp_path / "other"
+    main(["train", "--resume", run, "--run-dir", str(other), "--total-steps", "640"])
+    assert last_step(other) >= 640 and contents(tmp_path / "run") == before
+    assert "other" not in (other / "arguments.json").read_text()
+
+
+def test_a_folder_that_cannot_be_written_any_more_hides_no_error(tmp_path):
+    with pytest.raises(RuntimeError, match="the real one"), hold(tmp_path):
+        (tmp_path / ".holder.json").unlink()
+        (tmp_path / ".holder.json").mkdir()  # which unlink refuses, as it does in a folder that is read-only
+        raise RuntimeError("the real one")
+    with hold(tmp_path / "again"), hold(tmp_path / "beside"):
+        pass

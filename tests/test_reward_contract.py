@@ -1,5 +1,7 @@
 """The contract of reward functions: what may be returned, what is logged, and what happens when one fails."""
 
+from collections import OrderedDict, deque
+
 import gymnasium
 import numpy as np
 import pytest
@@ -190,6 +192,39 @@ def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and
     assert figures["reward/length"] == 0.0 and figures["reward_raw/length"] == np.mean([len(ids) for ids in ANSWERS])
     assert figures["reward_length_correlation/length"] == pytest.approx(1.0)
     assert sum(figures[f"reward/{name}"] for name in ("rare", "constant", "length")) == pytest.approx(score)
+
+
+def test_a_part_of_weight_0_changes_nothing_that_is_paid():
+    """It gave 0 where nothing applied, so that answers were learnt from which should have been left out."""
+
+    def rare(completions):
+        return [1.0 if "good" in text else None for text in completions]
+
+    def noisy(completions):
+        return [len(text) / text.count("good") for text in completions]
+
+    alone = play(Rewards({"rare": rare}), ANSWERS)
+    for log, options in ((good, {}), (noisy, {"on_error": "skip", "max_failed": 1.0, "pause": 0.0})):
+        logged = play(Rewards({"rare": rare, "log": (log, 0.0)}, **options), ANSWERS)
+        assert torch.equal(logged["reward"], alone["reward"]) and torch.equal(logged["mask"], alone["mask"])
+
+
+def test_arrays_that_a_reward_changes_are_copies():
+    seen = []
+
+    def spoils(completions, facts, words):
+        for fact, word in zip(facts, words, strict=True):
+            fact[:] = 99
+            word.clear()
+        return [0.0] * len(completions)
+
+    def looks(completions, facts, words):
+        seen.extend(zip((fact.tolist() for fact in facts), map(list, words), strict=True))
+        return [0.0] * len(completions)
+
+    columns = {"facts": [np.array([1, 2]), np.array([3])], "words": [deque(["a"]), OrderedDict(b=1)]}
+    Rewards({"spoils": spoils, "looks": looks})(prompts=["p", "q"], completions=["a", "b"], **columns)
+    assert seen == [([1, 2], ["a"]), ([3], ["b"])]
 
 
 def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():

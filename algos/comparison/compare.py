@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from algos import presets
 from algos.comparison.summary import Case, RunResult, summary, update_kl
 from algos.config import CONFIGS
-from algos.training.run_folder import check_new
+from algos.training.run_folder import holds_run
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -126,7 +126,11 @@ def train_all(
 
         model_folder(EMBEDDED)  # made once, before the workers start
     for case, seed in itertools.product(cases, range(1, seeds + 1)):
-        check_new(_folder(run_dir, case, seed), overwrite=overwrite)
+        if holds_run(_folder(run_dir, case, seed)) and not overwrite:
+            raise FileExistsError(
+                f"{_folder(run_dir, case, seed)} holds a run already: give another folder (--run-dir), or remove the "
+                "runs of these cases (--overwrite, in Python overwrite=True)"
+            )
     for case in cases:  # what cannot be made is known now, and not when other cases have been trained
         try:
             _make_agent(case, seed=1)
@@ -154,13 +158,12 @@ def _run(
     import torch
 
     from algos.evaluation import summarise
-    from algos.make import is_text, make_vector_environment
+    from algos.make import is_ours, is_text, make_vector_environment
 
     torch.set_num_threads(1)
-    recipe, text = presets.recipe(case.env, case.algorithm), is_text(case.env)
-    agent = _make_agent(case, seed)
-    policy = agent.policy
-    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef, "split": "test"} if text else {}
+    recipe, agent = _recipe(case), _make_agent(case, seed)
+    policy, text = agent.policy, is_text(case.env)
+    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef, "split": "test"} if is_ours(case.env) else {}
     played = num_episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
     test_env = make_vector_environment(case.env, min(played, 64), **arguments)
     evaluation = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
@@ -185,16 +188,26 @@ def _folder(run_dir: Path, case: Case, seed: int) -> Path:
     return run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
 
 
+def _recipe(case: Case) -> presets.Recipe:
+    """The recipe of a case, once its module has registered the environment."""
+    from textenv.rewards.calling import read_module
+
+    if module := case.env.rpartition(":")[0]:
+        read_module(module)
+    return presets.recipe(case.env, case.algorithm)
+
+
 def _make_agent(case: Case, seed: int) -> Agent:
     """Environment, policy and algorithm of a case, by its recipe."""
     from algos.config import GROUPED
-    from algos.make import is_text, make_agent, make_policy, make_vector_environment
+    from algos.make import is_ours, make_agent, make_policy, make_vector_environment
 
-    recipe = presets.recipe(case.env, case.algorithm)
-    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef} if is_text(case.env) else {}
+    recipe = _recipe(case)
+    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef} if is_ours(case.env) else {}
     env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
     policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
-    return make_agent(case.algorithm, env, policy, dataclasses.replace(recipe.config, seed=seed))
+    config = dataclasses.replace(recipe.config, seed=seed)
+    return make_agent(case.algorithm, env, policy, config, kl_coef=recipe.kl_coef)
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

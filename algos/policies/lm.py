@@ -161,7 +161,10 @@ class LMPolicy(nn.Module):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
-        assert isinstance(observation, dict), "a language model reads the observations of a text environment"
+        if not isinstance(observation, dict):
+            raise TypeError(
+                "a language model reads the observations of a text environment: give it one, or an MLPPolicy"
+            )
         tokens, length = observation["tokens"], observation["length"].reshape(-1)
         if self._decoder is None or self._decoder.shape != tokens.shape:
             self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])

@@ -145,7 +145,7 @@ def check_spaces(env: VectorEnv, policy: Any) -> None:
         ValueError: on spaces of all slots, or of another environment.
     """
     read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
-    if read is None:
+    if read is None or chosen is None:
         return
     name, single = type(policy).__name__, env.single_observation_space
     if is_episode_env(env):
@@ -158,6 +158,17 @@ def check_spaces(env: VectorEnv, policy: Any) -> None:
         )
     if flat_shape(read, name) != flat_shape(single, name):
         raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")
+    if not _same_actions(chosen, env.single_action_space):
+        raise ValueError(
+            f"the {name} chooses from {chosen}, the environment takes {env.single_action_space}: make it from the same "
+            "space"
+        )
+
+
+def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
+    """Whether two spaces hold actions of one kind; limits of a Box are not saved with a policy."""
+    both = isinstance(one, spaces.Box) and isinstance(other, spaces.Box)
+    return one.shape == other.shape if both else one == other
 
 
 WEIGHTS = "policy.safetensors"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from algos.training.run_folder import draft, remove
+from algos.training.run_folder import checkpoints, draft, remove
 from algos.training.serialization import from_json, to_json
 
 FORMAT = 2
@@ -71,17 +71,6 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
     for other in found[: max(here - KEPT, 0)] + found[here:]:
         remove(other)
     return folder
-
-
-def checkpoints(run_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run, the oldest first."""
-    return sorted(Path(run_dir).glob("checkpoints/step-*"))
-
-
-def run_of(folder: str | Path) -> Path:
-    """Absolute folder of the run that a checkpoint belongs to; a run's folder is its own."""
-    folder = Path(folder).resolve()
-    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
 
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:

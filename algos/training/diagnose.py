@@ -18,7 +18,10 @@ from textenv.errors import NAMED, PLACE, InvariantError
 BATCH, REPORT = "violation.safetensors", "violation.json"
 """Files in the run's folder: the batch's columns, and in words what was violated."""
 
-TERM = "What goes into this term is finite: a loss of your own that divides by 0, or takes a log of it?"
+TERM = (
+    "What goes into this term is finite: rewards too large to be squared in float32, or a loss of your own that "
+    "divides by 0, or takes a log of it?"
+)
 GRADIENT = "Every term of the loss is finite: a learning rate that is too high, or a function without a slope there?"
 
 LossOf = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]

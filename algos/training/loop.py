@@ -13,7 +13,6 @@ import numpy as np
 from tensordict import TensorDict
 
 from algos.names import check_names
-from algos.training.checkpoint import checkpoints, run_of
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
@@ -21,7 +20,7 @@ from algos.training.logger import Logs
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Run
-from algos.training.run_folder import hold
+from algos.training.run_folder import FAILED, checkpoints, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.rollout import is_episode_env
 
@@ -55,8 +54,8 @@ def learn(
         resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
             the last bit on a CPU, as if it had never stopped (except for environments that
             `algos.training.env_state` cannot save). Agent and environment are made as they were for that run. If this
-            is ``run_dir`` and has no checkpoint yet, training starts at its beginning: one call starts a run and
-            resumes it.
+            is ``run_dir`` and has no checkpoint and no agent yet, training starts at its beginning: one call starts a
+            run and resumes it.
         overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
 
     Returns:
@@ -78,10 +77,8 @@ def learn(
         raise ValueError("resume goes on with a run and overwrite removes one: give one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     with hold(run_dir, goes_on=here, overwrite=overwrite):
-        if resume is None or (here and not checkpoints(run_of(resume))):
-            run = Run(agent)
-        else:
-            run = Run.from_checkpoint(agent, resume)
+        fresh = resume is None or (here and starts_again(resume))
+        run = Run(agent) if resume is None or fresh else Run.from_checkpoint(agent, resume)
         logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
         with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
             start = time.perf_counter() - run.seconds
@@ -98,14 +95,15 @@ def learn(
                     break
         if run_dir is not None:
             agent.save(run_dir)
+            remove(Path(run_dir) / FAILED)
             if VARIETY in run.history[-1]:
                 plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
-    if total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}, expected at least 1")
+    if not isinstance(total_steps, (int, float)) or not total_steps >= 1:
+        raise ValueError(f"total_steps is {total_steps!r}, expected at least 1")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
             f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
@@ -138,6 +136,8 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+    if not checkpoints(run_dir):
+        (run_dir / FAILED).touch()
     run.agent.save(run_dir)
     error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
 

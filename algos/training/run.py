@@ -11,11 +11,12 @@ from typing import Any, overload
 import numpy as np
 
 from algos.collection import go_on
-from algos.training.checkpoint import read_checkpoint, run_of, write_checkpoint
+from algos.training.checkpoint import read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
 from algos.training.metrics import EpisodeMeter
 from algos.training.reward_hacking import RewardHackingMonitor
+from algos.training.run_folder import run_of
 from algos.training.serialization import attributes, set_attributes
 from algos.training.signals import Interrupted, Request
 

@@ -15,7 +15,17 @@ from filelock import FileLock, Timeout
 
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy")
 """What a run leaves in its folder that would be missed."""
-OTHERS = ("arguments.json", "tensorboard", "frontier.png", "unscored.jsonl", "violation.safetensors", "violation.json")
+FAILED = ".failed"
+"""Says that an error ended the run before its first checkpoint: it may be started again in its folder."""
+OTHERS = (
+    FAILED,
+    "arguments.json",
+    "tensorboard",
+    "frontier.png",
+    "unscored.jsonl",
+    "violation.safetensors",
+    "violation.json",
+)
 """What else a run writes."""
 LOCK, HOLDER = ".lock", ".holder.json"
 
@@ -76,8 +86,38 @@ def hold(folder: str | Path | None, *, goes_on: bool = False, overwrite: bool = 
         (folder / HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
         yield
     finally:
-        (folder / HOLDER).unlink(missing_ok=True)
+        with suppress(OSError):  # nor may it hide the error of a folder that has become read-only
+            (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
+
+
+def checkpoints(run_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    return sorted(Path(run_dir).glob("checkpoints/step-*"))
+
+
+def run_of(folder: str | Path) -> Path:
+    """Absolute folder of the run that a checkpoint belongs to; a run's folder is its own."""
+    folder = Path(folder).resolve()
+    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
+
+
+def starts_again(resume: str | Path) -> bool:
+    """Whether a run's own folder has nothing to go on from because its training has not come that far.
+
+    Raises:
+        FileExistsError: if it holds an agent whose training has ended without a checkpoint.
+    """
+    folder = Path(resume).resolve()
+    if folder != run_of(resume) or checkpoints(folder):
+        return False
+    left = [name for name in ("config.json", "policy") if (folder / name).exists()]
+    if left and not (folder / FAILED).exists():
+        raise FileExistsError(
+            f"{folder} holds a trained agent ({', '.join(left)}) and no checkpoint to go on from: starting again would "
+            "replace it. Give another folder, or remove what is there (--overwrite, in Python overwrite=True)"
+        )
+    return True
 
 
 def draft(path: Path) -> Path:

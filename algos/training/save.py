@@ -100,6 +100,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON in UTF-8 ({error})") from error
     if not isinstance(description, dict):
         raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
+    if "model_type" in description:
+        raise ValueError(f"{folder} holds a model of transformers, not an agent: read it by algos.LMPolicy.load")
     if description.get("format") not in (2, FORMAT):
         raise ValueError(
             f"{path} has format {description.get('format')}, this version reads 2 and {FORMAT}: "
@@ -148,6 +150,8 @@ def _environment(spec: Any) -> dict[str, Any] | None:
     arguments = {
         name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
     }
+    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # found from anywhere
+        arguments["model"] = str(Path(arguments["model"]).resolve())
     try:
         json.dumps(arguments)
     except TypeError:

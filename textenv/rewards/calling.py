@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import importlib.util
 import inspect
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from textenv.rewards.workers import run_in_threads
 
@@ -58,10 +62,13 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
 
 
 def _copied(value: Any) -> Any:
-    """Lists, tuples and dictionaries as copies, whatever else is in them as it is."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([_copied(item) for item in value]) if type(value) in (list, tuple) else value
-    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
+    """Containers as copies, whatever else is in them as it is."""
+    if type(value) in (list, tuple):
+        return type(value)([_copied(item) for item in value])
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    kinds = (list, tuple, dict, set, bytearray, deque, np.ndarray)
+    return copy.deepcopy(value) if isinstance(value, kinds) or hasattr(value, "detach") else value
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -114,12 +114,13 @@ class Rewards:
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
         found = {name: self._values(name, function, rows) for name, (function, _) in self.functions.items()}
-        broken = {row for scores, bad in found.values() for row in (*bad, *scores.failed)}
+        counted = [name for name, (_, weight) in self.functions.items() if weight]  # the others are only logged
+        broken = {row for name in counted for row in (*found[name][1], *found[name][0].failed)}
         self.failed += len(broken)
         self._check_share(broken, rows)
         earned: list[Earned] = []
         for row in range(len(rows)):
-            values = [_scaled(scores.earned[row], self.functions[name][1]) for name, (scores, _) in found.items()]
+            values = [_scaled(found[name][0].earned[row], self.functions[name][1]) for name in counted]
             earned.append(None if row in broken else add(values, rows.tokens(row)))
         parts, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
         return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(broken))

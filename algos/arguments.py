@@ -1,0 +1,92 @@
+"""The words of ``algos train``: what a run was started by, and goes on with.
+
+``switches`` are the names of the options that take no value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+ARGUMENTS = "arguments.json"
+"""What a run was started by, in its folder."""
+
+
+def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str]:
+    """The arguments of a run that goes on: those it was started by, and what is given now on top."""
+    resume = named(arguments, "--resume", "")
+    if arguments[:1] != ["train"] or not resume:
+        return arguments
+    env, given = options(arguments, switches)
+    run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
+    given.setdefault("run-dir", ["--run-dir", str(run)])
+    path = run / ARGUMENTS
+    if not path.is_file() and env:  # to be started
+        return _words(env, given)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir; or the environment and "
+            "the other arguments too, to start one there"
+        )
+    try:
+        remembered = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{path} is no JSON in UTF-8 ({error}): write the run's arguments anew") from error
+    if not isinstance(remembered, list) or not all(isinstance(word, str) for word in remembered):
+        raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
+    first, before = options(remembered, switches)
+    if env and env != first:
+        raise ValueError(f"{run} holds a run on {first}, not on {env}: leave {env} out, or give another folder")
+    return _words(first, before | given)
+
+
+def to_remember(arguments: Sequence[str], switches: Collection[str]) -> list[str]:
+    """The arguments that a run goes on with: less those that say where and how it begins."""
+    env, given = options(arguments, switches)
+    kept = {name: words for name, words in given.items() if name not in ("resume", "run-dir", "overwrite")}
+    model = kept.get("model", [])
+    if len(model) == 2 and Path(model[1]).is_dir():  # found from anywhere
+        model[1] = str(Path(model[1]).resolve())
+    return _words(env, kept)
+
+
+def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
+    """The environment (empty if there is none) and the options of ``train``: of each the words of its last use."""
+    place, env = place_of_environment(arguments, switches), ""
+    found: dict[str, list[str]] = {}
+    words: list[str] = []
+    for at, word in enumerate(arguments[1:], start=1):
+        if at == place:
+            env = word
+            continue
+        if word.startswith("--"):
+            words = found[word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("_", "-")] = []
+        words.append(word)
+    return env, found
+
+
+def _words(env: str, options: dict[str, list[str]]) -> list[str]:
+    return ["train", *([env] if env else []), *itertools.chain.from_iterable(options.values())]
+
+
+def place_of_environment(arguments: Sequence[str], switches: Collection[str]) -> int | None:
+    """Where the environment's id stands among the arguments of ``train``; None if it is not given."""
+    for place, (before, word) in enumerate(itertools.pairwise(arguments), start=1):
+        option = before.removeprefix("--").removeprefix("config.").removeprefix("no-").replace("-", "_")
+        is_value = before.startswith("-") and "=" not in before and option not in switches
+        if not is_value and re.fullmatch(r"[^\W\d][\w./:-]*", word):
+            return place
+    return None
+
+
+def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
+    """Value of an option, wherever it stands, before everything is read."""
+    for word, following in zip(arguments, [*arguments[1:], otherwise], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+    return otherwise
