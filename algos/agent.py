@@ -99,7 +99,7 @@ class Agent(Generic[ConfigT]):
             "policy_memory": own_attributes(self.policy),
             "generator": self.generator,
             "cursor": attributes(self.cursor),
-            "descent": self.optimizer.state_dict() if "descent" in vars(self) else None,
+            "optimizer": self.optimizer.state_dict() if "optimizer" in vars(self) else None,
             "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
             "penalty": None if self.penalty is None else self.penalty.state_dict(),
         }
@@ -114,8 +114,8 @@ class Agent(Generic[ConfigT]):
         set_attributes(self.policy, state["policy_memory"])
         self.generator.set_state(state["generator"].get_state())
         set_attributes(self.cursor, state["cursor"])
-        if state["descent"] is not None:
-            self.optimizer.load_state_dict(state["descent"])
+        if state["optimizer"] is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
         if state["reward_normalizer"] is not None and self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         if state["penalty"] is not None and self.penalty is not None:

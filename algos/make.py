@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from algos.config import Config, PolicyName, find_config
 from algos.envs.flatten import flat_shape
-from algos.policies.policy import find_policy
 from textenv.rewards.calling import read_module
 
 if TYPE_CHECKING:
@@ -116,6 +115,7 @@ def make_policy(
     Raises:
         ValueError: if the choices do not fit the environment.
     """
+    from algos.policies.policy import find_policy
     from textenv.rollout import is_episode_env
 
     if is_episode_env(env):
@@ -172,7 +172,7 @@ def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: flo
 
     more = {}
     if kl_coef is not None and is_episode_env(env) and choose_penalty(env, None) is None:
-        from textenv.kl.penalty.penalty import KLPenalty
+        from textenv.kl.penalty import KLPenalty
 
         more["penalty"] = KLPenalty(policy.reference(), kl_coef)
     return find_algorithm(name)(env, policy, config, **more)

@@ -31,8 +31,7 @@ from conftest import WORDS, make_tokenizer
 from fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.arguments import with_remembered
-from algos.cli import _json_object
+from algos.cli.common import json_object, with_remembered
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
@@ -307,7 +306,7 @@ def options(dice):
     policy = dice.of(sorted(POLICIES))
     tree = {dice.of([*POLICIES[policy], *KEYS]): anything(dice, 1) for _ in range(dice.below(3))}
     text = edited(json.dumps(tree).encode(), dice).decode("utf-8", "surrogateescape")
-    arguments = _json_object(text, "--policy-kwargs")
+    arguments = json_object(text, "--policy-kwargs")
     make_policy(cartpole(), policy=policy, **_small(arguments))
 
 
@@ -324,7 +323,7 @@ def _small(value):
 def env_options(dice):
     """``--env-kwargs``."""
     tree = {dice.of(["max_episode_steps", "render_mode", "sutton_barto_reward", *KEYS]): anything(dice, 1)}
-    arguments = _json_object(json.dumps(tree), "--env-kwargs")
+    arguments = json_object(json.dumps(tree), "--env-kwargs")
     make_vector_environment(dice.of(["CartPole-v1", "textenv/Nothing-v0"]), 1, **arguments).close()
 
 

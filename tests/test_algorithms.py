@@ -298,14 +298,17 @@ def test_grpo_on_control_has_the_gradient_of_rows_by_autograd(aggregation):
 WRONG = [
     (
         lambda: REINFORCEConfig(num_steps=16, num_episodes=None),
-        "REINFORCEConfig.steps is 16.*set steps=None and episodes",
+        "REINFORCEConfig.num_steps is 16.*set num_steps=None and num_episodes",
     ),
-    (lambda: RLOOConfig(num_steps=16, num_episodes=None), "RLOOConfig.steps is 16.*set steps=None and episodes"),
-    (lambda: GRPOConfig(num_steps=16), "steps is 16 and episodes is 32: give one"),
-    (lambda: RLOOConfig(num_episodes=10, group_size=4), "group_size is 4 and episodes is 10.*divides"),
+    (
+        lambda: RLOOConfig(num_steps=16, num_episodes=None),
+        "RLOOConfig.num_steps is 16.*set num_steps=None and num_episodes",
+    ),
+    (lambda: GRPOConfig(num_steps=16), "num_steps is 16 and num_episodes is 32: give one"),
+    (lambda: RLOOConfig(num_episodes=10, group_size=4), "group_size is 4 and num_episodes is 10.*divides"),
     (lambda: GRPOConfig(num_episodes=8, group_size=1), "group_size is 1 .*at least 2"),
     (lambda: GRPOConfig(num_episodes=8, group_size=4.0), "group_size is 4.0"),
-    (lambda: GRPOConfig(num_epochs=0), "GRPOConfig.epochs is 0, expected an integer of at least 1"),
+    (lambda: GRPOConfig(num_epochs=0), "GRPOConfig.num_epochs is 0, expected an integer of at least 1"),
     (lambda: GRPOConfig(clip_range=0.0), "GRPOConfig.clip_range is 0.0, expected a number above 0"),
     (lambda: REINFORCEConfig(gamma=1.5), "REINFORCEConfig.gamma is 1.5, expected a number from 0 to 1"),
     (lambda: A2CConfig(gae_lambda=-1), "A2CConfig.gae_lambda is -1"),
@@ -333,7 +336,7 @@ def test_environments_of_another_kind_are_refused_by_every_algorithm(make):
 
 @pytest.mark.parametrize("make", [A2C, TRPO])
 def test_steps_are_refused_where_there_are_only_episodes(make):
-    with pytest.raises(ValueError, match=r"config.steps is 128.*set steps=None and episodes"):
+    with pytest.raises(ValueError, match=r"config.num_steps is 128.*set num_steps=None and num_episodes"):
         make(text_env(), lm_policy())
 
 

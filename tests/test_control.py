@@ -32,11 +32,11 @@ PLANE = spaces.Box(-1, 1, (3,), np.float32)
 def test_control_runs_by_name_and_so_does_the_saved_agent(env_id, tmp_path, capsys):
     if env_id.startswith("LunarLander"):
         pytest.importorskip("Box2D")
-    main(["train", env_id, "--total-steps", "2000", "--run-dir", str(tmp_path), "--episodes", "2", "--json",
-          "--num-envs", "8", "--config.steps", "128", "--config.epochs", "2"])  # fmt: skip
+    main(["train", env_id, "--total-steps", "2000", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
+          "--num-envs", "8", "--config.num-steps", "128", "--config.num-epochs", "2"])  # fmt: skip
     trained = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert trained["steps"] >= 2000 and np.isfinite(trained["mean_return"])
-    main(["evaluate", str(tmp_path), "--episodes", "3", "--json"])
+    main(["evaluate", str(tmp_path), "--num-episodes", "3", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
@@ -46,7 +46,7 @@ def test_a_version_that_gymnasium_no_longer_has_is_refused_with_the_one_it_has(c
     assert "Taxi-v4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--num-envs", "--episodes"])
+@pytest.mark.parametrize("option", ["--num-envs", "--num-episodes"])
 def test_nothing_to_act_in_or_to_evaluate_is_refused_before_training(option, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["train", "CartPole-v1", option, "0", "--total-steps", "100", "--run-dir", str(tmp_path / "run")])
@@ -57,8 +57,8 @@ def test_nothing_to_act_in_or_to_evaluate_is_refused_before_training(option, tmp
 @pytest.mark.parametrize("options", [["--policy", "lstm"], ["--policy", "mlp"]])
 def test_the_command_line_chooses_policy_and_normalisation(options, tmp_path, capsys):
     normalized = ["--policy-kwargs", '{"normalize_observations": true}', "--config.normalize-rewards"]
-    main(["train", "CartPole-v1", "--total-steps", "300", "--run-dir", str(tmp_path), "--episodes", "2", "--json",
-          "--config.steps", "16", *normalized, *options])  # fmt: skip
+    main(["train", "CartPole-v1", "--total-steps", "300", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
+          "--config.num-steps", "16", *normalized, *options])  # fmt: skip
     policy = algos.load(tmp_path)
     assert type(policy) is {"lstm": LSTMPolicy, "mlp": MLPPolicy}[options[1]]
     assert policy.normalizer.count > 200

@@ -12,10 +12,10 @@ from algos.optimize import Optimizer
     [
         ({}, {0.0: 1, 0.5: 1, 1.0: 1}),
         ({"final_learning_rate": 0.2}, {0.0: 1, 0.5: 0.6, 1.0: 0.2}),
-        ({"warmup": 0.5}, {0.0: 0.01, 0.25: 0.5, 0.5: 1, 1.0: 1}),
+        ({"warmup_ratio": 0.5}, {0.0: 0.01, 0.25: 0.5, 0.5: 1, 1.0: 1}),
         # Up to the full step size, and down over what is left.
-        ({"warmup": 0.2, "final_learning_rate": 0.0}, {0.1: 0.5, 0.2: 1, 0.6: 0.5, 1.0: 0}),
-        ({"warmup": 1.0, "final_learning_rate": 0.0}, {0.5: 0.5, 0.9: 0.9, 1.0: 1}),
+        ({"warmup_ratio": 0.2, "final_learning_rate": 0.0}, {0.1: 0.5, 0.2: 1, 0.6: 0.5, 1.0: 0}),
+        ({"warmup_ratio": 1.0, "final_learning_rate": 0.0}, {0.5: 0.5, 0.9: 0.9, 1.0: 1}),
     ],
 )
 def test_the_step_size_rises_to_where_it_starts_and_falls_to_its_end(options, expected):

@@ -138,7 +138,7 @@ def test_stepping_before_reset_after_the_end_and_after_close():
         ("gae_lambda", -0.1, "0 to 1"),
         ("learning_rate", 0.0, "above 0"),
         ("learning_rate", float("nan"), "above 0"),
-        ("epochs", 0, "at least 1"),
+        ("num_epochs", 0, "at least 1"),
         ("minibatch_size", 2.5, "integer"),
         ("clip_range", -0.2, "above 0"),
         ("ent_coef", -1.0, "at least 0"),

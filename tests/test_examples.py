@@ -71,7 +71,7 @@ def write_sst2(folder, count):
 
 def by_command_line(env_id, *, total_steps, num_episodes, run_dir, capsys):
     """Mean return that `algos train` prints at the end."""
-    words = ["--seed", "1", "--total-steps", str(total_steps), "--episodes", str(num_episodes), "--json"]
+    words = ["--seed", "1", "--total-steps", str(total_steps), "--num-episodes", str(num_episodes), "--json"]
     command_line(["train", env_id, *words, "--run-dir", str(run_dir)])
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
 

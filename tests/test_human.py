@@ -143,10 +143,10 @@ def test_a_share_is_asked_at_most_chosen_by_seed_and_batch(tmp_path):
     ("options", "error", "says"),
     [
         ({"scale": "stars"}, ValueError, "thumbs, 0-5, pairs"),
-        ({"share": 1.5}, ValueError, "from 0"),
-        ({"share": 0.5}, ValueError, "otherwise=reward_model"),
-        ({"otherwise": 3}, TypeError, "otherwise is 3"),
-        ({"annotator": object()}, TypeError, "textenv.rewards.human.annotator.Annotator"),
+        ({"fraction": 1.5}, ValueError, "from 0"),
+        ({"fraction": 0.5}, ValueError, "fallback=reward_model"),
+        ({"fallback": 3}, TypeError, "fallback is 3"),
+        ({"annotator": object()}, TypeError, "textenv.rewards.human.Annotator"),
     ],
 )
 def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
 def test_wrong_answers_of_an_asker_and_wrong_counts_of_a_reward_are_named(path):
     with pytest.raises(ValueError, match=r"'script' answered 'undo', expected one of up, down, skip, quit"):
         call(HumanReward(path, annotator=Scripted(["undo"])), ["a"])
-    with pytest.raises(ValueError, match="'otherwise' returned 1 values for 2"):
+    with pytest.raises(ValueError, match="'fallback' returned 1 values for 2"):
         call(HumanReward(path, annotator=Scripted(["skip"] * 2), fallback=lambda **_: [1.0]), ["a", "b"])
 
 
@@ -380,7 +380,7 @@ def test_without_a_terminal_it_says_what_to_do():
         [sys.executable, "-c", program], input="u\n", capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert "RuntimeError" in done.stderr and "no terminal at stdin and stderr" in done.stderr
-    assert "otherwise=reward_model, share=0" in done.stderr
+    assert "fallback=reward_model, fraction=0" in done.stderr
 
 
 PERSON = """

@@ -404,7 +404,7 @@ def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kin
 
 @pytest.mark.parametrize("name", [pytest.param("k2", marks=pytest.mark.slow), "exact"])
 def test_a_penalty_in_the_loss_comes_near_the_optimum_of_many_steps_but_does_not_reach_it(name):
-    """It ignores the KL of later states (`textenv.kl.penalty.KLPenalty`). Share of the KL left after 120 iterations:
+    """It ignores the KL of later states (`textenv.kl.KLPenalty`). Share of the KL left after 120 iterations:
 
     β = .3, seeds 1 to 3: k2 8.7, 5.8, 16.7 %, exact 8.6, 6.4, 18.0 %, and k1 in the reward .3, .2, .2 %. Seed 1,
     β = .1 and 1: k2 8.5 and 3.7 %, exact 7.6 and 4.7 %, k1 in the reward .9 and .3 %.

@@ -93,7 +93,7 @@ class NoPenaltyOnTheLastToken(KLPenalty):
     def __call__(self, rollout, policy):
         super().__call__(rollout, policy)
         last = rollout["terminated"] | rollout["truncated"]
-        rollout["reward"] = rollout["reward"] + self.coefficient * rollout["kl"] * last
+        rollout["reward"] = rollout["reward"] + self.coef * rollout["kl"] * last
 
 
 class EosLeftOutOfTheMask(TextVectorEnv):

@@ -393,7 +393,7 @@ def test_wrong_tasks_and_actions_are_refused():
 
     tokenizer = make_tokenizer(WORDS)
     for task in (["a"], Short, PromptList(["a"])):
-        with pytest.raises(TypeError, match="expected an object with deal and score"):
+        with pytest.raises(TypeError, match="expected an object with sample_prompts and score"):
             TextVectorEnv(task, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="deal of Short returned 1 values for 2"):
         TextVectorEnv(Short(["a"]), tokenizer=tokenizer, num_envs=2).reset(seed=0)

@@ -65,7 +65,7 @@ def test_prompts_are_a_function_of_seed_and_number_alone():
 
 def test_prompts_are_the_same_in_another_process():
     script = "from textenv.tasks.reasoning_gym import ReasoningGym as R\n" + "\n".join(
-        f"print(R({name!r}).deal([4], seed=9)[0].content)" for name in SAMPLES
+        f"print(R({name!r}).sample_prompts([4], seed=9)[0].content)" for name in SAMPLES
     )
     environment = os.environ | {"PYTHONHASHSEED": "77"}
     said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

@@ -225,7 +225,7 @@ def test_the_command_line_starts_a_recurrent_policy_from_its_own_preset(tmp_path
     """A minibatch is counted in rows there: the perceptrons' 256 steps would be 256 rows."""
     from algos.cli import main
 
-    words = ["--policy", "lstm", "--total-steps", "2000", "--episodes", "2", "--run-dir", str(tmp_path), "--json"]
+    words = ["--policy", "lstm", "--total-steps", "2000", "--num-episodes", "2", "--run-dir", str(tmp_path), "--json"]
     main(["train", "CartPole-v1", *words])
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["policy"] == "LSTMPolicy" and saved["config"]["minibatch_size"] == 8
@@ -237,9 +237,9 @@ def test_a_recurrent_policy_is_trained_by_the_config_of_the_algorithm_that_is_na
     """PPO's preset was taken for all: RLOO trained without groups, GRPO ended in an AttributeError."""
     from algos.cli import main
 
-    words = ["--policy", "lstm", "--algo", algo, "--total-steps", "100", "--episodes", "1", "--json"]
+    words = ["--policy", "lstm", "--algo", algo, "--total-steps", "100", "--num-episodes", "1", "--json"]
     main(["train", "CartPole-v1", *words, "--run-dir", str(tmp_path)])
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["policy"] == "LSTMPolicy" and saved["algorithm"] == algo.upper()
     assert "clip_range" not in saved["config"] or algo == "grpo"
-    assert (saved["config"]["episodes"] is None) == (algo in ("a2c", "trpo"))
+    assert (saved["config"]["num_episodes"] is None) == (algo in ("a2c", "trpo"))

@@ -534,8 +534,8 @@ def test_a_signal_finishes_the_iteration_and_writes_a_checkpoint(name, tmp_path)
     assert len(short_run(tmp_path, resume=tmp_path)) == 6
 
 
-TRAIN = ["train", "CartPole-v1", "--config.steps", "16", "--num-envs", "4", "--checkpoint-every", "128",
-         "--episodes", "1", "--json"]  # fmt: skip
+TRAIN = ["train", "CartPole-v1", "--config.num-steps", "16", "--num-envs", "4", "--checkpoint-every", "128",
+         "--num-episodes", "1", "--json"]  # fmt: skip
 
 
 def killed_and_resumed(tmp_path, kills):

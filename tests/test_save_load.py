@@ -91,7 +91,7 @@ def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_
     assert step < 0.5  # CartPole moves by .4 a step at the most here
 
 
-def test_train_and_evaluate_on_the_command_line_print_one_json_object_last(tmp_path, capsys):
+def test_train_and_evaluate_on_the_command_line_print_onejson_object_last(tmp_path, capsys):
     run_dir = str(tmp_path / "run")
     main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
     trained = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -101,7 +101,7 @@ def test_train_and_evaluate_on_the_command_line_print_one_json_object_last(tmp_p
     assert expected | {"time/steps_per_second", "policy/loss", "value/loss"} <= lines[-1].keys()
     assert any("episode/return" in line for line in lines)
     assert list((tmp_path / "run" / "tensorboard").iterdir())
-    main(["evaluate", run_dir, "--episodes", "3", "--deterministic", "--json"])
+    main(["evaluate", run_dir, "--num-episodes", "3", "--deterministic", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
@@ -110,12 +110,12 @@ def test_train_on_text_from_a_local_folder(tmp_path, capsys):
     model = tmp_path / "model"
     make_gpt2().save_pretrained(model)
     make_tokenizer(WORDS).save_pretrained(model)
-    arguments = ["textenv/Periods-v0", "--model", str(model), "--total-steps", "600", "--config.episodes", "32"]
+    arguments = ["textenv/Periods-v0", "--model", str(model), "--total-steps", "600", "--config.num-episodes", "32"]
     main(["train", *arguments, "--run-dir", str(tmp_path / "run"), "--json"])
     trained = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert trained["score"] == trained["mean_return"] and trained["kl"] >= -0.5
     assert trained["penalised_return"] == pytest.approx(trained["score"] - 0.001 * trained["kl"])
-    main(["evaluate", str(tmp_path / "run"), "--episodes", "8", "--json"])
+    main(["evaluate", str(tmp_path / "run"), "--num-episodes", "8", "--json"])
     evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"mean_return", "steps", "seconds", "score", "kl"} <= evaluated.keys()
 

@@ -293,7 +293,7 @@ def test_what_cannot_be_trained_is_refused():
         sft(make_gpt2(), ["a b"])
     with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
         sft(LMPolicy(make_gpt2(), make_tokenizer(WORDS)).reference(), ["a b"], SFTConfig(**SMALL))
-    with pytest.raises(ValueError, match=r"SFTConfig\.warmup is 2"):
+    with pytest.raises(ValueError, match=r"SFTConfig\.warmup_ratio is 2"):
         SFTConfig(warmup_ratio=2)
 
 

@@ -98,14 +98,14 @@ def test_two_integers_resume_it_in_the_middle_of_a_round_and_with_a_fresh_tokeni
     [
         ({"texts": []}, "expected a list of at least one text"),
         ({"texts": "a b"}, "expected a list of at least one text"),
-        ({"coefficient": -1.0}, "coefficient is -1"),
+        ({"coef": -1.0}, "coef is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_length": 0}, "max_length 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
-        TextLoss(**({"texts": TEXTS, "coefficient": 1.0} | arguments))
+        TextLoss(**({"texts": TEXTS, "coef": 1.0} | arguments))
 
 
 def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():

@@ -423,7 +423,7 @@ def test_a_training_goes_on_and_ends_by_a_clear_error_with_its_agent_saved(tmp_p
 
 def test_the_command_line_trains_in_processes(tmp_path, capfd):
     arguments = ["train", "CartPole-v1", "--process-timeout", "60", "--num-envs", "2", "--total-steps", "64"]
-    more = ["--config.steps", "16", "--config.minibatch-size", "16", "--episodes", "2", "--json"]
+    more = ["--config.num-steps", "16", "--config.minibatch-size", "16", "--num-episodes", "2", "--json"]
     main([*arguments, *more, "--run-dir", str(tmp_path)])
     assert '"episodes": 2' in capfd.readouterr().out
     with pytest.raises(SystemExit):

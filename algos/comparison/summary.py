@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
 from algos.config import PolicyGradientConfig
-from algos.losses import log_ratio
-from textenv.kl.estimators import k3
-from textenv.rollout import masked_mean
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
     from algos.agent import Agent
 
 POINTS = 101
@@ -79,18 +76,25 @@ class Figure(NamedTuple):
     """Of each seed."""
 
 
-@torch.no_grad()
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
-    """KL(old‖new) of an update, nats a step, by k3 (Schulman 2020); for `algos.training.loop.learn`.
+    """KL(old‖new) of an update, nats a step, by k3 (Schulman 2020); a ``diagnose`` of `algos.training.loop.learn`.
 
-    Every algorithm is measured in the same way, after its last step. None for Q-learning, whose policy is no
+    Every algorithm is measured in the same way, after its last step. Empty for Q-learning, whose policy is no
     distribution that was updated.
     """
+    import torch
+
+    from algos.losses import log_ratio
+    from textenv.kl.estimators import k3
+    from textenv.rollout import masked_mean
+
     if not isinstance(agent.config, PolicyGradientConfig):
         return {}
     mask = rollout["mask"]
-    change = log_ratio(log_prob=agent.policy.evaluate(rollout).log_prob, old_log_prob=rollout["log_prob"], mask=mask)
-    return {"update/kl": masked_mean(k3(-change), mask=mask).item()}
+    with torch.no_grad():
+        log_prob = agent.policy.evaluate(rollout).log_prob
+        change = log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+        return {"update/kl": masked_mean(k3(-change), mask=mask).item()}
 
 
 Score = Callable[[float], float]

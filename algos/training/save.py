@@ -6,10 +6,12 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from algos.policies.policy import CONTROL_POLICIES, Policy, find_policy
 from algos.training.run_folder import draft, remove
+
+if TYPE_CHECKING:
+    from algos.policies.policy import Policy
 
 FORMAT = 3
 """Version of the folder's layout; 2, which knew the shape of observations alone, is read too."""
@@ -68,6 +70,8 @@ def load(folder: str | Path) -> Policy:
         ValueError: if it was written by another version, or holds a policy of a class not known here.
     """
     description = read_description(folder)
+    from algos.policies.policy import CONTROL_POLICIES, find_policy
+
     weights = Path(folder) / "policy"
     name = description["policy"]
     known = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]

@@ -18,7 +18,7 @@ from textenv.lm.sampling import restrict
 class _ReferenceWrapper(gymnasium.Wrapper):
     """A text environment whose steps are scored by a reference that decodes along, with a cache of its own."""
 
-    def __init__(self, env: gymnasium.Env, reference: LanguageModel, coefficient: float) -> None:
+    def __init__(self, env: gymnasium.Env, reference: LanguageModel, coef: float) -> None:
         super().__init__(env)
         text = env.unwrapped
         if not isinstance(text, TextEnv):
@@ -28,9 +28,9 @@ class _ReferenceWrapper(gymnasium.Wrapper):
                 "this environment already carries a KLPenalty: the KL would be charged twice. "
                 "Make it without one, or leave the wrapper out."
             )
-        if not coefficient >= 0:
-            raise ValueError(f"coefficient is {coefficient}, expected a number of at least 0 (reward per nat)")
-        self.reference, self.coefficient = reference, coefficient
+        if not coef >= 0:
+            raise ValueError(f"coef is {coef}, expected a number of at least 0 (reward per nat)")
+        self.reference, self.coef = reference, coef
         self._text = text
         self._decoder = Decoder(reference, num_slots=1, max_length=text.max_length)
 
@@ -60,7 +60,7 @@ class KLReward(_ReferenceWrapper):
     Args:
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
         reference: the reference model, with the policy's temperature.
-        coefficient: β ≥ 0, reward per nat.
+        coef: β ≥ 0, reward per nat.
         estimator: as in `textenv.kl.penalty.KLPenalty`, but the exact KL, for which an action would have to say every
             probability.
 
@@ -70,9 +70,9 @@ class KLReward(_ReferenceWrapper):
     """
 
     def __init__(
-        self, env: gymnasium.Env, reference: LanguageModel, coefficient: float, estimator: str | Estimator = "k1"
+        self, env: gymnasium.Env, reference: LanguageModel, coef: float, estimator: str | Estimator = "k1"
     ) -> None:
-        super().__init__(env, reference, coefficient)
+        super().__init__(env, reference, coef)
         self.estimator, function = resolve(estimator, place="reward")
         if function is None:
             raise ValueError(f"estimator is {estimator!r}, but a step has the log-probability of one action: use 'k1'")
@@ -95,7 +95,7 @@ class KLReward(_ReferenceWrapper):
         observation, reward, terminated, truncated, info = rest
         kl = self._estimate(log_prob - reference_log_prob)
         info = info | {"kl": kl, "reference_log_prob": reference_log_prob}
-        return observation, reward - self.coefficient * kl, terminated, truncated, info
+        return observation, reward - self.coef * kl, terminated, truncated, info
 
     def _estimate(self, log_ratio: float) -> float:
         import torch
@@ -115,11 +115,11 @@ class ReferenceReward(_ReferenceWrapper):
     Args:
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
         reference: the reference model, with the policy's temperature.
-        coefficient: β ≥ 0, reward per nat; the agent's entropy coefficient must equal it.
+        coef: β ≥ 0, reward per nat; the agent's entropy coefficient must equal it.
     """
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Append a token; ``info`` has ``reference_log_prob``."""
         observation, reward, terminated, truncated, info, log_prob = self._score_and_step(action)
         info = info | {"reference_log_prob": log_prob}
-        return observation, reward + self.coefficient * log_prob, terminated, truncated, info
+        return observation, reward + self.coef * log_prob, terminated, truncated, info

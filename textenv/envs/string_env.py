@@ -65,7 +65,7 @@ class StringGames:
         self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """See `textenv.envs.task.Task.deal`: equal numbers are equal games."""
+        """See `textenv.envs.task.Task.sample_prompts`: equal numbers are equal games."""
         return [self._begin(number, seed) for number in numbers]
 
     def reply(self, turns: Sequence[Turn]) -> list[str | Literal[Cut.TRUNCATED] | None]:

@@ -66,9 +66,9 @@ class FunctionTask(PromptList):
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
     """The task given, or one of prompts and reward; raises unless it is one of the two."""
     if task is not None and prompts is None and reward is None:
-        if isinstance(task, type) or not (hasattr(task, "deal") and hasattr(task, "score")):
+        if isinstance(task, type) or not (hasattr(task, "sample_prompts") and hasattr(task, "score")):
             raise TypeError(
-                f"task is {task!r:.200}, expected an object with deal and score; or give prompts and reward"
+                f"task is {task!r:.200}, expected an object with sample_prompts and score; or give prompts and reward"
             )
         return task
     if task is None and prompts is not None and reward is not None:

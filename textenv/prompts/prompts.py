@@ -45,7 +45,7 @@ class PromptList:
 
     Example:
         >>> deck = PromptList(["one", "two", "three"])
-        >>> sorted(prompt.content for prompt in deck.deal(range(3), seed=7))
+        >>> sorted(prompt.content for prompt in deck.sample_prompts(range(3), seed=7))
         ['one', 'three', 'two']
     """
 
@@ -70,7 +70,7 @@ class PromptList:
         return as_prompt(index, self.prompts[index])
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """See `textenv.envs.task.Task.deal`."""
+        """See `textenv.envs.task.Task.sample_prompts`."""
         passes = [divmod(number, len(self.prompts)) for number in numbers]
         return [self.prompt(int(_order(len(self.prompts), seed, lap)[place])) for lap, place in passes]
 

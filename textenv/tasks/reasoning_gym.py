@@ -49,7 +49,8 @@ class ReasoningGym:
 
     Raises:
         ImportError: if the package is not installed.
-        ValueError: on an unknown name, split or setting, and from `deal` if the split seems to have no questions.
+        ValueError: on an unknown name, split or setting, and from `sample_prompts` if the split seems to be
+            empty.
 
     Example:
         >>> task = ReasoningGym("chain_sum", min_terms=2, max_terms=2)  # doctest: +SKIP
@@ -72,7 +73,7 @@ class ReasoningGym:
         self._size = self._dataset.size
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """See `textenv.envs.task.Task.deal`."""
+        """See `textenv.envs.task.Task.sample_prompts`."""
         drawn = {number: self._draw(seed, number) for number in dict.fromkeys(map(int, numbers))}
         return [drawn[int(number)] for number in numbers]
 

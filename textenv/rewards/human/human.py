@@ -32,7 +32,7 @@ class HumanReward:
     | ``"pairs"`` | neighbouring responses to a prompt | better 1, worse 0, tie .5 |
 
     Equal responses to a prompt are asked about once, and never again if the file has the answer. The person may skip a
-    response, undo the last answer of the batch, or quit. What has no score of theirs is scored by ``otherwise``, and
+    response, undo the last answer of the batch, or quit. What has no score of theirs is scored by ``fallback``, and
     without one it is None: "does not apply". That holds too for a response that has no other of its prompt to be
     compared with.
 
@@ -40,14 +40,14 @@ class HumanReward:
         file: where answers are kept, see `textenv.rewards.human.feedback_file`.
         scale: how the person answers.
         annotator: who asks; a `TerminalAnnotator` if None.
-        otherwise: a reward function, such as a reward model, for what the person has not scored.
-        share: of the questions of a batch (a call), how many are asked at most, rounded up; chosen at random. A batch
-            that comes again, after a restart, is asked the same ones.
+        fallback: a reward function, such as a reward model, for what the person has not scored.
+        fraction: of the questions of a batch (a call), how many are asked at most, rounded up; chosen at random. A
+            batch that comes again, after a restart, is asked the same ones.
         seed: of that choice, and of which response of a pair is shown first.
 
     Raises:
-        ValueError: on an unknown scale, a share outside 0 to 1, one below 1 without ``otherwise``, or a broken file.
-        TypeError: if the annotator has no ``ask`` and ``name``, or ``otherwise`` is no function.
+        ValueError: on an unknown scale, a share outside 0 to 1, one below 1 without ``fallback``, or a broken file.
+        TypeError: if the annotator has no ``ask`` and ``name``, or ``fallback`` is no function.
 
     Example:
         >>> human = HumanReward("runs/thumbs.jsonl", otherwise=reward_model, share=0.1)  # doctest: +SKIP
@@ -67,13 +67,13 @@ class HumanReward:
         if scale not in SCORES:
             raise ValueError(f"scale is {scale!r}, expected {', '.join(SCORES)}")
         if not 0 <= fraction <= 1:
-            raise ValueError(f"share is {fraction!r}, expected a number from 0 (ask nobody) to 1 (ask about all)")
+            raise ValueError(f"fraction is {fraction!r}, expected a number from 0 (ask nobody) to 1 (ask about all)")
         if fraction < 1 and fallback is None:
             raise ValueError(
-                f"share is {fraction!r}, but nothing scores the rest: give otherwise=reward_model, or share=1"
+                f"fraction is {fraction!r}, but nothing scores the rest: give fallback=reward_model, or fraction=1"
             )
         if fallback is not None and not callable(fallback):
-            raise TypeError(f"otherwise is {fallback!r}, expected a function f(prompts, completions, **columns)")
+            raise TypeError(f"fallback is {fallback!r}, expected a function f(prompts, completions, **columns)")
         if annotator is not None and not (callable(getattr(annotator, "ask", None)) and hasattr(annotator, "name")):
             raise TypeError(
                 f"annotator is {annotator!r}, expected ask(question) and a name: see textenv.rewards.human.Annotator"
@@ -90,7 +90,7 @@ class HumanReward:
 
         Raises:
             FeedbackStopped: if the person quits.
-            ValueError: if the annotator answers what was not asked, or ``otherwise`` returns another number of scores.
+            ValueError: if the annotator answers what was not asked, or ``fallback`` returns another number of scores.
         """
         questions = self._questions(prompts, completions)
         answers = self.file.answers()
@@ -155,13 +155,13 @@ class HumanReward:
         return given
 
     def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
-        """Fill in what the person has not scored by ``otherwise``, which is given those rows alone."""
+        """Fill in what the person has not scored by ``fallback``, which is given those rows alone."""
         rows = [row for row, score in enumerate(result) if score is None]
         if self.fallback is None or not rows:
             return result
         given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
         given = {"completion_ids": [[0]] * len(rows)} | given
-        scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="otherwise")
+        scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="fallback")
         for row, earned in zip(rows, scores.earned, strict=True):
             result[row] = total(earned)
         return result

@@ -127,7 +127,7 @@ def _check_terminal() -> None:
     if blind:
         raise RuntimeError(
             f"a person is to be asked, but there is no terminal at {' and '.join(blind)}: run this in one, without "
-            "redirecting it, give HumanReward another annotator=, or ask nobody by otherwise=reward_model, share=0"
+            "redirecting it, give HumanReward another annotator=, or ask nobody by fallback=reward_model, fraction=0"
         )
 
 

@@ -1,4 +1,4 @@
-"""The words of ``algos train``: what a run was started by, and goes on with.
+"""What the commands share: the words of ``algos train`` (by which a run was started, and goes on), JSON, threads.
 
 ``switches`` are the names of the options that take no value.
 """
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 ARGUMENTS = "arguments.json"
 """What a run was started by, in its folder."""
@@ -90,3 +91,24 @@ def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
         if word.startswith(f"{option}="):
             return word.removeprefix(f"{option}=")
     return otherwise
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """The JSON object that an option holds; raises a ValueError that names the option."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{option} is {text!r:.200}, which is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
+    return found
+
+
+def one_thread() -> None:
+    """Small models are fastest on one thread; a user's OMP_NUM_THREADS is left in force."""
+    import os
+
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -1,0 +1,103 @@
+"""The command line: ``algos train|evaluate|compare|merge|check|check-reward``; also ``textenv``, ``python -m algos``.
+
+Nothing here imports torch before a command runs: help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import Annotated, Any
+
+import tyro
+
+from algos.cli.check import Check, CheckReward
+from algos.cli.common import ARGUMENTS, named, with_remembered
+from algos.cli.compare import Compare
+from algos.cli.evaluate import Evaluate, Merge
+from algos.cli.train import Train, switches, train_command
+from algos.config import CONFIGS
+from algos.names import nearest
+from algos.training.signals import Interrupted
+from textenv.errors import InvariantError
+from textenv.lm.loading import trust_remote_code
+from textenv.rendering import printable
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console scripts; exit status 2 on wrong input."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        arguments = with_remembered(given, switches())
+        _refuse_foreign_flags(arguments)
+        commands = (
+            train_command(arguments)
+            | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+            | Annotated[Compare, tyro.conf.subcommand("compare")]
+            | Annotated[Merge, tyro.conf.subcommand("merge")]
+            | Annotated[Check, tyro.conf.subcommand("check")]
+            | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
+        )
+        description = "Train and compare policies for control and text by one kit of algorithms."
+        command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
+        with _code_of_models(command, given):
+            result = command.run(arguments) if isinstance(command, Train) else command.run()
+    except Interrupted as stop:
+        print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
+        raise SystemExit(stop.status) from stop
+    except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
+        told = [str(error), *getattr(error, "__notes__", [])]  # where what the run has produced was saved
+        print("\n".join(f"algos: {printable(line)}" for line in told), file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
+    if command.json:
+        print(json.dumps(result))
+    elif not isinstance(command, (Compare, CheckReward)):
+        _print_table(result)
+    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
+        raise SystemExit(1)
+
+
+def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
+    """Raise a ValueError that suggests our flag for one of another library, or of a config without its prefix."""
+    commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
+    if not arguments or arguments[0] not in commands:
+        return
+    own = [field.name for field in fields(commands[arguments[0]])]
+    config = CONFIGS.get(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
+    hyper = [] if config is None else [field.name for field in fields(config)]
+    for word in arguments[1:]:
+        name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
+        known = own if not word.startswith("--config.") else hyper
+        if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
+            continue
+        ours = nearest(name, [*own, *hyper]) or ""
+        prefix = "" if ours in own else "config."
+        if ours in (*own, *hyper):
+            raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
+
+
+def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
+    """Within it models may run code of their own, if that was asked for: by whoever runs this, not in a run's file."""
+    if not getattr(command, "trust_remote_code", False):
+        return nullcontext()
+    if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
+        raise ValueError(
+            f"the run was started with --trust-remote-code, which {ARGUMENTS} cannot grant: give it again if you "
+            "trust the model's code"
+        )
+    return trust_remote_code()
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False)
+    for name, value in result.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(Text(printable(name)), Text(printable(shown)))
+    Console().print(table)

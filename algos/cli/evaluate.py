@@ -1,0 +1,68 @@
+"""``algos evaluate`` and ``algos merge``: what is done with a saved agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from algos.cli.common import one_thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Play episodes with a saved agent."""
+
+    folder: tyro.conf.Positional[Path]
+    """Run folder of a trained agent."""
+    env: str | None = None
+    """Another environment than the agent was trained on; or module:id, where a module registers it."""
+    num_episodes: int = 20
+    """Episodes to play (prompts of the test split in text)."""
+    deterministic: bool = False
+    """Take the most probable action instead of a sample."""
+    seed: int = 0
+    """Of start states or prompts, and of sampled actions."""
+    trust_remote_code: bool = False
+    """Run Python code that the model brings with it. Only for a model that you trust like a program."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Load and play."""
+        from algos.make import remake_environment
+        from algos.training.save import load, read_description
+
+        description, slots = read_description(self.folder), max(1, min(self.num_episodes, 64))
+        env = remake_environment(description, num_envs=slots, env_id=self.env)
+        one_thread()
+        from algos.evaluation import summarise
+
+        options = {"num_episodes": self.num_episodes, "deterministic": self.deterministic, "seed": self.seed}
+        return summarise(env, load(self.folder), **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Write a language model that was trained with an adapter (LoRA) as a plain model folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """Run folder of a trained agent."""
+    to: tyro.conf.Positional[Path]
+    """Folder to write; it must not be there yet."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+
+    def run(self) -> dict[str, Any]:
+        """Load, merge, write."""
+        from algos.training.save import load, read_description
+
+        if self.to.exists():
+            raise FileExistsError(f"{self.to} is there already: give a folder that is not")
+        name = read_description(self.folder)["policy"]
+        if name != "LMPolicy":
+            raise ValueError(f"{self.folder} holds a {name}, and only language models have adapters")
+        policy: Any = load(self.folder)
+        return {"merged": str(policy.merge(self.to))}

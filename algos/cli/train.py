@@ -1,0 +1,168 @@
+"""``algos train``: train, save and evaluate."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from algos import presets
+from algos.cli.common import ARGUMENTS, json_object, named, one_thread, place_of_environment, to_remember
+from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
+from algos.training.run_folder import check_new, run_of
+from textenv.rewards.calling import read_module
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Generic[ConfigT]):
+    """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
+
+    env: tyro.conf.Positional[str]
+    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id imports the module that registers it first."""
+    algo: AlgorithmName = "ppo"
+    """Algorithm; --config is its own."""
+    seed: int | None = None
+    """Of weights, environment, sampled actions and minibatches; the same as --config.seed."""
+    total_steps: int = 500_000
+    """Steps to train for: actions in control, chosen tokens in text."""
+    num_envs: int = 8
+    """Environment slots side by side."""
+    run_dir: Path | None = None
+    """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
+    policy: PolicyName = "auto"
+    """Control only: two perceptrons, a CNN for images or an LSTM; auto takes a CNN for images, else perceptrons.
+    To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
+    policy_kwargs: str = "{}"
+    """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
+    model: str = "embedded"
+    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    trust_remote_code: bool = False
+    """Text only: run Python code that the model brings with it. Only for a model that you trust like a program."""
+    env_kwargs: str = "{}"
+    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
+    process_timeout: float | None = None
+    """Control only, for slow or unstable environments: run each in a process of its own, which is replaced if it
+    crashes or takes more than these seconds for a step (60 suits most)."""
+    kl_coef: float | None = None
+    """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
+    num_episodes: int = 20
+    """Episodes of the evaluation after training (prompts of the test split in text)."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before they end it."""
+    resume: Path | None = None
+    """Run folder, or one of its checkpoints, to go on from; its other arguments are remembered. With ENV and the others
+    given too it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
+    overwrite: bool = False
+    """Remove the run that is in the folder; without it, a folder that holds one is refused."""
+    json: bool = False
+    """Print one JSON object last, instead of a table."""
+    config: ConfigT
+    """Hyper-parameters; the defaults shown are those of the environment's preset."""
+
+    def run(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
+        from algos.config import GROUPED
+        from algos.make import is_ours, make_agent, make_policy, make_vector_environment
+
+        start = time.perf_counter()
+        if self.num_envs < 1 or self.num_episodes < 1:  # not after the training, in the evaluation
+            raise ValueError(
+                f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
+            )
+        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
+        if self.total_steps < 1 or every < 1:
+            raise ValueError(
+                f"--total-steps is {self.total_steps} and --checkpoint-every {every}, expected at least 1 of each"
+            )
+        config = self.config if self.seed is None else replace(self.config, seed=self.seed)
+        run_dir = self.folder
+        here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
+        if not here:
+            check_new(run_dir, overwrite=self.overwrite)
+        elif self.overwrite:
+            raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
+        options, more = self._environment_arguments(), json_object(self.policy_kwargs, "--policy-kwargs")
+        env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **options)
+        one_thread()
+        from algos.evaluation import summarise
+
+        policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **more)
+        agent = make_agent(self.algo, env, policy, config, kl_coef=self.kl_coef)
+        known = json.dumps(to_remember(arguments, switches())) + "\n"
+
+        def remember(metrics: dict[str, float]) -> None:
+            """Not before: what cannot start, or go on, changes nothing."""
+            if not (run_dir / ARGUMENTS).is_file() or (run_dir / ARGUMENTS).read_text(encoding="utf-8") != known:
+                (run_dir / ARGUMENTS).write_text(known, encoding="utf-8")
+
+        history = agent.learn(
+            self.total_steps,
+            run_dir=run_dir,
+            progress=not self.json,
+            on_iteration=remember,
+            checkpoint_every=every,
+            resume=self.resume,
+            overwrite=self.overwrite,
+        )
+        split = {"split": "test"} if is_ours(self.env) else {}
+        env.close()
+        slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
+        with closing(make_vector_environment(self.env, slots, **(options | split))) as test_env:
+            result = summarise(test_env, policy, num_episodes=self.num_episodes, seed=config.seed)
+        seconds = time.perf_counter() - start
+        return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        seed = self.config.seed if self.seed is None else self.seed
+        return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
+
+    def _environment_arguments(self) -> dict[str, Any]:
+        from algos.make import is_ours, is_text
+
+        arguments = json_object(self.env_kwargs, "--env-kwargs")
+        if is_ours(self.env):
+            more = {"model": self.model, "kl_coef": self.kl_coef}
+            return more | {"process_timeout": self.process_timeout} | arguments
+        if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
+            raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is none")
+        return {"process_timeout": self.process_timeout} | arguments
+
+
+def train_command(arguments: Sequence[str]) -> Any:
+    """The defaults of ``train`` are those of the environment and algorithm, or recurrent policy, that are named."""
+    arguments = arguments if arguments[:1] == ["train"] else ["train"]
+    algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
+    at = place_of_environment(arguments, switches())
+    env_id = "" if at is None else arguments[at]
+    if ":" in env_id:
+        with suppress(ValueError):  # which is said when it is made
+            read_module(env_id.rpartition(":")[0])
+    recurrent = policy == "lstm" and algorithm == "ppo"
+    recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm)
+    default = Train(
+        env=tyro.MISSING,
+        algo=algorithm,  # type: ignore[arg-type]
+        total_steps=recipe.total_steps,
+        num_envs=recipe.num_envs,
+        policy=recipe.policy,  # type: ignore[arg-type]
+        policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
+        kl_coef=recipe.kl_coef,
+        config=recipe.config,
+    )
+    return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]
+
+
+def switches() -> set[str]:
+    """Options of ``train`` that take no value."""
+    kinds: list[Any] = [Train, *CONFIGS.values()]
+    return {field.name for kind in kinds for field in fields(kind) if field.type == "bool"}
