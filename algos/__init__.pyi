@@ -2,7 +2,10 @@ from . import advantages as advantages, config as config, losses as losses, poli
 from .a2c import A2C as A2C, A2CConfig as A2CConfig
 from .agent import Agent as Agent
 from .collection import Cursor as Cursor, collect as collect
+from .comparison.compare import compare as compare
+from .comparison.summary import Case as Case
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
+from .envs.subprocess_env import SubprocessVectorEnv as SubprocessVectorEnv
 from .evaluation import evaluate as evaluate
 from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, train_reward_model as train_reward_model
 from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
@@ -17,5 +20,6 @@ from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
+from .training.invariants import InvariantError as InvariantError
 from .training.save import load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

@@ -15,11 +15,12 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Cursor, autoreset_mode, collect
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PolicyName, PPOConfig
 from algos.names import check_names
 from algos.optimize import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_spaces
+from algos.policies.registry import make_policy
 from algos.training.loop import learn
 from algos.training.metrics import Metrics
 from algos.training.save import save
@@ -38,9 +39,11 @@ class Agent(Generic[ConfigT]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`.
+        policy: what is trained; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        kl_coef: reward charged per nat of KL to the policy as it is now (``KLPenalty(policy.reference(), β)``).
+        fields: fields of the config that replace its own, such as ``learning_rate=3e-4``.
 
     Raises:
         TypeError: on a config of another algorithm, or a policy that it cannot train.
@@ -50,17 +53,32 @@ class Agent(Generic[ConfigT]):
     config_type: type[ConfigT] = Config  # type: ignore[assignment]  # of an algorithm that asks for no more
     """The algorithm's own config."""
 
+    policy_name: PolicyName = "auto"
+    """The policy that is made where none is given."""
+
     def __init__(
-        self, env: VectorEnv, policy: Policy, config: ConfigT | None = None, *, penalty: KLPenalty | None = None
+        self,
+        env: VectorEnv,
+        policy: Policy | None = None,
+        config: ConfigT | None = None,
+        *,
+        penalty: KLPenalty | None = None,
+        kl_coef: float | None = None,
+        **fields: Any,
     ) -> None:
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
             raise TypeError(
                 f"config is a {type(config).__name__}, {type(self).__name__} needs a {self.config_type.__name__}"
             )
+        if fields:
+            config = dataclasses.replace(config, **fields)
+        if policy is None and isinstance(env, VectorEnv):
+            policy = make_policy(env, policy=self.policy_name, seed=config.seed)
         check_environment(env, policy, config)
+        assert policy is not None
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
-        self.penalty = choose_penalty(env, penalty)
+        self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
         gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
         self.cursor = Cursor(seed=config.seed)
@@ -162,9 +180,21 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     return dataclasses.replace(config, **found)
 
 
-def choose_penalty(env: Any, penalty: KLPenalty | None) -> KLPenalty | None:
-    """The penalty given, else the one that the environment carries, else none."""
-    return getattr(env, "penalty", None) if penalty is None else penalty
+def choose_penalty(
+    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | None = None
+) -> KLPenalty | None:
+    """The penalty given, else one of ``kl_coef``, else the one that the environment carries, else none.
+
+    Raises:
+        ValueError: if ``kl_coef`` is given beside another penalty.
+    """
+    carried = getattr(env, "penalty", None)
+    if kl_coef is None:
+        return carried if penalty is None else penalty
+    if penalty is not None or carried is not None:
+        other = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
+        raise ValueError(f"kl_coef is {kl_coef}, but {other}: give one of them, or the KL would be charged twice")
+    return KLPenalty(policy.reference(), kl_coef)
 
 
 def check_environment(env: Any, policy: Any, config: Any) -> None:

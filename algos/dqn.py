@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,10 @@ from torch.nn import functional
 
 from algos.agent import Agent
 from algos.config import DQNConfig
-from algos.optimize import Totals, scheduled
+from algos.names import refuse_unknown
+from algos.optimize import Sums, scheduled
 from algos.policies.q_network import QPolicy
-from algos.training.metrics import Means, Metrics
+from algos.training.metrics import MetricMeans, Metrics
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""
@@ -27,8 +29,9 @@ class DQN(Agent[DQNConfig]):
 
     Args:
         env: a vector environment with Discrete actions.
-        policy: its Q-network.
+        policy: its Q-network; None makes one for the spaces.
         config: hyper-parameters.
+        fields: fields of the config that replace its own.
 
     Raises:
         TypeError: on a policy that is no `QPolicy`.
@@ -40,14 +43,18 @@ class DQN(Agent[DQNConfig]):
 
     config_type = DQNConfig
     policy: QPolicy
+    policy_name = "q"
 
-    def __init__(self, env: VectorEnv, policy: QPolicy, config: DQNConfig | None = None) -> None:
-        if not isinstance(policy, QPolicy):
+    def __init__(
+        self, env: VectorEnv, policy: QPolicy | None = None, config: DQNConfig | None = None, **fields: Any
+    ) -> None:
+        if not isinstance(policy, QPolicy | None):
             raise TypeError(f"DQN trains a QPolicy, which knows what actions are worth, not {type(policy).__name__}")
-        super().__init__(env, policy, config)
+        refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
+        super().__init__(env, policy, config, **fields)
         config = self.config
         self.buffer = _replay_buffer(config, self.generator)
-        self.target = policy.reference()
+        self.target = self.policy.reference()
         self.gradient_steps = 0
         """Steps of the optimiser so far."""
 
@@ -60,7 +67,7 @@ class DQN(Agent[DQNConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Remember a rollout and learn from what is remembered; returns metrics."""
-        config, means = self.config, Means()
+        config, means = self.config, MetricMeans()
         columns = STORED + (("next_action_mask",) if "action_mask" in rollout.keys() else ())
         self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
         self.optimizer.schedule(self.progress)
@@ -91,7 +98,7 @@ class DQN(Agent[DQNConfig]):
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 
-    def _loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
+    def _loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
         """The loss of Q(s, a) against `q_target` on a batch ``[b]``."""
         config, network = self.config, self.policy.action_values
         action = self.policy.distribution.index(batch["action"])

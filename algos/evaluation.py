@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,24 @@ from textenv.envs.text_env import TextEnv
 from textenv.rollout import is_episode_env
 
 
+class Played(NamedTuple):
+    """What `evaluate` returns."""
+
+    returns: list[float]
+    """Return of each episode, as the environment paid it."""
+    rollout: TensorDict
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over the episodes."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation over the episodes."""
+        return float(np.std(self.returns))
+
+
 @check_names
 def evaluate(
     env: VectorEnv | gymnasium.Env | str,
@@ -29,7 +47,7 @@ def evaluate(
     num_episodes: int = 20,
     deterministic: bool = False,
     seed: int = 0,
-) -> tuple[list[float], TensorDict]:
+) -> Played:
     """Play whole episodes.
 
     Args:
@@ -41,7 +59,7 @@ def evaluate(
         seed: of prompts or start states, and of the sampled actions.
 
     Returns:
-        The return of each episode, as the environment paid it, and the rollout itself.
+        Returns of the episodes and the rollout: ``evaluate(env, policy).mean_return``, or unpacked as a tuple.
 
     Raises:
         TypeError: on arguments in another order.
@@ -63,7 +81,7 @@ def evaluate(
             )
     finally:
         policy.generator.set_state(state)
-    return EpisodeMeter().finished(rollout)[0], rollout
+    return Played(EpisodeMeter().finished(rollout)[0], rollout)
 
 
 def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
@@ -94,11 +112,12 @@ def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
         ``score`` (the same as ``mean_return``: without KL), ``kl`` in nats an episode, ``penalised_return``.
     """
     start = time.perf_counter()
-    returns, rollout = evaluate(env, policy, **options)
+    played = evaluate(env, policy, **options)
+    rollout = played.rollout
     result = {
-        "mean_return": float(np.mean(returns)),
-        "std_return": float(np.std(returns)),
-        "episodes": len(returns),
+        "mean_return": played.mean_return,
+        "std_return": played.std_return,
+        "episodes": len(played.returns),
         "steps": int(rollout["mask"].sum()),
         "seconds": time.perf_counter() - start,
     }

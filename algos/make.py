@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from algos.config import Config, PolicyName, find_config
+from algos.config import Config, find_config
 from algos.envs.flatten import flat_shape
+from algos.policies.registry import make_policy as make_policy
 from textenv.rewards.calling import read_module
 
 if TYPE_CHECKING:
     from algos.agent import Agent
-    from algos.policies.policy import Policy
 
 
 def make_vector_environment(
@@ -100,62 +99,6 @@ def is_text(env_id: str) -> bool:
     return is_ours(env_id) or hasattr(entry, "take_episodes")
 
 
-def make_policy(
-    env: VectorEnv, *, policy: PolicyName = "auto", model: str = "embedded", seed: int = 1, **options: Any
-) -> Policy:
-    """A policy for this environment.
-
-    Args:
-        env: whose spaces it is made for.
-        policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
-        model: text only, as `LMPolicy.load` takes it.
-        seed: of initial weights and sampled actions.
-        options: further arguments of that policy's class.
-
-    Raises:
-        ValueError: if the choices do not fit the environment.
-    """
-    from algos.policies.policy import find_policy
-    from textenv.rollout import is_episode_env
-
-    if is_episode_env(env):
-        if policy != "auto":
-            raise ValueError(
-                f"policy is {policy!r}, but a text environment is played by a language model: leave it out"
-            )
-        from algos.policies.lm import LMPolicy
-
-        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options))
-    observation_space, action_space = env.single_observation_space, env.single_action_space
-    if policy == "auto":
-        from algos.policies.cnn import is_image
-
-        policy = "cnn" if is_image(observation_space) else "mlp"
-    return _construct(find_policy(policy), observation_space, action_space, seed=seed, **options)
-
-
-def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a language model in which dtypes may stand by name, as on a command line."""
-    import torch
-
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    named = {name: options[name] for name in ("dtype", "autocast") if isinstance(options.get(name), str)}
-    for name, value in named.items():
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
-    return options | {name: known[value] for name, value in named.items()}
-
-
-def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:
-    """Call a policy's constructor; an option that it does not know is wrong input, not a bug."""
-    try:
-        inspect.signature(make).bind(*given, **options)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(make).parameters)
-        raise ValueError(f"{make.__qualname__}: {error}; its arguments are {known}") from error
-    return make(*given, **options)
-
-
 def find_algorithm(name: str) -> type[Agent]:
     """The class of an algorithm; raises as `find_config` does."""
     own = find_config(name).__name__.removesuffix("Config")
@@ -163,19 +106,12 @@ def find_algorithm(name: str) -> type[Agent]:
 
 
 def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
-    """An algorithm by name, on an environment and with a policy and a config of its kind.
-
-    With a coefficient, a text environment that carries no penalty is charged for the KL to the policy as it is now.
-    """
-    from algos.agent import choose_penalty
+    """An algorithm by name; a text environment that carries no KL penalty is charged by ``kl_coef``, if it is given."""
     from textenv.rollout import is_episode_env
 
-    more = {}
-    if kl_coef is not None and is_episode_env(env) and choose_penalty(env, None) is None:
-        from textenv.kl.penalty import KLPenalty
-
-        more["penalty"] = KLPenalty(policy.reference(), kl_coef)
-    return find_algorithm(name)(env, policy, config, **more)
+    charged = kl_coef is not None and is_episode_env(env) and getattr(env, "penalty", None) is None
+    options: dict[str, Any] = {"kl_coef": kl_coef} if charged else {}
+    return find_algorithm(name)(env, policy, config, **options)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:

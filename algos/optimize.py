@@ -20,7 +20,7 @@ from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
 from algos.training.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
 from algos.training.learner import Learner
-from algos.training.metrics import Means, Metrics, ratio_metrics, rollout_metrics
+from algos.training.metrics import MetricMeans, Metrics, ratio_metrics, rollout_metrics
 from textenv.errors import PLACE
 from textenv.kl.penalty import KLPenalty
 from textenv.rollout import Evaluation
@@ -37,7 +37,7 @@ def optimize(
     aggregation: str | Aggregation = token_mean,
     clip_range: float | None = None,
     target_kl: float | None = None,
-    others: Sequence[Callable[[], tuple[Tensor, Totals]]] = (),
+    others: Sequence[Callable[[], tuple[Tensor, Sums]]] = (),
 ) -> Metrics:
     """The inner loop of every algorithm that follows a policy gradient: one step for each minibatch; returns metrics.
 
@@ -51,9 +51,9 @@ def optimize(
         target_kl: ends the update as soon as a minibatch's ``policy/approx_kl`` exceeds it.
         others: further losses, see `Optimizer.step`.
     """
-    config, policy, means = agent.config, agent.policy, Means()
+    config, policy, means = agent.config, agent.policy, MetricMeans()
 
-    def loss_of(part: TensorDict, *, first: bool) -> tuple[Tensor, Totals]:
+    def loss_of(part: TensorDict, *, first: bool) -> tuple[Tensor, Sums]:
         evaluation = policy.evaluate(part)
         ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
         terms = terms_of(part, evaluation, ratios)
@@ -71,7 +71,7 @@ def optimize(
         normalize_advantage=normalize_advantage,
         aggregation=by_name(aggregation),
     ):
-        parts = cut(batch, config.micro_batch_size)
+        parts = split(batch, config.micro_batch_size)
         totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
         means.add(totals)
         if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
@@ -269,7 +269,7 @@ class Term(NamedTuple):
 
 
 Terms = dict[str, Term]
-Totals = dict[str, Tensor]
+Sums = dict[str, Tensor]
 
 
 class Optimizer:
@@ -333,9 +333,7 @@ class Optimizer:
         """Go on from what `state_dict` gave."""
         self.optimizer.load_state_dict(state)
 
-    def step(
-        self, loss_of: LossOf, parts: Sequence[TensorDict], *others: Callable[[], tuple[Tensor, Totals]]
-    ) -> Totals:
+    def step(self, loss_of: LossOf, parts: Sequence[TensorDict], *others: Callable[[], tuple[Tensor, Sums]]) -> Sums:
         """Take one step on the sum of some losses.
 
         Args:
@@ -352,9 +350,9 @@ class Optimizer:
         """
         for parameter in self.parameters:
             parameter.grad = None
-        totals: Totals = {}
+        totals: Sums = {}
         found: list[Tensor] = []
-        losses: list[Callable[[], tuple[Tensor, Totals]]] = [partial(loss_of, part) for part in parts]
+        losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
         for compute in (*losses, *others):
             loss, terms = compute()
             loss.backward(inputs=self.parameters)  # and no further, where others share the graph
@@ -385,12 +383,12 @@ def scheduled(start: float, end: float | None, progress: float) -> float:
     return start if end is None else start + progress * (end - start)
 
 
-def cut(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
+def split(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
     """A minibatch in parts of so many units; None leaves it whole."""
     return [batch] if size is None else batch.split(size)
 
 
-def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Totals]:
+def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Sums]:
     """A loss from its terms.
 
     Args:

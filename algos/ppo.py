@@ -12,7 +12,7 @@ from torch import Tensor
 from algos.agent import Agent
 from algos.config import PPOConfig
 from algos.losses import value_loss
-from algos.optimize import Term, Terms, Totals, add_advantages, by_name, optimize, scheduled
+from algos.optimize import Sums, Term, Terms, add_advantages, by_name, optimize, scheduled
 from algos.policies.policy import Policy
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty
@@ -24,17 +24,17 @@ class PPO(Agent[PPOConfig]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`.
+        policy: what is trained; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
         config: hyper-parameters; named presets stand in `algos.presets`.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        penalty, kl_coef, fields: see `algos.agent.Agent`.
         auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` makes it PPO-ptx.
 
     Raises:
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
 
     Example:
-        >>> agent = PPO(env, policy, presets.CARTPOLE)  # doctest: +SKIP
-        >>> agent.learn(100_000)  # doctest: +SKIP
+        >>> env = gymnasium.make_vec("CartPole-v1", num_envs=8)  # doctest: +SKIP
+        >>> PPO(env, seed=1, learning_rate=3e-3).learn(100_000)  # doctest: +SKIP
     """
 
     config_type = PPOConfig
@@ -42,13 +42,15 @@ class PPO(Agent[PPOConfig]):
     def __init__(
         self,
         env: VectorEnv,
-        policy: Policy,
+        policy: Policy | None = None,
         config: PPOConfig | None = None,
         *,
         penalty: KLPenalty | None = None,
+        kl_coef: float | None = None,
         auxiliary: Callable[[Policy], Tensor] | None = None,
+        **fields: Any,
     ) -> None:
-        super().__init__(env, policy, config, penalty=penalty)
+        super().__init__(env, policy, config, penalty=penalty, kl_coef=kl_coef, **fields)
         self.auxiliary = auxiliary
         self.clip_range = self.config.clip_range
 
@@ -98,7 +100,7 @@ class PPO(Agent[PPOConfig]):
         )
         return {"policy/loss": Term(1.0, improvement), "value/loss": Term(config.vf_coef, error)}
 
-    def _auxiliary_loss(self) -> tuple[Tensor, Totals]:
+    def _auxiliary_loss(self) -> tuple[Tensor, Sums]:
         assert self.auxiliary is not None
         loss = self.auxiliary(self.policy)
         return loss, {"auxiliary/loss": loss}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from algos.config import (
+    GROUPED,
     A2CConfig,
     Config,
     DQNConfig,
@@ -17,6 +18,12 @@ from algos.config import (
     TRPOConfig,
     find_config,
 )
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+    from algos.agent import Agent
+    from algos.policies.policy import Policy
 
 CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
@@ -150,16 +157,61 @@ TEXT_TRPO = TRPOConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What the command line starts from: a preset and the choices around it."""
+    """An environment, an algorithm, a policy and their settings: everything that makes an agent."""
 
+    env: str | Callable[[int], VectorEnv] = ""
+    """Gymnasium id, ``module:id``, or a function of the number of slots."""
+    algorithm: str = "ppo"
     config: Config = PPOConfig()
     num_envs: int = 8
     total_steps: int = 500_000
-    policy: str = "auto"
+    policy: str | Callable[[VectorEnv, int], Policy] = "auto"
+    """A name of `algos.policies.registry`, or a function of environment and seed."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the policy."""
+    """Further arguments of the policy, by its name."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the environment, by its id."""
+    model: str = "embedded"
+    """Text only: as `LMPolicy.load` takes it."""
     kl_coef: float | None = None
     """Text only: reward charged per nat."""
+
+    def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
+        """Make the environment.
+
+        Args:
+            num_envs: slots; None is the recipe's number.
+            split: of the prompts of a text environment of ours, ``"train"`` or ``"test"``.
+        """
+        from algos.make import is_ours, make_vector_environment
+
+        slots = self.num_envs if num_envs is None else num_envs
+        if callable(self.env):
+            return self.env(slots)
+        ours: dict[str, Any] = {}
+        if is_ours(self.env):
+            ours = {"model": self.model, "kl_coef": self.kl_coef} | ({} if split == "train" else {"split": split})
+        return make_vector_environment(
+            self.env, slots, seed_each=self.algorithm in GROUPED, **(ours | dict(self.env_kwargs))
+        )
+
+    def build(self, seed: int, *, env: VectorEnv | None = None) -> Agent[Any]:
+        """Make the agent.
+
+        Args:
+            seed: of environment, weights, sampled actions and the order of minibatches.
+            env: made already by `environment`.
+        """
+        from algos.make import make_agent
+        from algos.policies.registry import make_policy
+
+        env = self.environment() if env is None else env
+        if callable(self.policy):
+            policy = self.policy(env, seed)
+        else:
+            name: Any = self.policy
+            policy = make_policy(env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
+        return make_agent(self.algorithm, env, policy, replace(self.config, seed=seed), kl_coef=self.kl_coef)
 
 
 RECIPES = {
@@ -218,13 +270,14 @@ def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
     """
     from algos.make import is_text
 
+    named: dict[str, Any] = {"env": env_id, "algorithm": algorithm}
     env_id = env_id.rpartition(":")[2]
     if (env_id, algorithm) in RECIPES:
-        return RECIPES[env_id, algorithm]
+        return replace(RECIPES[env_id, algorithm], **named)
     defaults = find_config(algorithm)
     if not is_text(env_id):
-        return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto")
+        return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto", **named)
     if algorithm not in _TEXT:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")
     other = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
-    return replace(RECIPES.get((env_id, "ppo"), other), config=_TEXT[algorithm])
+    return replace(RECIPES.get((env_id, "ppo"), other), config=_TEXT[algorithm], **named)

@@ -16,8 +16,8 @@ from algos.config import TRPOConfig
 from algos.losses import token_mean, value_loss
 from algos.optimize import (
     Optimizer,
+    Sums,
     Term,
-    Totals,
     add_advantages,
     log_ratios,
     places,
@@ -28,9 +28,8 @@ from algos.optimize import (
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
 from algos.training.invariants import check_advantages
-from algos.training.metrics import Means, Metrics, rollout_metrics
+from algos.training.metrics import MetricMeans, Metrics, rollout_metrics
 from textenv.errors import PLACE
-from textenv.kl.penalty import KLPenalty
 
 
 class TRPO(Agent[TRPOConfig]):
@@ -55,10 +54,10 @@ class TRPO(Agent[TRPOConfig]):
     config_type = TRPOConfig
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, config: TRPOConfig | None = None, *, penalty: KLPenalty | None = None
+        self, env: VectorEnv, policy: Policy | None = None, config: TRPOConfig | None = None, **options: Any
     ) -> None:
-        super().__init__(env, policy, config, penalty=penalty)
-        if getattr(self.penalty, "place", "reward") == "loss":
+        super().__init__(env, policy, config, **options)
+        if self.penalty is not None and self.penalty.place == "loss":
             raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
         self._actor: list[nn.Parameter] = []
         self._critic: Optimizer | None = None
@@ -163,7 +162,7 @@ class TRPO(Agent[TRPOConfig]):
                 (p for p in self.policy.parameters() if id(p) not in own), self.config, policy=self.policy
             )
         self._critic.schedule(self.progress)
-        means = Means()
+        means = MetricMeans()
         for batch in weighted_minibatches(
             rollout,
             policy=self.policy,
@@ -174,7 +173,7 @@ class TRPO(Agent[TRPOConfig]):
             means.add(self._critic.step(self._value_loss, [batch]))
         return means.result()
 
-    def _value_loss(self, batch: TensorDict) -> tuple[Tensor, Totals]:
+    def _value_loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
         evaluation = self.policy.evaluate(batch)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
         error = value_loss(value=evaluation.value, value_target=batch["value_target"], mask=batch["mask"])

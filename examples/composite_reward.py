@@ -24,7 +24,7 @@ def main(total_steps=40_000):
     )
     check_reward(reward)  # seconds now rather than an hour later
     prompts = ["this film", "the new comedy", "her second drama"]
-    env = TextVectorEnv(prompts=prompts, reward=reward, tokenizer=policy.lm.tokenizer, num_envs=64)
+    env = TextVectorEnv(prompts=prompts, reward=reward, tokenizer=policy.tokenizer, num_envs=64)
     agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))
     history = agent.learn(total_steps)
     for metrics in history[:: max(1, len(history) // 8)]:

@@ -33,7 +33,7 @@ class Interview(gymnasium.Env):
 
 def main(total_steps=120_000):
     policy = LMPolicy.load("embedded", seed=1)
-    tokenizer = policy.lm.tokenizer
+    tokenizer = policy.tokenizer
     env = TokenVectorEnv(Interview, tokenizer=tokenizer, num_envs=64, max_new_tokens=12, max_length=96)
     agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.01))
     history = agent.learn(total_steps)

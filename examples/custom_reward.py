@@ -17,7 +17,7 @@ def main(total_steps=40_000):
     env = TextVectorEnv(
         prompts=["this film", "the new comedy", "her second drama"],
         reward=mentions_music,
-        tokenizer=policy.lm.tokenizer,
+        tokenizer=policy.tokenizer,
         num_envs=64,
     )
     agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))

@@ -29,7 +29,7 @@ class WordCount:
 
 def main(total_steps=40_000):
     policy = LMPolicy.load("embedded", seed=1)
-    env = TextVectorEnv(WordCount(), tokenizer=policy.lm.tokenizer, num_envs=64, max_new_tokens=24)
+    env = TextVectorEnv(WordCount(), tokenizer=policy.tokenizer, num_envs=64, max_new_tokens=24)
     check_text_env(env)  # seconds now rather than an hour later
     agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.02))
     history = agent.learn(total_steps)

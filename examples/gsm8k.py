@@ -30,7 +30,7 @@ def main(data, model=None, total_steps=6_000):
     train, test = split_prompts(prompts, "train"), split_prompts(prompts, "test")
     check_no_overlap(train, test)
     policy = LMPolicy.load(model) if model else tiny_policy()
-    tokenizer = policy.lm.tokenizer
+    tokenizer = policy.tokenizer
     fits = [row for row in train if len(tokenizer(row["prompt"])["input_ids"]) <= 256]
     digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"]
     only_digits = {"max_new_tokens": 4, "allowed": lambda turn: [*digits, tokenizer.eos_token_id]}

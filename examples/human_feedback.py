@@ -20,7 +20,7 @@ def main(total_steps=6_000, annotator=None, file="runs/thumbs.jsonl"):
     env = TextVectorEnv(
         prompts=["this film", "the new comedy", "her second drama"],
         reward=human,
-        tokenizer=policy.lm.tokenizer,
+        tokenizer=policy.tokenizer,
         num_envs=64,
     )
     agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))

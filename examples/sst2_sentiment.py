@@ -233,7 +233,7 @@ def measure(env, policy, reference, second):
     episodes = len(env.task.prompts)
     scores, rollout = evaluate(env, policy, num_episodes=episodes)
     KLPenalty(reference, coef=0.0)(rollout, policy)
-    mask, tokenizer = rollout["mask"], policy.lm.tokenizer
+    mask, tokenizer = rollout["mask"], policy.tokenizer
     texts = tokenizer.batch_decode(sequences(rollout), skip_special_tokens=True)
     answers = [tokenizer.decode(action[own]) for action, own in zip(rollout["action"], mask, strict=True)]
     figures = {

@@ -61,7 +61,7 @@ def make_game(most=9):
 
 def main(total_steps=12_000, most=9):
     policy = LMPolicy.load("embedded")  # or a folder, or a hub name
-    tokenizer = policy.lm.tokenizer
+    tokenizer = policy.tokenizer
     digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "123456789"]
     env = TokenVectorEnv(
         lambda: make_game(most), tokenizer=tokenizer, num_envs=8, max_prompt_tokens=24, max_new_tokens=1, max_turns=3,

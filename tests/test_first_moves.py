@@ -19,7 +19,9 @@ import textenv
 from algos import PPO, A2CConfig, DQNConfig, LMPolicy, LSTMPolicy, MLPPolicy, PPOConfig, SFTConfig, collect, evaluate
 from algos.cli import main
 from algos.config import Config
+from algos.make import remake_environment
 from algos.names import OURS, nearest
+from algos.training.save import read_description
 from textenv import TextEnv
 from textenv.registration import NAMES
 
@@ -71,6 +73,19 @@ def test_an_agent_of_the_former_format_is_read():
     assert step.action.tolist() == [3, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 3, 0]
     assert step.log_prob[:3].tolist() == pytest.approx([-1.382601, -1.374863, -1.385396], abs=1e-5)
     assert len(evaluate(gymnasium.make_vec("FrozenLake-v1", num_envs=2), policy, num_episodes=3)[0]) == 3
+
+
+def test_agents_of_version_0_2_are_read_with_their_former_names():
+    """Written by its code; the environment's arguments have the names of that version."""
+    policy = algos.load(DATA / "agent-format-3")
+    observation, _ = gymnasium.make_vec("CartPole-v1", num_envs=2).reset(seed=5)
+    step = policy.act(observation, deterministic=True)
+    assert step.action.tolist() == [0, 0]
+    assert step.log_prob.tolist() == pytest.approx([-0.692954, -0.692842], abs=1e-5)
+    description = read_description(DATA / "text-agent-format-3")
+    assert description["environment"]["kwargs"] == {"task": "Reviews", "kl_coef": 0.1}
+    with closing(remake_environment(description, num_envs=2)) as env:
+        assert env.penalty.coef == 0.1
 
 
 def test_a_text_environment_is_played_by_its_id_and_by_itself():

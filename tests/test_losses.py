@@ -75,7 +75,7 @@ def test_the_dual_clip_bounds_negative_advantages_alone():
 
 
 def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
-    """Means 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
+    """MetricMeans 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
     ratio = torch.tensor([[1.0, 30.0], [2.0, 16.0], [4.0, 1.0]]).double()
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     log_ratio = torch.where(mask, ratio.log(), 0.0)

@@ -122,7 +122,7 @@ import sys, gymnasium
 from algos import PPO, MLPPolicy, PPOConfig
 env = gymnasium.make_vec("CartPole-v1", num_envs=2)
 policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-PPO(env, policy, PPOConfig(num_num_steps=8, minibatch_size=8)).learn(16)
+PPO(env, policy, PPOConfig(num_steps=8, minibatch_size=8)).learn(16)
 heavy = [m for m in ("transformers", "torchrl", "matplotlib", "tensorboard", "tokenizers") if m in sys.modules]
 assert not heavy, heavy
 """

@@ -33,9 +33,9 @@ class Compare:
         from algos.comparison.compare import compare, parse_cases
 
         return compare(
-            self.run_dir,
-            cases=parse_cases(self.cases),
+            parse_cases(self.cases),
             seeds=self.seeds,
+            run_dir=self.run_dir,
             total_steps=self.total_steps,
             overwrite=self.overwrite,
             quiet=self.json,

@@ -69,9 +69,6 @@ class Train(Generic[ConfigT]):
 
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
-        from algos.config import GROUPED
-        from algos.make import is_ours, make_agent, make_policy, make_vector_environment
-
         start = time.perf_counter()
         if self.num_envs < 1 or self.num_episodes < 1:  # not after the training, in the evaluation
             raise ValueError(
@@ -89,13 +86,12 @@ class Train(Generic[ConfigT]):
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
-        options, more = self._environment_arguments(), json_object(self.policy_kwargs, "--policy-kwargs")
-        env = make_vector_environment(self.env, self.num_envs, seed_each=self.algo in GROUPED, **options)
+        recipe = self._recipe(config)
+        env = recipe.environment()
         one_thread()
         from algos.evaluation import summarise
 
-        policy = make_policy(env, policy=self.policy, model=self.model, seed=config.seed, **more)
-        agent = make_agent(self.algo, env, policy, config, kl_coef=self.kl_coef)
+        agent = recipe.build(config.seed, env=env)
         known = json.dumps(to_remember(arguments, switches())) + "\n"
 
         def remember(metrics: dict[str, float]) -> None:
@@ -112,11 +108,10 @@ class Train(Generic[ConfigT]):
             resume=self.resume,
             overwrite=self.overwrite,
         )
-        split = {"split": "test"} if is_ours(self.env) else {}
         env.close()
         slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
-        with closing(make_vector_environment(self.env, slots, **(options | split))) as test_env:
-            result = summarise(test_env, policy, num_episodes=self.num_episodes, seed=config.seed)
+        with closing(recipe.environment(slots, split="test")) as test_env:
+            result = summarise(test_env, agent.policy, num_episodes=self.num_episodes, seed=config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
@@ -126,16 +121,22 @@ class Train(Generic[ConfigT]):
         seed = self.config.seed if self.seed is None else self.seed
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
 
-    def _environment_arguments(self) -> dict[str, Any]:
-        from algos.make import is_ours, is_text
+    def _recipe(self, config: Config) -> presets.Recipe:
+        from algos.make import is_text
 
-        arguments = json_object(self.env_kwargs, "--env-kwargs")
-        if is_ours(self.env):
-            more = {"model": self.model, "kl_coef": self.kl_coef}
-            return more | {"process_timeout": self.process_timeout} | arguments
         if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
             raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is none")
-        return {"process_timeout": self.process_timeout} | arguments
+        return presets.Recipe(
+            env=self.env,
+            algorithm=self.algo,
+            config=config,
+            num_envs=self.num_envs,
+            policy=self.policy,
+            policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs"),
+            env_kwargs={"process_timeout": self.process_timeout} | json_object(self.env_kwargs, "--env-kwargs"),
+            model=self.model,
+            kl_coef=self.kl_coef,
+        )
 
 
 def train_command(arguments: Sequence[str]) -> Any:

@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from algos import presets
 from algos.comparison.summary import Case, RunResult, summary, update_kl
-from algos.config import CONFIGS
+from algos.config import CONFIGS, find_config
 from algos.training.run_folder import holds_run
-
-if TYPE_CHECKING:
-    from algos.agent import Agent
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES, CONTROL_EPISODES = 288, 20
@@ -50,30 +47,38 @@ def parse_cases(texts: Iterable[str]) -> list[Case]:
             raise ValueError(f"case {text!r}: {error}") from error
         cases += [Case(env, algorithm) for algorithm in algorithms.split(",")]
     for case in cases:
-        presets.recipe(case.env, case.algorithm)
-    if not cases or len(set(cases)) < len(cases):
-        raise ValueError(
-            f"cases are {', '.join(map(str, cases)) or 'none'}: give each once, such as CartPole-v1:ppo,a2c"
-        )
+        recipe_of(case)
+    _check_different(cases)
     return cases
 
 
+def _check_different(cases: Sequence[Case]) -> None:
+    names = [str(case) for case in cases]
+    if not cases or len(set(names)) < len(names):
+        raise ValueError(
+            f"cases are {', '.join(names) or 'none'}: give each once, such as CartPole-v1:ppo,a2c, or "
+            "names of their own (in Python name=...)"
+        )
+
+
 def compare(
-    run_dir: Path,
+    cases: Sequence[Case | str],
     *,
-    cases: Sequence[Case],
     seeds: int = 3,
+    run_dir: str | Path = "runs/compare",
     total_steps: int | None = None,
+    processes: int = 2,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
     Args:
+        cases: what is trained; texts as in `parse_cases`.
+        seeds: runs of each, at least 1; from 5 on there are 95 % limits.
         run_dir: folder for the report and a run folder for each training.
-        cases: what is trained; see `parse_cases`.
-        seeds: runs of each, at least 1.
-        total_steps: budget of every run; None is each recipe's own.
+        total_steps: budget of every run; None is each case's own.
+        processes: runs at a time, each in a process of its own on one thread; 0 trains in this one, one after another.
         overwrite: remove runs of these cases and seeds that are in the folder; else they are refused.
         quiet: print nothing.
 
@@ -82,13 +87,16 @@ def compare(
     """
     from algos.comparison.report import print_table, write_report
 
-    start = time.perf_counter()
+    start, run_dir = time.perf_counter(), Path(run_dir)
+    found = [case for each in cases for case in (parse_cases([each]) if isinstance(each, str) else [each])]
+    _check_different(found)
     run_dir.mkdir(parents=True, exist_ok=True)
-    runs = train_all(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, overwrite=overwrite, quiet=quiet)
+    options: dict[str, Any] = {"total_steps": total_steps, "overwrite": overwrite, "quiet": quiet}
+    runs = train_all(found, seeds=seeds, run_dir=run_dir, processes=processes, **options)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
-    result = {str(case): summary([run for run in runs if run.case == case], study=runs) for case in cases}
+    result = {str(case): summary([run for run in runs if run.case == str(case)], study=runs) for case in found}
     if not quiet:
         print_table(result)
         print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
@@ -104,24 +112,26 @@ def train_all(
     total_steps: int | None = None,
     num_episodes: int | None = None,
     deterministic: bool = False,
+    processes: int = 2,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> list[RunResult]:
-    """Train every case with seeds 1, 2, …, two runs at a time.
+    """Train every case with seeds 1, 2, ….
 
     Args:
         cases: what is trained.
         seeds: runs of each, at least 1.
         run_dir: each run gets a folder in it.
         total_steps: budget of every run; None is each recipe's own.
-        episodes: of each evaluation; None is `TEXT_EPISODES` or `CONTROL_EPISODES`.
+        num_episodes: of each evaluation; None is `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate by the most probable actions.
+        processes: see `compare`.
         overwrite: remove the runs that are in these folders; else they are refused.
         quiet: print nothing.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
         raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or no total_steps)")
-    if any(case.env.startswith("textenv/") for case in cases):
+    if any(case.env_name.startswith("textenv/") for case in cases):
         from textenv.lm.loading import EMBEDDED, model_folder
 
         model_folder(EMBEDDED)  # made once, before the workers start
@@ -133,15 +143,18 @@ def train_all(
             )
     for case in cases:  # what cannot be made is known now, and not when other cases have been trained
         try:
-            _make_agent(case, seed=1)
+            recipe_of(case).build(seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
     options = (run_dir, total_steps, num_episodes, deterministic, overwrite, quiet)
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
-    # Two processes on one thread each beat one process on two threads.
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        runs = list(pool.map(_run, *zip(*jobs, strict=True)))
-    return sorted(runs, key=lambda run: (cases.index(run.case), run.seed))
+    if not processes:
+        runs = [_run(*job) for job in jobs]
+    else:  # two processes on one thread each beat one process on two threads
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            runs = list(pool.map(_run, *zip(*jobs, strict=True)))
+    order = [str(case) for case in cases]
+    return sorted(runs, key=lambda run: (order.index(run.case), run.seed))
 
 
 def _run(
@@ -158,14 +171,14 @@ def _run(
     import torch
 
     from algos.evaluation import summarise
-    from algos.make import is_ours, is_text, make_vector_environment
+    from textenv.rollout import is_episode_env
 
     torch.set_num_threads(1)
-    recipe, agent = _recipe(case), _make_agent(case, seed)
-    policy, text = agent.policy, is_text(case.env)
-    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef, "split": "test"} if is_ours(case.env) else {}
-    played = num_episodes or (TEXT_EPISODES if text else CONTROL_EPISODES)
-    test_env = make_vector_environment(case.env, min(played, 64), **arguments)
+    recipe = recipe_of(case)
+    agent = recipe.build(seed)
+    policy = agent.policy
+    played = num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    test_env = recipe.environment(min(played, 64), split="test")
     evaluation = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
     before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
@@ -180,7 +193,8 @@ def _run(
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
     best = None if spec is None else spec.reward_threshold
-    return RunResult(case.env, case.algorithm, seed, type(policy).__name__, size, best, before, after, history, samples)
+    made_of = case.env_name, case.algorithm, seed, type(policy).__name__
+    return RunResult(*made_of, size, best, before, after, history, samples, name=str(case))
 
 
 def _folder(run_dir: Path, case: Case, seed: int) -> Path:
@@ -188,26 +202,21 @@ def _folder(run_dir: Path, case: Case, seed: int) -> Path:
     return run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
 
 
-def _recipe(case: Case) -> presets.Recipe:
+def recipe_of(case: Case) -> presets.Recipe:
     """The recipe of a case, once its module has registered the environment."""
     from textenv.rewards.calling import read_module
 
-    if module := case.env.rpartition(":")[0]:
-        read_module(module)
-    return presets.recipe(case.env, case.algorithm)
-
-
-def _make_agent(case: Case, seed: int) -> Agent:
-    """Environment, policy and algorithm of a case, by its recipe."""
-    from algos.config import GROUPED
-    from algos.make import is_ours, make_agent, make_policy, make_vector_environment
-
-    recipe = _recipe(case)
-    arguments: dict[str, Any] = {"kl_coef": recipe.kl_coef} if is_ours(case.env) else {}
-    env = make_vector_environment(case.env, recipe.num_envs, seed_each=case.algorithm in GROUPED, **arguments)
-    policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)  # type: ignore[arg-type]
-    config = dataclasses.replace(recipe.config, seed=seed)
-    return make_agent(case.algorithm, env, policy, config, kl_coef=recipe.kl_coef)
+    if isinstance(case.env, str):
+        if module := case.env.rpartition(":")[0]:
+            read_module(module)
+        recipe = presets.recipe(case.env, case.algorithm)
+    else:
+        policy = "q" if case.algorithm == "dqn" else "auto"
+        recipe = presets.Recipe(
+            env=case.env, algorithm=case.algorithm, config=find_config(case.algorithm)(), policy=policy
+        )
+    given = {name: getattr(case, name) for name in ("policy", "config", "total_steps", "num_envs", "kl_coef")}
+    return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

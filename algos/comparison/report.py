@@ -107,7 +107,7 @@ def print_table(result: Result) -> None:
 def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
     """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
     cases = list(dict.fromkeys(run.case for run in runs))
-    by_case = {str(case): [run for run in runs if run.case == case] for case in cases}
+    by_case = {case: [run for run in runs if run.case == case] for case in cases}
     result = {name: summary(own, study=runs) for name, own in by_case.items()}
     picture = _draw(by_case, runs)
     (run_dir / "report.png").write_bytes(picture)
@@ -195,7 +195,7 @@ def _page(by_case: Mapping[str, Sequence[RunResult]], result: Result, picture: s
 <html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
 <h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
-differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
+differ. MetricMeans over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
 <div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as

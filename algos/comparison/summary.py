@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from algos.config import PolicyGradientConfig
+from algos.config import Config, PolicyGradientConfig
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
     from tensordict import TensorDict
 
     from algos.agent import Agent
@@ -33,13 +34,31 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Case:
-    """An environment and the algorithm that is trained on it, by the recipe that `algos.presets` has for the two."""
+    """What is trained: by default the recipe that `algos.presets` has for environment and algorithm.
 
-    env: str
+    Functions must be importable (defined in a module), unless everything runs in one process.
+    """
+
+    env: str | Callable[[int], VectorEnv]
+    """Gymnasium id, ``module:id``, or a function of the number of slots."""
     algorithm: str = "ppo"
+    policy: Callable[[VectorEnv, int], Any] | None = None
+    """A function of environment and seed; None is the recipe's policy."""
+    config: Config | None = None
+    total_steps: int | None = None
+    num_envs: int | None = None
+    kl_coef: float | None = None
+    """Text only: reward charged per nat of KL."""
+    name: str = ""
+    """In tables and files; by default environment and algorithm."""
 
     def __str__(self) -> str:
-        return f"{self.env}:{self.algorithm}"
+        return self.name or f"{self.env_name}:{self.algorithm}"
+
+    @property
+    def env_name(self) -> str:
+        """Id of the environment, or name of its function."""
+        return self.env if isinstance(self.env, str) else self.env.__name__
 
 
 @dataclass
@@ -59,10 +78,12 @@ class RunResult:
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Text only: prompt, answer before, answer after."""
 
+    name: str = ""
+
     @property
-    def case(self) -> Case:
-        """What was trained on what."""
-        return Case(self.env, self.algorithm)
+    def case(self) -> str:
+        """Name of what was trained on what."""
+        return self.name or f"{self.env}:{self.algorithm}"
 
 
 class Figure(NamedTuple):

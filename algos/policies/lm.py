@@ -155,6 +155,11 @@ class LMPolicy(nn.Module):
         """What trunk and logits are computed in, in acting and scoring; None is the dtype of the weights."""
         return self.lm.autocast
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer; an environment takes the same one."""
+        return self.lm.tokenizer
+
     def reference(self) -> LanguageModel:
         """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
         return self.lm.frozen_copy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,12 +22,6 @@ from algos.policies.random_streams import refuse_seeds
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
-CONTROL_POLICIES = {
-    "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
-    "lstm": "algos.policies.lstm:LSTMPolicy",
-    "q": "algos.policies.q_network:QPolicy",
-}  # fmt: skip
-"""Where the policies live that one file of weights and JSON arguments restore."""
 
 
 class Step(NamedTuple):
@@ -126,15 +119,6 @@ def check_same_kind(policy: Any, other: Any) -> None:
 def numpy_action(action: Tensor) -> np.ndarray:
     """The action as an environment wants it."""
     return action.cpu().numpy()
-
-
-def find_policy(name: str) -> Any:
-    """The class of a control policy, by its name in `CONTROL_POLICIES` or its class's; raises a ValueError."""
-    for short, home in CONTROL_POLICIES.items():
-        module, _, own = home.partition(":")
-        if name in (short, own):
-            return getattr(importlib.import_module(module), own)
-    raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
 
 
 def check_spaces(env: VectorEnv, policy: Any) -> None:

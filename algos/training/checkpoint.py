@@ -12,7 +12,7 @@ from typing import Any
 from algos.training.run_folder import checkpoints, draft, remove
 from algos.training.serialization import from_json, to_json
 
-FORMAT = 2
+FORMAT = 3
 """Version of a checkpoint's layout."""
 KEPT = 2
 """Checkpoints that stay: the newest, and the one before for when that is damaged."""

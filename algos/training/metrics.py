@@ -53,8 +53,8 @@ class EpisodeMeter:
         return totals[finished].tolist(), steps[finished].tolist()
 
 
-class Means:
-    """Means of quantities over the minibatches of an update, read off the device once at the end."""
+class MetricMeans:
+    """MetricMeans of quantities over the minibatches of an update, read off the device once at the end."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = defaultdict(list)

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algos.names import OURS
 from algos.training.run_folder import draft, remove
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
 
-FORMAT = 3
-"""Version of the folder's layout; 2, which knew the shape of observations alone, is read too."""
+FORMAT = 4
+"""Version of the folder's layout; 3 (names of version 0.2) and 2 (observations by shape alone) are read too."""
 
 
 def save(agent: Any, folder: str | Path) -> Path:
@@ -70,7 +71,7 @@ def load(folder: str | Path) -> Policy:
         ValueError: if it was written by another version, or holds a policy of a class not known here.
     """
     description = read_description(folder)
-    from algos.policies.policy import CONTROL_POLICIES, find_policy
+    from algos.policies.registry import CONTROL_POLICIES, find_policy
 
     weights = Path(folder) / "policy"
     name = description["policy"]
@@ -106,9 +107,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
     if "model_type" in description:
         raise ValueError(f"{folder} holds a model of transformers, not an agent: read it by algos.LMPolicy.load")
-    if description.get("format") not in (2, FORMAT):
+    if description.get("format") not in (2, 3, FORMAT):
         raise ValueError(
-            f"{path} has format {description.get('format')}, this version reads 2 and {FORMAT}: "
+            f"{path} has format {description.get('format')}, this version reads 2 to {FORMAT}: "
             "load it by the version of algos that wrote it"
         )
     _check_parts(description, path)
@@ -116,7 +117,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if description["format"] == 2 and "observation_shape" in arguments:
         dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
         arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
-    environment = description.get("environment") or {"id": ""}
+    environment = description.get("environment") or {"id": "", "kwargs": {}}
+    if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
+        environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
     if ":" in environment["id"]:  # Gymnasium would import what stands before it
         raise ValueError(
             f"{path} names the environment {environment['id']!r}, for which a module would be imported: name it "

@@ -83,7 +83,7 @@ def _make_policy(scale, device):
 
 def _make_env(policy, scale):
     """Prompts of one length; responses of full length, for EOS is forbidden."""
-    tokenizer = policy.lm.tokenizer
+    tokenizer = policy.tokenizer
     return TextVectorEnv(
         prompts=make_prompts(scale.vocabulary, shortest=scale.prompt, longest=scale.prompt),
         reward=lambda prompts, completions, completion_ids, **columns: [float(ids[0] % 2) for ids in completion_ids],
@@ -109,7 +109,7 @@ def _generation(scale, device, pairs):
         policy.lm.model.generate(
             input_ids=prompts.to(device), attention_mask=torch.ones_like(prompts).to(device), do_sample=True, top_k=0,
             top_p=1.0, max_new_tokens=scale.new_tokens, min_new_tokens=scale.new_tokens,
-            pad_token_id=policy.lm.tokenizer.pad_token_id,
+            pad_token_id=policy.tokenizer.pad_token_id,
         )  # fmt: skip
 
     seconds = [], []
