@@ -21,7 +21,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The learning claims of the README, all seeds, with their figures: about 15 minutes on 2 cores.
+# The learning claims of docs/results, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
 	$(BIN)/pytest -n 2 -q -m slow --timeout 3600 -rP
 

@@ -29,7 +29,7 @@ CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
     gae_lambda=0.9, max_grad_norm=1.0,
 )  # fmt: skip
-"""CartPole-v1 with 16 environments; found here, see the README."""
+"""CartPole-v1 with 16 environments; found here, see docs/results."""
 
 CARTPOLE_LSTM = PPOConfig(
     num_steps=64,
@@ -104,7 +104,7 @@ TEXT = PPOConfig(
     num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, learning_rate=3e-4, final_learning_rate=1e-4,
     gamma=1.0, max_grad_norm=1.0,
 )  # fmt: skip
-"""Short texts by small models, with a KL penalty; found here, see the README."""
+"""Short texts by small models, with a KL penalty; found here, see docs/results."""
 
 
 CARTPOLE_A2C = A2CConfig(

@@ -4,7 +4,7 @@ python examples/composite_reward.py
 """
 
 from algos import PPO, LMPolicy, presets
-from textenv import KLPenalty, Rewards, TextVectorEnv, check_reward
+from textenv import Rewards, TextVectorEnv, check_reward
 from textenv.rewards import length_window, repetition, sentiment
 
 
@@ -25,7 +25,7 @@ def main(total_steps=40_000):
     check_reward(reward)  # seconds now rather than an hour later
     prompts = ["this film", "the new comedy", "her second drama"]
     env = TextVectorEnv(prompts=prompts, reward=reward, tokenizer=policy.tokenizer, num_envs=64)
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.05)
     history = agent.learn(total_steps)
     for metrics in history[:: max(1, len(history) // 8)]:
         parts = "  ".join(f"{name} {metrics[f'reward/{name}']:+.2f}" for name in reward.functions)

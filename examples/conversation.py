@@ -7,7 +7,7 @@ import gymnasium
 from gymnasium import spaces
 
 from algos import PPO, LMPolicy, collect, presets
-from textenv import KLPenalty, TokenVectorEnv, render_rollout
+from textenv import TokenVectorEnv, render_rollout
 
 TEXT = spaces.Text(400, charset="abcdefghijklmnopqrstuvwxyz ,.'?\n")
 
@@ -35,7 +35,7 @@ def main(total_steps=120_000):
     policy = LMPolicy.load("embedded", seed=1)
     tokenizer = policy.tokenizer
     env = TokenVectorEnv(Interview, tokenizer=tokenizer, num_envs=64, max_new_tokens=12, max_length=96)
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.01))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.01)
     history = agent.learn(total_steps)
     for metrics in history[:: max(1, len(history) // 20)]:
         print(f"{metrics['steps']:>6} steps  return {metrics['episode/return']:.2f} of 3")

@@ -4,7 +4,7 @@ python examples/custom_reward.py
 """
 
 from algos import PPO, LMPolicy, presets
-from textenv import KLPenalty, TextVectorEnv
+from textenv import TextVectorEnv
 
 
 def mentions_music(prompts, completions, **columns):
@@ -20,7 +20,7 @@ def main(total_steps=40_000):
         tokenizer=policy.tokenizer,
         num_envs=64,
     )
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.05)
     for metrics in agent.learn(total_steps):
         print(f"{metrics['steps']:>6} steps  reward {metrics['episode/return']:.2f}  KL {metrics['reference/kl']:.2f}")
 

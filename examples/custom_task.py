@@ -6,7 +6,7 @@ python examples/custom_task.py
 import numpy as np
 
 from algos import PPO, LMPolicy, presets
-from textenv import KLPenalty, Prompt, TextVectorEnv, check_text_env
+from textenv import Prompt, TextVectorEnv, check_text_env
 
 
 class WordCount:
@@ -31,7 +31,7 @@ def main(total_steps=40_000):
     policy = LMPolicy.load("embedded", seed=1)
     env = TextVectorEnv(WordCount(), tokenizer=policy.tokenizer, num_envs=64, max_new_tokens=24)
     check_text_env(env)  # seconds now rather than an hour later
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.02))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.02)
     history = agent.learn(total_steps)
     for metrics in history:
         print(f"{metrics['steps']:>6} steps  score {metrics['episode/return']:.2f}  KL {metrics['reference/kl']:.2f}")

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from algos import PPO, LMPolicy, presets
-from textenv import KLPenalty, Rewards, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
+from textenv import Rewards, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
 from textenv.lm.loading import load_tokenizer
 from textenv.rewards import numeric_answer
 
@@ -39,7 +39,7 @@ def main(data, model=None, total_steps=6_000):
         prompts=fits, reward=Rewards({"answer": numeric_answer()}), tokenizer=tokenizer, num_envs=32,
         max_prompt_tokens=256, **limits,
     )  # fmt: skip
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.001))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.001)
     history = agent.learn(total_steps)
     for metrics in history[:: max(1, len(history) // 10)]:
         print(

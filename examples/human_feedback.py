@@ -6,7 +6,7 @@ Your answers are in runs/thumbs.jsonl as you give them. Quit when you like: the 
 """
 
 from algos import PPO, LMPolicy, presets
-from textenv import FeedbackStopped, HumanReward, KLPenalty, RewardModel, TerminalAnnotator, TextVectorEnv
+from textenv import FeedbackStopped, HumanReward, RewardModel, TerminalAnnotator, TextVectorEnv
 
 PER_BATCH = 4 / presets.TEXT.num_episodes  # of the 128 responses between two updates, you are asked about 4
 
@@ -23,7 +23,7 @@ def main(total_steps=6_000, annotator=None, file="runs/thumbs.jsonl"):
         tokenizer=policy.tokenizer,
         num_envs=64,
     )
-    agent = PPO(env, policy, presets.TEXT, penalty=KLPenalty(policy.reference(), 0.05))
+    agent = PPO(env, policy, presets.TEXT, kl_coef=0.05)
     for metrics in agent.learn(total_steps):
         print(f"{metrics['steps']:>6} steps  reward {metrics['episode/return']:.2f}  KL {metrics['reference/kl']:.2f}")
     print(f"{len(human.file.scored())} thumbs in {human.file.path}")
