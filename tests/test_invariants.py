@@ -294,7 +294,7 @@ class Unmasked(KLPenalty):
 
 
 def test_a_penalty_that_leaves_out_the_mask_is_caught_at_reset_rows(tmp_path):
-    agent = control(penalty=Unmasked(mlp_for(cartpole(), seed=3), 0.1), steps=64)
+    agent = control(penalty=Unmasked(mlp_for(cartpole(), seed=3), 0.1), num_steps=64)
     error, batch, _ = caught(agent, tmp_path, "kl")
     assert not batch["mask"].all() and not any(batch["mask"][row, column] for row, column in error.rows)
 

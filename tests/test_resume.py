@@ -257,7 +257,7 @@ options = dict(run_dir=run / "other", checkpoint_every=1)
 for attempt in (
     lambda: write_checkpoint(run, {{"a": torch.ones(2**16)}}, steps=20),
     lambda: PPO(env, wide).save(run),
-    lambda: PPO(env, wide, PPOConfig(steps=16, minibatch_size=32)).learn(64, **options),
+    lambda: PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(64, **options),
 ):
     try:
         attempt()
