@@ -59,7 +59,7 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
-    """Fraction of distinct n-grams among those of all completions (Li et al. 2016, "distinct-n"); 1 if there are none."""
+    """Fraction of distinct n-grams in all completions (Li et al. 2016, "distinct-n"); 1 if there are no n-grams."""
     grams = list(chain.from_iterable(_grams(ids, n) for ids in answers))
     return len(set(grams)) / len(grams) if grams else 1.0
 
