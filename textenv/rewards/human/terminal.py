@@ -29,7 +29,7 @@ class TerminalAnnotator:
 
     Args:
         name: name of the annotator, saved with each answer in the file.
-        console: output; None is stderr, which keeps stdout clean.
+        console: rich console for the output; None is stderr, which keeps stdout clean.
         read: returns the next input line, "" at the end of the input; None reads stdin.
 
     Example:
