@@ -65,7 +65,7 @@ def run_checks(env: Any) -> list[Result]:
 
 
 class _BrokenError(Exception):
-    """A check fails."""
+    """Failure of a check."""
 
 
 def _demand(holds: object, problem: str) -> None:

@@ -27,7 +27,7 @@ LEAST_ROWS = 100
 
 
 class _AllFail(Exception):  # noqa: N818  (caught where it is raised)
-    """Every completion of a batch fails."""
+    """Failure of every completion of a batch."""
 
 
 class Rewards:

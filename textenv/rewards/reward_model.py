@@ -67,7 +67,7 @@ class RewardModel:
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds
-        # With fewer rows than ids, some id is the last of no row: see `logits`.
+        # With fewer rows than ids, there is an id that ends no row: see `logits`.
         self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
         self.max_tokens = _most_tokens(model, tokenizer)
         self._has_warned = False
@@ -163,8 +163,8 @@ class RewardModel:
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
         """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; needs fewer rows than the model has ids.
 
-        Rows are padded on the right, which keeps positions and BERT's first token, with an id that is the last of no
-        row; the model's configuration has it as pad id during the call.
+        Rows are padded on the right, which keeps positions and BERT's first token, with an id that ends no row; the
+        model's configuration has it as pad id during the call.
         """
         last = {ids[-1] for ids in rows}
         usual = self.tokenizer.pad_token_id

@@ -18,7 +18,7 @@ from textenv.rewards.human.annotator import SCORES, SKIP, Question
 Record = dict[str, Any]
 """One line. ``prompt``, ``completion`` and ``score``; or for a pair ``prompt``, ``chosen``, ``rejected`` and
 ``completions`` (both, in display order). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
-answer counts; ``score``, ``chosen`` and ``rejected`` are derived from it, null for a tie or a skipped question."""
+answer is authoritative; ``score``, ``chosen``, ``rejected`` follow from it, null for a tie or a skipped question."""
 
 
 class FeedbackFile:
