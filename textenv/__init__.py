@@ -4,7 +4,7 @@ import lazy_loader
 
 from textenv.registration import register_envs
 
-# The public names stand in __init__.pyi, and are imported at first use: a control run never loads transformers.
+# Public names are listed in __init__.pyi and imported at first use, so a control run never loads transformers.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 register_envs()

@@ -1,4 +1,4 @@
-"""`InvariantError`: what always holds while training, did not."""
+"""`InvariantError`: a condition that must always hold during training is violated."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLACE = "place"
-"""Column of minibatches, int64: ``row * 2**32 + column`` of each entry in the rollout that it was taken from."""
+"""Column of minibatches, int64: ``row * 2**32 + column`` of each entry's position in the rollout."""
 NAMED = 8
-"""Most entries that an error names."""
+"""Maximum number of entries listed in an error."""
 
 
 class InvariantError(RuntimeError):
-    """Something that always holds while training did not; training stops, and the run's folder gets the batch.
+    """A violated invariant; training stops, and the batch is saved in the run's folder.
 
     Args:
-        message: what was found, what was expected, and what may be the cause.
+        message: what was found, what was expected, and the possible cause.
         tensor: name of the offending tensor: a column, a term of the loss, or a parameter.
-        batch: what it was found in.
-        bad: bool, of the batch's shape: the offending entries; None where it has none.
+        batch: batch that contains the tensor.
+        bad: bool, of the batch's shape: True on the offending entries; None if the tensor has no entries in the batch.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ class InvariantError(RuntimeError):
         self.batch = None if batch is None else batch.detach()
         """The offending batch."""
         self.rows: list[list[int]] = []
-        """Row and column of the first offending entries, in the rollout where that is known, else in the batch."""
+        """Row and column of the first offending entries, in the rollout if known, else in the batch."""
         where = ""
         if batch is not None and bad is not None and bad.any():
             self.rows, count = _places(batch, bad), int(bad.sum())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without the bars of `transformers`, which a folder on disk does not need."""
+    """Disable the progress bars of `transformers`, which a folder on disk does not need."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The registered environments: ``gymnasium.make("textenv/Reviews-v0")`` and ``gymnasium.make_vec``."""
+"""Registered environments, for ``gymnasium.make("textenv/Reviews-v0")`` and ``gymnasium.make_vec``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 NAMES = ("Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym")
 BEST = {"TwentyQuestions": 33 / 40}
-"""Mean return of the best play, where it is not 1."""
+"""Mean return of optimal play, where it is not 1."""
 
 
 def register_envs() -> None:
@@ -29,21 +29,21 @@ def register_envs() -> None:
 
 
 def make_env(task: str, **arguments: Any) -> TextEnv:
-    """A ready-made task as a single environment; the arguments are those of `make_vector_env`."""
+    """Make a built-in task as a single environment; the arguments are those of `make_vector_env`."""
     from textenv.envs.text_env import TextEnv
 
     return TextEnv(**_environment(task, **arguments))
 
 
 def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVectorEnv:
-    """A ready-made task in ``num_envs`` slots.
+    """Make a built-in task as a vector environment with ``num_envs`` slots.
 
     Args:
-        task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset`` too.
-        num_envs: slots.
-        arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or
-            ``"test"``: prompts that never overlap), ``kl_coef`` (β towards the model as it was loaded;
-            0 measures the KL only, None does not), the task's own, and those of `TextVectorEnv`.
+        task: one of `NAMES`; ``"ReasoningGym"`` also needs a ``dataset``.
+        num_envs: number of slots.
+        arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or ``"test"``,
+            which share no prompt), ``kl_coef`` (β of a KL penalty against the model as loaded; 0 only measures the KL,
+            None does not measure it), the arguments of the task, and those of `TextVectorEnv`.
     """
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -53,7 +53,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 def _environment(
     task: str, *, model: str = "embedded", split: str = "train", kl_coef: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
-    """Arguments for the environment's constructor, with tokenizer, task and penalty made."""
+    """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
     from textenv.kl.penalty import KLPenalty
     from textenv.lm.loading import load_tokenizer
     from textenv.tasks.builtin import make_task

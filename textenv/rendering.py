@@ -1,4 +1,4 @@
-"""Texts for the eye: each chosen token shaded by what it earned, or by any other column of a rollout."""
+"""Readable texts: each chosen token is shaded by its reward, or by any other column of a rollout."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 _END = "\x1b[0m"
 HEIGHT, WIDTH, LINE = 360, 640, 20
-"""Of a picture and of its lines, in pixels."""
+"""Height and width of a picture, and height of a text line, in pixels."""
 
 
 def render_rollout(
     rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob"
 ) -> str:
-    """One episode of a text rollout for a terminal, each chosen token shaded by a column.
+    """Render one episode of a text rollout for a terminal, each chosen token shaded by a column.
 
     Args:
         rollout: see `textenv.rollout`.
-        row: which episode.
-        tokenizer: the policy's.
+        row: row of the episode.
+        tokenizer: the policy's tokenizer.
         column: a float column such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; green is
-            above zero and red below, strongest where the absolute value is the row's greatest.
+            above zero and red below, brightest at the row's largest absolute value.
 
     Raises:
         KeyError: if the rollout has no such column.
@@ -43,13 +43,13 @@ def render_rollout(
 
 
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
-    """Text with ANSI colours: chosen tokens underlined, on a background of their value, the others as they are.
+    """Add ANSI colours to a text: chosen tokens are underlined on a background shaded by value, others are plain.
 
     Args:
         tokens: ids.
         tokenizer: decodes them, special tokens included.
         chosen: bool ``[len(tokens)]``.
-        values: float ``[len(tokens)]``; what stands at tokens that were not chosen has no effect.
+        values: float ``[len(tokens)]``; values at tokens that were not chosen have no effect.
     """
     scale = _scale(values[chosen])
     parts = []
@@ -61,7 +61,7 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
 def draw(
     tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Picture of a text, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; its end, if not all of it fits."""
+    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; only its end if too long."""
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
@@ -87,9 +87,9 @@ def draw(
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each token, made safe by `printable`; together they are the decoded whole.
+    """Return the text of each token, made safe by `printable`; joined, they are the decoded text.
 
-    A character that several tokens make up stands at the last of them.
+    A character that consists of several tokens is returned with the last of them.
     """
     found, before = [], ""
     for end in range(1, len(tokens) + 1):
@@ -103,9 +103,9 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[st
 
 
 def printable(text: str) -> str:
-    """The text with control, direction-changing and foreign line-ending characters spelt out.
+    """Escape control characters, characters that change text direction, and non-standard line endings.
 
-    So no answer commands a terminal, passes for another text, or makes lines of its own in a log.
+    So a completion can neither control a terminal, nor imitate other text, nor start a new line in a log.
     """
     return "".join(
         character
@@ -116,17 +116,17 @@ def printable(text: str) -> str:
 
 
 def _colour(strength: float) -> str:
-    """Underlined, on green (above zero) or red (below), from black at 0 to full at 1."""
+    """Return the ANSI code for underlined text on green (above zero) or red (below), from black at 0 to full at 1."""
     red, green, blue = _background(strength)
     return f"\x1b[4;97;48;2;{red};{green};{blue}m"
 
 
 def _background(strength: float) -> tuple[int, int, int]:
-    """Red, green and blue of a value as a share of the greatest."""
+    """Return red, green and blue for a value as a fraction of the largest."""
     level = round(40 + 160 * min(abs(strength), 1.0)) if strength else 0
     return (level, 0, 0) if strength < 0 else (0, level, 0)
 
 
 def _scale(values: np.ndarray) -> float:
-    """The greatest absolute value; 0 if there is none, or one is not finite."""
+    """Return the largest absolute value; 0 if there are no values, or one is not finite."""
     return float(np.abs(values).max()) if values.size and np.isfinite(values).all() else 0.0

@@ -1,1 +1,1 @@
-"""Other libraries' environments as ours, and ours as theirs."""
+"""Adapters between the environments of other libraries and those of this package."""

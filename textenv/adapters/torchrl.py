@@ -1,7 +1,7 @@
-"""Both contracts with torchrl: a Gymnasium environment as an `EnvBase`, and any `EnvBase` as a vector environment.
+"""Adapters in both directions: Gymnasium environments as a torchrl `EnvBase`, and an `EnvBase` as a vector environment.
 
-`to_torchrl` is torchrl's own `GymWrapper`, with integer actions and the action mask. `from_torchrl` is ours, as torchrl
-has no way back to `gymnasium.vector`. Import this module only where torchrl is wanted, for it takes seconds to import.
+`to_torchrl` is torchrl's `GymWrapper`, with integer actions and the action mask. `from_torchrl` is written here, since
+torchrl has no adapter to `gymnasium.vector`. Import this module only where torchrl is used: the import is slow.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torchrl.envs.gym_like import BaseInfoDictReader
 
 
 def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
-    """Make a Gymnasium environment a torchrl one, batch size ``[]``, or ``[num_envs]`` for a vector environment.
+    """Convert a Gymnasium environment to torchrl, batch size ``[]``, or ``[num_envs]`` for a vector environment.
 
-    A Discrete action is an integer, never one-hot (an action of GPT-2's vocabulary would take 402 kB). With B the batch
-    size: ``action`` is int64 ``[*B]``, ``reward`` float32 and ``done``, ``terminated``, ``truncated`` bool, all
-    ``[*B, 1]``; of text, ``tokens`` is ``[*B, max_length]`` and ``length`` ``[1]`` or ``[N]``. An ``action_mask`` in
-    ``info`` is an entry, bool ``[*B, n]``, and masks the action spec; to see whether there is one, the environment is
-    reset here, once. As ever in torchrl, ``set_seed`` is a reset, and the next ``reset`` the seed's second episode.
+    A Discrete action is an integer, never one-hot (which takes 402 kB per action for GPT-2's vocabulary). With B the
+    batch size: ``action`` is int64 ``[*B]``, ``reward`` float32 and ``done``, ``terminated``, ``truncated`` bool, all
+    ``[*B, 1]``; for text, ``tokens`` is ``[*B, max_length]`` and ``length`` ``[1]`` or ``[N]``. An ``action_mask`` in
+    ``info`` becomes an entry, bool ``[*B, n]``, and masks the action spec; the environment is reset here once to detect
+    it. As usual in torchrl, ``set_seed`` resets, and the next ``reset`` starts the seed's second episode.
 
     Raises:
-        TypeError: if it is no Gymnasium environment.
-        ValueError: if a vector environment resets itself, or an action mask belongs to no Discrete space.
+        TypeError: if it is not a Gymnasium environment.
+        ValueError: if a vector environment has autoreset, or an action mask is for a space other than Discrete.
 
     Example:
         >>> to_torchrl(gymnasium.make("CartPole-v1")).rollout(3)["action"].dtype
@@ -56,24 +56,24 @@ def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
 
 
 def from_torchrl(env: EnvBase, observation: str | None = None) -> TorchRLVectorEnv:
-    """Make a torchrl environment a Gymnasium vector environment; see `TorchRLVectorEnv`."""
+    """Convert a torchrl environment to a Gymnasium vector environment; see `TorchRLVectorEnv`."""
     return TorchRLVectorEnv(env, observation)
 
 
 class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
-    """A torchrl environment as a vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
+    """A torchrl environment as a Gymnasium vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
 
-    Autoreset is DISABLED, which is torchrl's own way: ``reset(options={"reset_mask": bool [N]})`` sets its ``_reset``.
+    Autoreset is DISABLED, as in torchrl: ``reset(options={"reset_mask": bool [N]})`` sets its ``_reset``.
     Categorical and OneHot specs are Discrete spaces, Bounded and Unbounded are Box, Binary is MultiBinary. One
     observation entry is the observation; several are a Dict keyed by name. An entry ``action_mask`` goes to
-    ``info["action_mask"]``, int8 ``[N, n]``. A seed is torchrl's ``set_seed(seed)``, and a reset after it.
+    ``info["action_mask"]``, int8 ``[N, n]``. A seed calls torchrl's ``set_seed(seed)``, followed by a reset.
 
     Args:
-        env: on any device.
-        observation: the only entry to show; None shows all.
+        env: torchrl environment, on any device.
+        observation: the only entry to return; None returns all.
 
     Raises:
-        TypeError: if it is no torchrl environment, or an entry has no Gymnasium space.
+        TypeError: if it is not a torchrl environment, or an entry has no Gymnasium space.
         ValueError: on several agents, actions or rewards, two batch dimensions, or slots whose bounds differ.
 
     Example:
@@ -100,12 +100,12 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._ended = np.ones(self.num_envs, dtype=bool)
-        self._current: TensorDictBase | None = None  # what torchrl wants back: the state of stateless environments
+        self._current: TensorDictBase | None = None  # passed back to torchrl: the state of stateless environments
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Begin new episodes, or in some slots; ValueError on a wrong mask, or on one together with a seed."""
+        """Start new episodes in all or some slots; ValueError on a wrong mask, or a partial mask with a seed."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
         _check_reset_mask(mask, self.num_envs)
         if seed is not None and not mask.all():
@@ -122,10 +122,10 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._observe(self._current), self._info(self._current)
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Act in every slot (``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
+        """Step every slot (actions ``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
 
         Returns:
-            Observation, the final one where an episode ended; reward float32, terminated and truncated bool ``[N]``.
+            Observation, final where an episode ended; reward float32, terminated and truncated bool ``[N]``.
         """
         if self._current is None or self._ended.any():
             raise ValueError(
@@ -143,7 +143,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._observe(following), reward, terminated, truncated, self._info(following)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the torchrl environment; a later step is an error, of torchrl's or of `reset`'s."""
+        """Close the torchrl environment; a later step raises an error, from torchrl or from this class."""
         self._current = None
         if not self.env.is_closed:
             self.env.close()
@@ -167,7 +167,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._array(spec, entries[name], self.single_observation_space)
 
     def _array(self, spec: Any, value: Any, space: spaces.Space) -> Any:
-        """A fresh array ``[N, *]`` of the space's dtype, or a dictionary of them."""
+        """Return a new array ``[N, *]`` of the space's dtype, or a dictionary of them."""
         if isinstance(space, spaces.Dict):
             return {name: self._array(spec[name], value[name], space[name]) for name in space}
         index = value.int().argmax(-1) if isinstance(spec, OneHot) else value
@@ -183,7 +183,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
 
 class _ActionMaskReader(BaseInfoDictReader):
-    """Reads ``info["action_mask"]``; a slot of which it says nothing (a reset of others) keeps what it had."""
+    """Read ``info["action_mask"]``; a slot without an entry (in a partial reset) keeps its previous mask."""
 
     def __init__(self, action_spec: Categorical) -> None:
         self._mask = torch.ones(*action_spec.shape, action_spec.n, dtype=torch.bool)
@@ -202,7 +202,7 @@ class _ActionMaskReader(BaseInfoDictReader):
 
 
 def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
-    """The space of one slot, of a spec whose first ``dims`` dimensions are the batch's."""
+    """Return the space of one slot, for a spec whose first ``dims`` dimensions are the batch dimensions."""
     shape = tuple(spec.shape[dims:])
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{name}.{key}", inner, dims) for key, inner in spec.items()})
@@ -216,7 +216,7 @@ def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
             raise ValueError(f"entry {name!r} has other bounds in other slots: a vector environment's slots are alike")
         dtype, low, high = low.dtype.type, low[0] if dims else low, high[0] if dims else high
         if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
-            low, high = -np.inf, np.inf  # torchrl has the largest float here
+            low, high = -np.inf, np.inf  # torchrl has the largest float as bound
         return spaces.Box(low, high, shape, dtype)
     raise TypeError(
         f"entry {name!r} is {type(spec).__name__} of shape {list(spec.shape)}, which has no Gymnasium space here: "

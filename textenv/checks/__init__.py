@@ -1,1 +1,1 @@
-"""Checkers: what text environments and reward functions keep doing wrong."""
+"""Checkers for common bugs in text environments and reward functions."""

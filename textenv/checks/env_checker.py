@@ -1,4 +1,4 @@
-"""`check_text_env`: the bugs that text environments keep having, each looked for by one check."""
+"""`check_text_env`: checks for common bugs in text environments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
 
 
 class Result(NamedTuple):
-    """What a check found."""
+    """Result of a check."""
 
     name: str
     problem: str
-    """What is wrong and where; empty where the check holds."""
+    """Error and its place; empty if the check passes."""
     left_out: str = ""
-    """Why the check, or a part of it, could not be made; empty where all of it was."""
+    """Reason why the check, or a part of it, could not run; empty if all of it ran."""
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """Result in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
         return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
 
 
 def check_text_env(env: Any) -> None:
-    """Look for the bugs that text environments keep having; takes seconds and resets the environment.
+    """Check an environment for common bugs; takes seconds and resets the environment.
 
     Args:
-        env: a `TextEnv`, `TextVectorEnv`, or any Gymnasium environment, single or vector, with their spaces:
+        env: a `TextEnv`, a `TextVectorEnv`, or any single or vector Gymnasium environment with their spaces
             ``Dict(tokens, length)`` and ``Discrete``.
 
     Raises:
-        ValueError: if a check does not hold; names all of these and says what is wrong.
+        ValueError: if any check fails; lists all that fail, with their problems.
 
     Example:
         >>> check_text_env(gymnasium.make("textenv/Copy-v0"))  # doctest: +SKIP
@@ -51,7 +51,7 @@ def check_text_env(env: Any) -> None:
 
 
 def run_checks(env: Any) -> list[Result]:
-    """Every check's result; an exception of the environment's own is a result too. Raises as `Probe` does."""
+    """Run every check and return the results, including exceptions of the environment. Raises as `Probe` does."""
     Probe(env)
     results = []
     for name, check in CHECKS.items():
@@ -59,13 +59,13 @@ def run_checks(env: Any) -> list[Result]:
             results.append(Result(name, "", check(Probe(env))))
         except _BrokenError as problem:
             results.append(Result(name, str(problem)))
-        except Exception as error:  # whatever a stranger's environment raises belongs in the report
+        except Exception as error:  # a user's environment may raise anything; report it
             results.append(Result(name, f"the environment raised {type(error).__name__}: {error}"))
     return results
 
 
 class _BrokenError(Exception):
-    """A check that does not hold."""
+    """Failure of a check."""
 
 
 def _demand(holds: object, problem: str) -> None:
@@ -74,7 +74,7 @@ def _demand(holds: object, problem: str) -> None:
 
 
 def _check_spaces(probe: Probe) -> str:
-    """Observations are of the space that was promised, right-padded, and copies."""
+    """Observations are in the declared space, right-padded, and copies."""
     probe.reset(0)
     for _ in range(3):
         for slot, observation in enumerate(probe.observations()):
@@ -93,7 +93,7 @@ def _check_spaces(probe: Probe) -> str:
 
 
 def _check_ids(probe: Probe) -> str:
-    """A state is the state before and the action: nothing is tokenised again."""
+    """A state is the previous state plus the action: nothing is tokenized again."""
     before = probe.reset(0)
     for step in range(12):
         token = probe.word(step)
@@ -111,7 +111,7 @@ def _check_ids(probe: Probe) -> str:
 
 
 def _check_end_tokens(probe: Probe) -> str:
-    """EOS ends a turn, pad does not (unless it is EOS), and what follows the text is padding."""
+    """EOS ends a turn, pad does not (unless it is EOS), and only padding follows the text."""
     for _ in range(2):
         probe.reset(None)
         tokens, length = probe.observation["tokens"][0], length_of(probe.observation["length"][0])
@@ -134,7 +134,7 @@ def _check_end_tokens(probe: Probe) -> str:
 
 
 def _check_score_placement(probe: Probe) -> str:
-    """A reward comes where a turn ends, and in a rollout on a token that the policy chose."""
+    """A reward comes at the end of a turn, and in a rollout on a token that the policy chose."""
     before = probe.reset(0)
     for step in range(40):
         end = step % 4 == 3 and probe.eos is not None and probe.may(probe.eos)
@@ -183,7 +183,7 @@ def _check_flags(probe: Probe) -> str:
 
 
 def _check_seeds(probe: Probe) -> str:
-    """The same seed gives the same prompts, another seed others; a reset without one goes on."""
+    """The same seed gives the same prompts, other seeds give others; a reset without a seed continues the order."""
     sequences = [_prompts(probe, seed) for seed in (1, 1, 2, 3, 4)]
     _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
     distinct = {tuple(ids) for sequence in sequences for ids in sequence}
@@ -203,7 +203,7 @@ def _prompts(probe: Probe, seed: int) -> list[list[int]]:
 
 
 def _check_no_leak(probe: Probe) -> str:
-    """What is scored as the answer is the answer: without the prompt, and empty where EOS came at once."""
+    """The scored completion is without the prompt, and is empty if EOS comes first."""
     if probe.conversation:
         return "in a conversation the answer is one of several turns"
     if probe.eos is None or probe.tokenizer is None:
@@ -226,7 +226,7 @@ def _check_no_leak(probe: Probe) -> str:
 
 
 def _check_batched(probe: Probe) -> str:
-    """Whole episodes by `advance` are the same as by `step`: ids, rewards and flags."""
+    """Whole episodes by `advance` and by `step` have equal ids, rewards and flags."""
     env, episodes = probe.vector, probe.vector.num_envs + 4
     if not is_episode_env(env):
         return "the environment has no batched form (start_episodes, advance, take_episodes)"
@@ -248,7 +248,7 @@ def _check_batched(probe: Probe) -> str:
     left_out = env.metrics.get("reward/left_out", 0)
     for row, number, ids, seen in probe.play(11, episodes):
         chosen = np.flatnonzero(rollout["mask"][row].numpy())
-        if not len(chosen) and left_out:  # the reward does not apply to this answer
+        if not len(chosen) and left_out:  # the reward does not apply to this completion
             continue
         _demand(
             len(chosen) == count[row],
@@ -275,7 +275,7 @@ def _check_batched(probe: Probe) -> str:
             f"the rollout {flags}",
         )
         by_step[row] += seen.reward
-        # By step a turn is paid when it ends; a rollout may spread the same over the turn's tokens.
+        # `step` gives a turn's reward at its end; a rollout may spread it over the turn's tokens.
         paid = rollout["reward"][row, : t + 1].sum().item()
         _demand(
             not seen.done
@@ -288,7 +288,7 @@ def _check_batched(probe: Probe) -> str:
 
 
 def _check_reset(probe: Probe) -> str:
-    """After an episode the next one begins as if the one before had gone otherwise, in the mode that is declared."""
+    """The next episode does not depend on the previous one, in the declared autoreset mode."""
     starts, dealt = [], []
     for words in (0, 3):
         probe.reset(5)
@@ -313,7 +313,7 @@ def _check_reset(probe: Probe) -> str:
 
 
 def _check_partial_reset(probe: Probe) -> None:
-    """A reset of slot 0 alone, in any mode."""
+    """A reset of slot 0 leaves the other slots unchanged, in any mode."""
     slots = probe.vector.num_envs
     if slots == 1:
         return
@@ -359,11 +359,11 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
     "batched equals single": _check_batched,
     "reset": _check_reset,
 }
-"""Each check under the name that it is reported by."""
+"""Checks by the name in the report."""
 
 
 def checked_variants(env_id: str, **arguments: Any) -> Sequence[tuple[str, Callable[[], Any]]]:
-    """A registered environment in every form that it has: single, and as a vector in each autoreset mode."""
+    """Return constructors of a registered environment: single, and as a vector in each autoreset mode."""
     import gymnasium
 
     forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id, **arguments))]

@@ -1,4 +1,4 @@
-"""`Probe`: slot 0 of any text environment, single or vector, stepped in one way for the checker."""
+"""`Probe`: uniform access for the checker to slot 0 of any text environment, single or vector."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 LONGEST = 4000
-"""Steps after which an episode is taken for endless."""
+"""Steps after which an episode counts as endless."""
 
 
 class Seen(NamedTuple):
-    """What a step showed in slot 0."""
+    """Result of a step in slot 0."""
 
     ids: list[int]
-    """The state; where an episode ended, its last one."""
+    """The state; at the end of an episode, the final one."""
     reward: float
     terminated: bool
     truncated: bool
@@ -25,24 +25,24 @@ class Seen(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over."""
+        """True if the episode is over."""
         return self.terminated or self.truncated
 
 
 class Probe:
-    """Slot 0 of an environment; the other slots, if any, are given tokens of their own that keep them busy.
+    """Slot 0 of an environment; other slots, if any, step with other tokens that do not end their turns.
 
     Args:
         env: a single or vector environment with the spaces of `TextEnv` and `TextVectorEnv`.
 
     Raises:
-        ValueError: if the spaces are others.
+        ValueError: if the spaces are different.
     """
 
     def __init__(self, env: Any) -> None:
         inner = own = env.unwrapped
         if not isinstance(env, VectorEnv):
-            # DISABLED leaves the environment as it ends, so that a single one is seen as it is.
+            # DISABLED keeps the final state, so that a single environment is checked without autoreset.
             inner = getattr(inner, "vector", None) or SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
         self.vector: Any = inner
         self.observation_space, self.action_space = inner.single_observation_space, inner.single_action_space
@@ -58,19 +58,19 @@ class Probe:
             if ends is None
             else {self.eos, self.pad, *ends.ids, *np.flatnonzero(ends.may_complete)}
         )
-        """Tokens that end a turn, or may, or that nobody chooses."""
+        """Tokens that end a turn, or may end one, or are never chosen (padding)."""
         self.conversation = hasattr(getattr(inner, "task", None), "reply")
-        """Whether the environment answers: then a turn's end need not be the episode's."""
+        """True if the environment replies: then the end of a turn need not end the episode."""
         self.mode = AutoresetMode(inner.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation: dict[str, np.ndarray] = {}
         self._mask: np.ndarray | None = None
         self.mask_before: np.ndarray | None = None
-        """Bool ``[num_envs, n]``: the mask of the last step's actions."""
+        """Bool ``[num_envs, n]``: the action mask before the last step."""
         self._words: list[int] = []
         self._ended = np.zeros(inner.num_envs, dtype=bool)
 
     def reset(self, seed: int | None) -> list[int]:
-        """Begin everywhere; returns the ids of slot 0."""
+        """Reset all slots; return the ids of slot 0."""
         self.observation, info = self.vector.reset(seed=seed)
         self._ended[:] = False
         self._note(info)
@@ -78,36 +78,36 @@ class Probe:
 
     @property
     def ids(self) -> list[int]:
-        """The state of slot 0."""
+        """State of slot 0."""
         return self.observation["tokens"][0, : length_of(self.observation["length"][0])].tolist()
 
     @property
     def mask(self) -> np.ndarray | None:
-        """Bool ``[n]``: the tokens allowed in slot 0; None for all."""
+        """Bool ``[n]``: the tokens allowed in slot 0; None if all are."""
         return None if self._mask is None else self._mask[0]
 
     @property
     def dealt(self) -> int | None:
-        """How many prompts were dealt since the seed, in all slots; None if the environment does not say."""
+        """Number of prompts sampled in all slots since the seed; None if the environment does not report it."""
         order = getattr(self.vector, "prompt_order", None)
         return None if order is None else int(order["position"])
 
     def observations(self) -> Iterator[dict[str, np.ndarray]]:
-        """The observation of each slot."""
+        """Iterate over the observation of each slot."""
         for slot in range(self.vector.num_envs):
             yield {name: np.asarray(column[slot]) for name, column in self.observation.items()}
 
     def may(self, token: int) -> bool:
-        """Whether slot 0 may choose this token now."""
+        """Return True if slot 0 may choose this token now."""
         return self.mask is None or bool(self.mask[token])
 
     def word(self, number: int) -> int:
-        """A token of slot 0 that ends nothing, different ones for different numbers, if the mask leaves one."""
+        """Return a token for slot 0 that ends nothing, if the mask allows one; varies with ``number``."""
         self._revive()
         return self.scripted(0, number, self.mask, words=True)
 
     def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: bool = False) -> int:
-        """Token ``number`` of episode ``row`` of a fixed script: some words and then EOS, as far as the mask allows."""
+        """Token ``number`` of episode ``row`` in a fixed script: some words, then EOS, as far as the mask allows."""
         if not words and number >= 2 + row and self.eos is not None and (mask is None or mask[self.eos]):
             return int(self.eos)
         ends, n = self.ends, int(self.action_space.n)
@@ -118,14 +118,14 @@ class Probe:
         return int((plain or open_now)[(number + row) % len(plain or open_now)])
 
     def longest(self, most: int) -> int:
-        """Words that fit into an episode from here, counted up to ``most``."""
+        """Count the words that fit into the episode from here, up to ``most``."""
         for count in range(1, most):
             if self.step(self.word(count)).done:
                 return count
         return most
 
     def step(self, token: int) -> Seen:
-        """Choose a token in slot 0."""
+        """Step with a token in slot 0."""
         self._revive()
         actions = np.full(self.vector.num_envs, token, dtype=np.int64)
         for slot in range(1, self.vector.num_envs):
@@ -148,10 +148,10 @@ class Probe:
         return found
 
     def play(self, seed: int, episodes: int) -> Iterator[tuple[int, int, list[int], Seen]]:
-        """Play the script of `scripted`: in one slot that many episodes, else the first episode of each slot.
+        """Play the script of `scripted`: that many episodes if there is one slot, else the first episode of each slot.
 
         Yields:
-            Episode, number of the step in it, the ids before it, and what it showed.
+            Episode, index of the step, the ids before the step, and its result.
         """
         slots = self.vector.num_envs
         self.reset(seed)
@@ -182,14 +182,14 @@ class Probe:
                 return
 
     def next_episode(self) -> list[int]:
-        """After an end: go on to where slot 0 has a new episode, in the way of the mode; returns its ids."""
+        """Proceed from the end of an episode to slot 0's next one, as the autoreset mode requires; return its ids."""
         if self.mode is AutoresetMode.NEXT_STEP:
             self.step(self.word(0))
         self._revive()
         return self.ids
 
     def _revive(self) -> None:
-        """In DISABLED mode: begin again in the slots whose episode is over, as its user has to."""
+        """Reset the slots whose episode is over, which in DISABLED mode is up to the user."""
         if self.mode is AutoresetMode.DISABLED and self._ended.any():
             self.observation, info = self.vector.reset(options={"reset_mask": self._ended.copy()})
             self._ended[:] = False
@@ -205,5 +205,5 @@ def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
 
 
 def length_of(length: Any) -> int:
-    """The number that an observation's ``length`` is, whatever its shape."""
+    """Return an observation's ``length`` as an integer, whatever its shape."""
     return int(np.ravel(length)[0])

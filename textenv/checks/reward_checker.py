@@ -1,4 +1,4 @@
-"""`check_reward`: the bugs that reward functions keep having, and what a cheating answer would earn."""
+"""`check_reward`: checks for common bugs in reward functions, and the scores of cheating completions."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOLERANCE = 1e-3
-"""Differences up to this share of the spread of ordinary scores are rounding."""
+"""Tolerance for rounding, as a fraction of the spread of ordinary scores."""
 ODD = (
     *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
     *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
 )
-"""Answers that a policy may give: none, controls, other scripts, what a parser chokes on, one endless word."""
+"""Possible odd completions: empty, control characters, other scripts, input that breaks parsers, one endless word."""
 
 
 @dataclass(frozen=True)
 class RewardReport:
-    """What was found out about a reward function."""
+    """Results of the checks of a reward function."""
 
     name: str
     results: list[Result]
-    """Of the checks that were run: the first alone, if the function returns no scores to check, and none that compares
-    two calls, if the same call gives different scores."""
+    """Of the checks that ran: only the first if the function does not return valid scores, and no comparisons of two
+    calls if equal calls give different scores."""
     probes: list[Probe]
     mean: float | None
-    """Of ordinary answers; None if the function applies to none."""
+    """Mean score of ordinary completions; None if the function applies to none."""
     highest: float | None
     seconds_per_row: float
 
     @property
     def broken(self) -> list[Result]:
-        """The checks that do not hold."""
+        """Checks that fail."""
         return [result for result in self.results if result.problem]
 
     def raise_if_broken(self) -> None:
-        """Raise a ValueError that names every check that does not hold, if there is one."""
+        """Raise a ValueError that lists all failed checks, if there are any."""
         if self.broken:
             raise ValueError(
                 f"reward {self.name!r}: {len(self.broken)} of {len(self.results)} checks do not hold:\n"
@@ -67,24 +67,24 @@ def check_reward(
     *,
     tolerance: float = TOLERANCE,
 ) -> RewardReport:
-    """Look for the bugs that reward functions keep having.
+    """Check a reward function for common bugs.
 
-    The function is called some twenty-five times with a few rows. Without others, prompts are openings of film
-    reviews and completions are reviews. Also reported, and not judged, are the time and what cheating answers earn.
+    The function is called about 25 times with a few rows. By default, prompts are openings of movie reviews and
+    completions are reviews. The time and the scores of cheating completions are reported, but not judged.
 
     Args:
         function: a reward function, ``async`` or not, or any callable such as `textenv.RewardModel`.
         prompts: texts or chats.
-        completions: varied answers, good ones and bad ones, one for each prompt; all of them ended.
-        columns: further columns by name, one entry a row.
-        tokenizer: makes ``completion_ids``; without one they are the text's bytes.
-        tolerance: differences up to this share of the scores' spread are rounding, which in bfloat16 is greater and
-            depends on the batch.
+        completions: varied completions, good and bad, one per prompt; all of them terminated.
+        columns: further columns by name, one entry per row.
+        tokenizer: computes ``completion_ids``; without one they are the bytes of the text.
+        tolerance: for rounding, as a fraction of the scores' spread; in bfloat16 rounding is larger and depends on
+            the batch.
 
     Raises:
-        ValueError: if a check does not hold (names all of these and says what is wrong), or if the function raises
-            on ordinary answers, as it does for want of a column.
-        TypeError: if it is no function.
+        ValueError: if a check fails (lists all that fail, with their problems), or if the function raises on ordinary
+            completions, for example because a column is missing.
+        TypeError: if the function is not callable.
 
     Example:
         >>> report = check_reward(lambda completions: [float(len(text)) for text in completions])
@@ -105,7 +105,7 @@ def run_reward_checks(
     *,
     tolerance: float = TOLERANCE,
 ) -> RewardReport:
-    """What `check_reward` finds, without raising for a check that does not hold; otherwise as there."""
+    """Run the checks of `check_reward` and return the report, without an error if a check fails."""
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
     trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
@@ -125,7 +125,7 @@ def run_reward_checks(
 
 
 def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
-    """What is returned for ordinary answers, and the seconds a row; the very first call may load a model."""
+    """Return the values for ordinary completions, and seconds per row; an extra first call may load a model."""
     try:
         trial.returned(trial.rows)
         start = time.perf_counter()
@@ -142,7 +142,7 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
 def _problem_of(check: Callable[[Trial], str], trial: Trial) -> str:
     try:
         return check(trial)
-    except Exception as error:  # whatever a stranger's function raises belongs in the report
+    except Exception as error:  # a user's function may raise anything; report it
         return f"the function raised {type(error).__name__}: {error}"
 
 
@@ -150,7 +150,7 @@ TYPE, DETERMINISTIC = "count and type", "deterministic"
 
 
 def _type_problem(returned: Any, rows: int) -> str:
-    """A list with one number or None for each answer."""
+    """The return value is a list with one number or None per completion."""
     if not hasattr(returned, "__len__") or isinstance(returned, (str, dict)):
         return f"it returned {returned!r:.80} for {rows} answers: return a list with one number for each"
     if len(returned) != rows:
@@ -170,25 +170,25 @@ def _check_finite(trial: Trial) -> str:
 
 
 def _check_deterministic(trial: Trial) -> str:
-    """The same rows earn the same again."""
+    """The same rows give the same scores again."""
     return trial.difference(trial.scores(trial.rows), trial.scores(trial.rows), "once, and the second time")
 
 
 def _check_batch(trial: Trial) -> str:
-    """Half of the batch earns what it earns in the whole."""
+    """Half of the batch gives the same scores as in the whole batch."""
     half = len(trial.rows) // 2
     halves = trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
     return trial.difference(trial.scores(trial.rows), halves, "in the whole batch, and in half of it")
 
 
 def _check_order(trial: Trial) -> str:
-    """The order of the rows does not matter."""
+    """The order of the rows has no effect."""
     reversed_rows = trial.scores(trial.rows[::-1])[::-1]
     return trial.difference(trial.scores(trial.rows), reversed_rows, "in order, and with the rows reversed")
 
 
 def _check_padding(trial: Trial) -> str:
-    """A neighbour of another length does not matter."""
+    """A neighbour of another length has no effect."""
     *rows, last = trial.rows
     long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])[:-1]
     return trial.difference(
@@ -197,7 +197,7 @@ def _check_padding(trial: Trial) -> str:
 
 
 def _check_varied(trial: Trial) -> str:
-    """Different answers do not all earn the same."""
+    """Different completions do not all get the same score."""
     scores = [score for score in trial.scores(trial.rows) if score is not None]
     if not scores:
         return f"it applies to none of {len(trial.rows)} rows (None for each)"
@@ -207,11 +207,11 @@ def _check_varied(trial: Trial) -> str:
 
 
 def _check_odd(trial: Trial) -> str:
-    """Empty and odd answers are scored, not refused."""
+    """Empty and odd completions are scored without an error."""
     for odd in ODD:
         try:
             (score, *_) = trial.scores([trial.rows[0].saying(odd), *trial.rows[1:]])
-        except Exception as error:  # whatever a stranger's function raises belongs in the report
+        except Exception as error:  # a user's function may raise anything; report it
             return f"on the answer {odd!r:.40} it raised {type(error).__name__}: {error}"
         if score is not None and not math.isfinite(score):
             return f"the answer {odd!r:.40} earns {score}: return a finite number, or None"
@@ -227,20 +227,20 @@ CHECKS: dict[str, Callable[[Trial], str]] = {
     "varied": _check_varied,
     "odd answers": _check_odd,
 }
-"""What is checked of scores, each under the name that it is reported by; says what is wrong, or nothing."""
+"""Checks of the scores by the name in the report; each returns the problem, or an empty text."""
 COMPARISONS = (_check_batch, _check_order, _check_padding)
 
 
 SHOWN = 40
-"""Characters of an answer in the table."""
+"""Characters of a completion shown in the table."""
 
 
 def print_report(report: RewardReport, console: Console | None = None) -> None:
-    """Print the checks, what cheating answers earn beside ordinary ones, and the time a row.
+    """Print the checks, the scores of cheating and ordinary completions, and the time per row.
 
     Args:
-        report: of `run_reward_checks`.
-        console: where to; standard output by default.
+        report: returned by `run_reward_checks`.
+        console: rich console for the output; standard output by default.
     """
     console = console or Console()
     checks = Table("check", "result", title=Text(f"reward {printable(report.name)}"), title_justify="left")
@@ -268,5 +268,5 @@ def _number(score: float | None) -> str:
 
 
 def _cell(text: str, style: str = "") -> Text:
-    """A stranger's text, which neither commands the terminal nor is read as rich's markup."""
+    """Return a cell of untrusted text, without terminal control codes or rich markup."""
     return Text(printable(text), style=style)

@@ -1,4 +1,4 @@
-"""Answers that nobody wants, and what a reward function pays for them: seen before training, not after."""
+"""Cheating completions, and the scores that a reward function gives them: known before training."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from textenv.checks.trial import Row, Trial
 from textenv.rewards.answer import answer_text
 
 REPEATS = 64
-"""How often one token stands in an answer that repeats it."""
+"""Repetitions of the token in the completion that repeats one token."""
 MAX_TOKENS = 256
-"""Length of the longest answer that is taken to be allowed."""
+"""Assumed maximum length of a completion."""
 VERY_LONG = 2_000
-"""Words of an answer far beyond it."""
+"""Words of a completion far above it."""
 PUNCTUATION = ". , ! ? ; : ... !!! --"
 
 
 class Probe(NamedTuple):
-    """What one kind of answer earns, given to every prompt."""
+    """Scores of one kind of completion, given to every prompt."""
 
     name: str
     answer: str
-    """The first row's."""
+    """Completion of the first row."""
     mean: float | None
-    """Over the rows to which the function applies; None if to none, or if it raised."""
+    """Over the rows to which the function applies; None if it applies to none, or raised."""
     highest: float | None
     note: str
-    """What is to be seen: it earns more than ordinary answers, or the function raised; empty otherwise."""
+    """Warning: the scores exceed those of ordinary completions, or the function raised; empty otherwise."""
 
 
 def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> list[Probe]:
-    """Give each kind of answer to every prompt.
+    """Score each kind of completion on every prompt.
 
     Args:
         trial: function and rows.
-        ordinary: finite scores of the rows as they are.
-        margin: differences up to this are rounding.
+        ordinary: finite scores of the unchanged rows.
+        margin: tolerance for rounding.
     """
     return [_probe(trial, name, make(trial), ordinary, margin) for name, make in PROBES.items()]
 
@@ -47,7 +47,7 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
     answer = rows[0].answer
     try:
         scores = [score for score in trial.scores(rows) if score is not None and math.isfinite(score)]
-    except Exception as error:  # whatever a stranger's function raises belongs in the table
+    except Exception as error:  # a user's function may raise anything; report it
         return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
     if not scores or not ordinary:
         return Probe(name, answer, mean_of(scores), max(scores, default=None), "")
@@ -60,12 +60,12 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
 
 
 def mean_of(scores: Sequence[float]) -> float | None:
-    """The mean, or None of no scores."""
+    """Return the mean, or None if there are no scores."""
     return math.fsum(scores) / len(scores) if scores else None
 
 
 def long_answer(trial: Trial, words: int) -> str:
-    """Ordinary answers one after the other, and again, up to a number of words."""
+    """Concatenate ordinary completions, repeatedly, up to a number of words."""
     said = [word for row in trial.rows for word in row.answer.split()] or ["word"]
     return " ".join(itertools.islice(itertools.cycle(said), words))
 
@@ -99,4 +99,4 @@ PROBES: dict[str, Callable[[Trial], list[Row]]] = {
     "the longest allowed": lambda trial: [row.saying(_longest_allowed(trial), ended=False) for row in trial.rows],
     "very long": lambda trial: [row.saying(long_answer(trial, VERY_LONG), ended=False) for row in trial.rows],
 }
-"""Each kind of answer under the name that it is reported by."""
+"""Kinds of completion by the name in the report."""

@@ -1,4 +1,4 @@
-"""What a reward function is tried on: rows of prompt, answer and columns, by default real text from the grammar."""
+"""Test rows for a reward function: prompt, completion and columns, by default reviews sampled from the grammar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One answer, and what a reward function may ask about it."""
+    """One completion, with its prompt and columns."""
 
     prompt: Any
     answer: str
@@ -32,17 +32,17 @@ class Row:
     ended: bool = True
 
     def saying(self, answer: str, *, ended: bool = True) -> Row:
-        """The same row with another answer."""
+        """Return the same row with another completion."""
         return replace(self, answer=answer, ended=ended)
 
 
 class Trial:
-    """A reward function and the rows that it is tried on.
+    """A reward function and its test rows.
 
     Args:
         function: the reward function.
-        rows: ordinary ones.
-        tokenizer: makes ``completion_ids``; without one they are the bytes of the text.
+        rows: ordinary rows.
+        tokenizer: computes ``completion_ids``; without one they are the bytes of the text.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Trial:
     ) -> None:
         self.function, self.rows, self.tokenizer = function, list(rows), tokenizer
         self.margin = 0.0
-        """Differences between scores up to this are rounding."""
+        """Tolerance for rounding between scores."""
 
     def returned(self, rows: Sequence[Row]) -> Any:
-        """Whatever the function returns for these rows, from copies of its own."""
+        """Return the function's result for these rows, which it receives as copies."""
         names = {name for row in rows for name in row.columns}
         columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
         columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
@@ -61,20 +61,20 @@ class Trial:
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
         returned = call_reward(self.function, columns)
-        try:  # dense and named rewards count as what they are in all
+        try:  # reduce per-token and named rewards to their totals
             return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
         except RewardError:
-            return returned  # the checks say what is wrong with it
+            return returned  # the checks report the problem
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
-        """Scores of these rows; raises what the function does, and on what is no list of numbers."""
+        """Return the scores of these rows; raise the function's errors, and on anything but a list of numbers."""
         returned = self.returned(rows)
         if len(returned) != len(rows):
             raise ValueError(f"{len(returned)} scores for {len(rows)} answers")
         return [None if score is None else float(score) for score in returned]
 
     def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
-        """A sentence about the first row in which scores differ; empty if none does. NaN is the same as NaN."""
+        """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN."""
         for row, (a, b) in enumerate(zip(one, other, strict=True)):
             if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
                 same = repr(a) == repr(b)
@@ -85,14 +85,14 @@ class Trial:
         return ""
 
     def ids(self, answer: str) -> list[int]:
-        """Token ids of an answer."""
+        """Return the token ids of a completion."""
         if self.tokenizer is None:
             return list(answer.encode("utf-8", "replace"))
         return text_ids(answer, self.tokenizer)
 
 
 def is_number(score: Any) -> bool:
-    """Whether a reward may be this: a number, finite or not, a tensor of one, or None."""
+    """Return True if this is a valid reward: a number (finite or not), a tensor of one number, or None."""
     return score is None or as_number(score) is not None
 
 
@@ -105,7 +105,7 @@ def _completion(row: Row) -> Any:
 def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
 ) -> list[Row]:
-    """Rows of what was given; prompts and answers that were not are from the grammar of reviews.
+    """Make rows; prompts and completions that are not given come from the grammar of reviews.
 
     Raises:
         ValueError: if they differ in number or are fewer than `FEWEST`; names the counts.
@@ -120,7 +120,7 @@ def make_rows(
     asked = openings if prompts is None else prompts
     if completions is not None:
         said = [answer_text(each) for each in completions]
-    elif columns:  # every second answer says what the columns hold, so that some are right
+    elif columns:  # every second completion is a column's text, so that some are right
         held_text = list(columns.values())
         said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
     else:
@@ -131,7 +131,7 @@ def make_rows(
 
 
 def _reviews(n: int) -> list[tuple[str, str]]:
-    """Openings and what follows, of either sentiment and one to three sentences; every fourth is cut off."""
+    """Sample openings and continuations, of either sentiment, one to three sentences; every fourth is truncated."""
     from textenv.embedded.grammar import sample_review
 
     rng = np.random.default_rng(0)

@@ -1,6 +1,6 @@
-"""The embedded default: a review grammar, and the small models that the project makes from it by itself.
+"""The embedded default: a grammar of reviews, and small models that are trained on it at first use.
 
-Importing this loads neither torch nor transformers; `embedded_folder` does, and only to build.
+Importing this loads neither torch nor transformers; `embedded_folder` imports them only to build.
 """
 
 from textenv.embedded.cache import embedded_folder

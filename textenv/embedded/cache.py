@@ -1,4 +1,4 @@
-"""The embedded tokenizer, language model and classifier, built once and kept in the user's cache."""
+"""Embedded tokenizer, language model and classifier, built once and cached on disk."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from filelock import FileLock
 from textenv.embedded import phrases
 
 VERSION = 1
-"""Version of what is built: raise it when tokenizer, models or training change. The tables of the grammar count too."""
+"""Version of the built files: raise it when tokenizer, models or training change. The grammar's tables count too."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
-"""Packages whose version changes what is built."""
+"""Packages whose version affects the built files."""
 MANIFEST = "manifest.json"
-"""Lists every other file of a cached folder with its SHA-256; written last."""
+"""File that lists every other file of a cached folder with its SHA-256; written last."""
 
 
 def cache_root() -> Path:
@@ -30,9 +30,9 @@ def cache_root() -> Path:
 
 
 def embedded_folder() -> Path:
-    """Folder with ``lm/`` and ``classifier/``, both as by `save_pretrained`, tokenizer included.
+    """Return the folder with ``lm/`` and ``classifier/``, both as from `save_pretrained`, tokenizer included.
 
-    Built at the first call (about 40 s on one thread); afterwards found in the cache by `VERSION`, the grammar's tables
+    Built at the first call (about 40 s on one thread), then cached; the cache key is `VERSION`, the grammar's tables
     and the versions of `PACKAGES`.
 
     Raises:
@@ -43,8 +43,8 @@ def embedded_folder() -> Path:
 
 
 def build(folder: Path) -> None:
-    """Train everything and write it into an existing folder."""
-    # Imported here: a caller whose folder exists already does not wait for torch and transformers.
+    """Train the models and write them into an existing folder."""
+    # Imported here, so that a call with a cached folder does not import torch and transformers.
     from textenv.embedded.classifier import train_classifier
     from textenv.embedded.language_model import train_language_model
     from textenv.embedded.tokenizer import train_tokenizer
@@ -58,19 +58,19 @@ def build(folder: Path) -> None:
 
 
 def fingerprint(data: object, packages: Iterable[str]) -> str:
-    """Twelve hexadecimal digits of plain data (numbers, texts, tuples, dictionaries) and the versions of packages."""
+    """Hash plain data (numbers, texts, tuples, dictionaries) and the versions of packages to 12 hexadecimal digits."""
     versions = [(package, version(package)) for package in packages]
     return hashlib.sha256(repr((data, versions)).encode()).hexdigest()[:12]
 
 
 def cached(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Return the folder, first filled by `build` if it is absent or damaged.
+    """Return the folder; first fill it by `build` if it is missing or damaged.
 
-    `build` gets an empty sibling that takes the folder's place only when it is complete. Of several processes
+    `build` gets an empty sibling folder that replaces the folder only when complete. If several processes call this,
     one builds and the others wait. Raises OSError if the cache cannot be written.
     """
     try:
-        if _intact(folder):  # without the lock, so that a finished cache may be read-only
+        if _intact(folder):  # without the lock, so that a complete cache may be read-only
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -87,7 +87,7 @@ def cached(folder: Path, build: Callable[[Path], None]) -> Path:
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
     print(f"textenv: making the embedded model (about 40 s, once) in {folder}", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a build that was killed: we hold the lock, so not in use
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: not in use, as the lock is held
     unfinished.mkdir()
     try:
         build(unfinished)
@@ -100,7 +100,7 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _intact(folder: Path) -> bool:
-    """Whether the manifest is there and every file is as it says."""
+    """Return True if the manifest exists and every file matches its hash."""
     try:
         hashes = json.loads((folder / MANIFEST).read_text())
         return len(hashes) > 0 and all(_sha256(folder / name) == digest for name, digest in hashes.items())

@@ -1,4 +1,4 @@
-"""The embedded sentiment classifier: a GPT-2 of one layer that reads reviews, finished or not."""
+"""Embedded sentiment classifier: a GPT-2 of one layer for complete and incomplete reviews."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BATCH = 16
 LEARNING_RATE = 2e-3
 SEED = 2
 BARE, CUT = 0.2, 0.5
-"""Shares of the training examples that are bare openings, and reviews cut after them."""
+"""Fractions of training examples: openings only, and reviews truncated after the opening."""
 
 
 def train_classifier(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIEWS) -> GPT2ForSequenceClassification:
-    """Train on sampled reviews, most of them cut short, so that it grades unfinished ones; about 4 s."""
+    """Train on sampled reviews, most of them truncated, so that it also scores incomplete ones."""
     rng = np.random.default_rng(SEED)
     examples = [_example(sample_review(rng), tokenizer, rng) for _ in range(reviews)]
     rows, targets = zip(*examples, strict=True)
@@ -45,7 +45,7 @@ def train_classifier(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIE
 
 
 def _example(review: Review, tokenizer: PreTrainedTokenizerFast, rng: np.random.Generator) -> tuple[list[int], float]:
-    """Tokens of a review, whole or cut, and the wanted probability of positive."""
+    """Return the tokens of a complete or truncated review, and the target probability of positive sentiment."""
     opening = len(tokenizer(review.opening)["input_ids"])
     ids = [*tokenizer(review.text)["input_ids"], tokenizer.eos_token_id]
     kind = rng.random()
@@ -53,7 +53,7 @@ def _example(review: Review, tokenizer: PreTrainedTokenizerFast, rng: np.random.
         return ids[:opening], 0.5
     if kind < BARE + CUT:
         return ids[: rng.integers(opening + 1, len(ids))], float(review.label)
-    return ids[: len(ids) - rng.integers(2)], float(review.label)  # the end token is there or not
+    return ids[: len(ids) - rng.integers(2)], float(review.label)  # with or without the end token
 
 
 def _config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:

@@ -1,7 +1,7 @@
-"""A grammar of short movie reviews: sampler, recogniser and label, all read from `phrases.py`.
+"""Grammar of short movie reviews: sampler, recognizer and label, all from the tables in `phrases.py`.
 
 A review is one to three sentences of one sentiment, in lower case, each ending with a full stop. It begins
-with a neutral opening, which serves as the prompt.
+with a neutral opening, which is the prompt.
 
 >>> import numpy as np
 >>> review = sample_review(np.random.default_rng(0))
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LABELS: Final = ("negative", "positive")
-"""A label is an index into this."""
+"""Names of the labels 0 and 1."""
 
 T = TypeVar("T")
 
@@ -30,23 +30,23 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 class Review(NamedTuple):
-    """One complete review."""
+    """A complete review."""
 
     text: str
     label: int
     """0 negative, 1 positive."""
     opening: str
-    """The neutral first words of `text`."""
+    """Neutral first words of `text`."""
 
 
 @cache
 def openings() -> tuple[str, ...]:
-    """All neutral openings, in a fixed order; each is as likely before either sentiment."""
+    """Return all neutral openings, in a fixed order; each is equally likely for both sentiments."""
     return tuple(text for pattern in OPENINGS for text in expansions(pattern, 0))
 
 
 def sample_review(rng: np.random.Generator) -> Review:
-    """Draw a review: label, opening, number of sentences, patterns and phrases are each drawn uniformly."""
+    """Sample a review: label, opening, number of sentences, patterns and phrases are each uniform."""
     label = int(rng.integers(2))
     opening = _choose(openings(), rng)
     sentences = [f"{opening} {_fill(_choose(PREDICATES, rng), label, rng)}."]
@@ -55,12 +55,12 @@ def sample_review(rng: np.random.Generator) -> Review:
 
 
 def accepts(text: str) -> bool:
-    """Whether the text is exactly one complete review of the grammar."""
+    """Return True if the text is exactly one complete review of the grammar."""
     return sentiment(text) is not None
 
 
 def sentiment(text: str) -> int | None:
-    """The label of a complete review, 0 or 1; None for any other text."""
+    """Return the label of a complete review, 0 or 1; None for any other text."""
     for label in range(len(LABELS)):
         if _recogniser(label).fullmatch(text):
             return label
@@ -68,7 +68,7 @@ def sentiment(text: str) -> int | None:
 
 
 def expansions(pattern: str, label: int) -> Iterator[str]:
-    """Every text that a pattern stands for under a label."""
+    """Iterate over all texts of a pattern for a label."""
     slot = _SLOT.search(pattern)
     if slot is None:
         yield pattern
@@ -90,13 +90,13 @@ def _fill(pattern: str, label: int, rng: np.random.Generator) -> str:
 
 
 def _expression(patterns: tuple[str, ...], label: int) -> str:
-    """A regular expression for any text of any of the patterns."""
+    """Return a regular expression for all texts of the patterns."""
     filled = (_SLOT.sub(lambda slot: _expression(_phrases(slot[1], label), label), each) for each in patterns)
     return f"(?:{'|'.join(filled)})"
 
 
 @cache
 def _recogniser(label: int) -> re.Pattern[str]:
-    """The regular expression of all reviews with this label."""
+    """Return the regular expression for all reviews with this label."""
     first = f"{_expression(OPENINGS, label)} {_expression(PREDICATES, label)}"
     return re.compile(rf"{first}\.(?: {_expression(SENTENCES, label)}\.){{{min(FURTHER)},{max(FURTHER)}}}")

@@ -1,4 +1,4 @@
-"""The embedded language model: a GPT-2 of two layers that writes reviews."""
+"""Embedded language model: a GPT-2 of two layers that writes reviews."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BATCH = 16
 LEARNING_RATE = 4e-3
 SEED = 1
 SHARPNESS = 1.2
-"""What the logits are multiplied by after training (see `_sharpen`)."""
+"""Factor applied to the logits after training (see `_sharpen`)."""
 
 
 def train_language_model(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIEWS) -> GPT2LMHeadModel:
-    """Train on sampled reviews, each seen once and followed by the end token; about 18 s on one thread."""
+    """Train one epoch on sampled reviews, each followed by the end token."""
     rng = np.random.default_rng(SEED)
     texts = [sample_review(rng).text for _ in range(reviews)]
     rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
@@ -55,7 +55,7 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        initializer_range=0.05,  # nearer to 1/sqrt(128) than GPT-2's .02: learns much sooner
+        initializer_range=0.05,  # closer to 1/sqrt(128) than GPT-2's .02: learns much faster
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -64,11 +64,11 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
 
 @torch.no_grad()
 def _sharpen(model: GPT2LMHeadModel) -> None:
-    """Fit the temperature after training (Guo et al. 2017): scaling the last norm scales every logit.
+    """Set the temperature after training (Guo et al. 2017): scaling the last norm scales every logit.
 
-    A short training leaves a little probability on every wrong token, and a review has twenty chances to
-    draw one. The held-out loss is lowest near 1.1 and only .002 nats a token higher at 1.2, where samples that
-    break the grammar fall from 8 % to 2 %.
+    A short training leaves a little probability on every wrong token, and a review samples about twenty tokens. The
+    held-out loss is lowest near 1.1 and only .002 nats per token higher at 1.2, where samples that break the grammar
+    fall from 8 % to 2 %.
     """
     model.transformer.ln_f.weight.mul_(SHARPNESS)
     model.transformer.ln_f.bias.mul_(SHARPNESS)

@@ -1,8 +1,8 @@
-"""The words and sentence patterns of the review grammar: data only; `grammar.py` samples and recognises them.
+"""Words and sentence patterns of the review grammar: data only; `grammar.py` samples and recognizes them.
 
-A pattern is text with ``{slots}``; a slot stands for any one of its phrases. Sampler and recogniser read the
-same tables, so they cannot disagree. No word that carries sentiment stands in both sentiments (there is no
-"never dull"): the small embedded models then learn the grammar in seconds.
+A pattern is text with ``{slots}``; each slot is replaced by one of its phrases. Sampler and recognizer read the
+same tables, so they cannot disagree. No word that carries sentiment occurs in both sentiments (there is no
+"never dull"), so the small embedded models learn the grammar in seconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ OPENINGS = (
     "{the} {kind} {genre} {topic}",
     "{whose} {number} {genre}",
 )
-"""How a review starts; says nothing of sentiment. No opening is the beginning of another."""
+"""First words of a review, neutral in sentiment. No opening is the beginning of another."""
 
 PREDICATES = (
     "{was} {description}",
     "{was} {description} from start to finish",
     "made {audience} {reaction} and {second_reaction}",
 )
-"""How the first sentence goes on after the opening."""
+"""Continuations of the first sentence after the opening."""
 
 SENTENCES = (
     "{part} {was} {description}",
@@ -30,10 +30,10 @@ SENTENCES = (
     "my {friends} {felt} it and so did i",
     "{advice} it {soon}",
 )
-"""The sentences that may follow the first."""
+"""Sentences that may follow the first."""
 
 FURTHER = (0, 1, 1, 1, 2, 2, 2)
-"""How many sentences follow the first; each entry is equally likely."""
+"""Numbers of sentences after the first; each entry is equally likely."""
 
 NEUTRAL: dict[str, tuple[str, ...]] = {
     "the": ("the", "this"),
@@ -61,7 +61,7 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
     "see": ("watch", "see", "recommend"),
     "soon": ("tonight", "this weekend", "while you can"),
 }
-"""Slots that are the same in both sentiments."""
+"""Slots with the same phrases for both sentiments."""
 
 _STRONG = (
     ("awful", "dreadful", "boring", "clumsy"),

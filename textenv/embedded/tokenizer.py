@@ -1,4 +1,4 @@
-"""The embedded tokenizer: a byte-level BPE, so that any text at all survives encoding and decoding."""
+"""Embedded tokenizer: a byte-level BPE, so that any text is unchanged by encoding and decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from textenv.embedded.grammar import sample_review
 
 CONTEXT = 128
-"""Most tokens that the embedded models read."""
+"""Maximum number of tokens of the embedded models."""
 END, PAD = "<|endoftext|>", "<|pad|>"
 LARGEST_VOCABULARY = 1024
 REVIEWS = 4_000
@@ -17,11 +17,11 @@ SEED = 0
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Learn the merges from sampled reviews: about 700 tokens, nearly each word of the grammar one of them.
+    """Learn the merges from sampled reviews: about 700 tokens, with one for nearly every word of the grammar.
 
-    Digits are always tokens of their own, with or without a space before. Words are split from each other
-    first and nothing is added at the start, so if a text is cut before a space that begins a word, the tokens
-    of its first part are the first of its tokens.
+    Digits are always separate tokens, with or without a space before. Text is split into words first and nothing is
+    added at the start, so if a text is cut before a space that begins a word, the tokens of its first part are a
+    prefix of its tokens.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,4 +47,4 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 def _corpus() -> list[str]:
     rng = np.random.default_rng(SEED)
     spaced_digits = " ".join(["", *"0123456789"])
-    return [sample_review(rng).text for _ in range(REVIEWS)] + [spaced_digits] * 2  # 2: the trainer's min_frequency
+    return [sample_review(rng).text for _ in range(REVIEWS)] + [spaced_digits] * 2  # twice, for min_frequency=2

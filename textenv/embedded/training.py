@@ -1,4 +1,4 @@
-"""Supervised training of the embedded models: one loop for both, repeatable, without traces in the caller."""
+"""Supervised training of the embedded models: one reproducible loop that leaves the caller's settings unchanged."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 Batch = TypeVar("Batch")
 
 WARM_UP = 0.1
-"""Share of the steps in which the learning rate rises; afterwards it falls along a cosine to 0."""
+"""Warmup ratio of the learning rate; afterwards it follows a cosine to 0."""
 WEIGHT_DECAY = 1e-3
 GRADIENT_NORM = 1.0
 
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Seeded float32 training on one CPU thread, whatever the caller had set, which is put back after.
+    """Seeded float32 training on one CPU thread; the caller's settings are restored afterwards.
 
-    One thread, because the order of the sums, and so the weights, would otherwise depend on the cores.
+    One thread, because otherwise the order of the sums, and so the weights, would depend on the number of cores.
     """
     with ExitStack() as caller:
         caller.callback(torch.set_num_threads, torch.get_num_threads())
@@ -33,14 +33,14 @@ def isolated(seed: int) -> Iterator[None]:
         caller.enter_context(torch.enable_grad())
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs as well, for good
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed GPUs, which is not undone
         yield
 
 
 def train(
     model: nn.Module, batches: Sequence[Batch], *, loss_of: Callable[[Batch], Tensor], learning_rate: float
 ) -> None:
-    """Take one AdamW step on `loss_of(batch)` for each batch, in order; leaves the model in eval mode."""
+    """Take one AdamW step on `loss_of(batch)` for each batch, in order; leave the model in eval mode."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -56,7 +56,7 @@ def train(
 
 
 def batched(rows: Sequence[Sequence[int]], *, size: int, pad: int) -> list[Tensor]:
-    """Cut rows of ids, in order, into batches ``[size, longest row]``, int64, padded on the right."""
+    """Pad rows of ids on the right into batches ``[size, longest row]``, int64, in order."""
     tensors = [torch.tensor(row) for row in rows]
     return [
         nn.utils.rnn.pad_sequence(tensors[start : start + size], batch_first=True, padding_value=pad)
@@ -65,7 +65,7 @@ def batched(rows: Sequence[Sequence[int]], *, size: int, pad: int) -> list[Tenso
 
 
 def _rate(progress: float) -> float:
-    """Learning rate as a share of its peak, at a progress from 0 to 1."""
+    """Learning rate as a fraction of its peak, at a progress from 0 to 1."""
     if progress < WARM_UP:
         return progress / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))

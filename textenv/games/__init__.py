@@ -1,4 +1,4 @@
-"""Games of several turns with a known best play: string in, string out, and an oracle player for each."""
+"""Text games of several turns with known optimal play: strings in and out, and an oracle player for each."""
 
 from textenv.games.calculator import Calculator, CalculatorPlayer, evaluate
 from textenv.games.guess_number import BinarySearch, GuessNumber

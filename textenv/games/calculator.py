@@ -1,4 +1,4 @@
-"""`Calculator`: an arithmetic question and a tool that answers it. Best play is to use the tool."""
+"""`Calculator`: an arithmetic question and a calculator tool. Optimal play uses the tool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gymnasium
 from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
 
 MAX_EXPRESSION = 200
-"""Most characters of an expression. A value has no more digits than that, as there are no powers."""
+"""Maximum characters of an expression. A value has no more digits than that, as there are no powers."""
 _COMMAND = re.compile(r"\b(calc|answer)[^\S\n]*:([^\n]*)", re.IGNORECASE)
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -27,19 +27,19 @@ _HELP = "Write 'calc: ' and an expression to have it computed, or 'answer: ' and
 class Calculator(gymnasium.Env[str, str]):
     """Answer an arithmetic question with the help of a calculator.
 
-    Prompt: a question such as ``What is 17 * 23 + 5?`` and the rules. Actions: any text; its last line part
+    Prompt: a question such as ``What is 17 * 23 + 5?`` and the rules. Actions: any text; only its last
     ``calc: <expression>`` (whole numbers, ``+ - *`` and parentheses) or ``answer: <whole number>`` counts. Replies: the
-    value, or what was wrong with the text. Score: 1 for the right answer, which ends the episode, as a wrong one does;
-    0 on every other turn. Without an answer the episode terminates with turn ``max_turns``. Best play: have the
-    question's expression computed, then answer its value (`CalculatorPlayer`). Best score: 1.
+    value, or an explanation of the mistake. Score: 1 for the right answer, 0 otherwise; any answer ends the episode.
+    Without an answer the episode terminates after turn ``max_turns``. Optimal play: compute the question's expression,
+    then answer its value (`CalculatorPlayer`). Best score: 1.
 
     Args:
-        terms: numbers in a question, 2 to 8.
-        digits: digits of each number, 1 to 6.
-        max_turns: turns before the episode ends, at least the 2 of the best play.
+        terms: number of terms in a question, 2 to 8.
+        digits: number of digits in each term, 1 to 6.
+        max_turns: number of turns before the episode ends; at least 2, which optimal play needs.
 
     Raises:
-        ValueError: on an argument out of its range.
+        ValueError: if an argument is out of range.
 
     Example:
         >>> env = Calculator()
@@ -64,7 +64,7 @@ number to finish. You have 6 turns.
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
         self.terms, self.digits, self.max_turns = terms, digits, max_turns
         self.best_return = 1.0
-        """The return of the best play."""
+        """Return of optimal play."""
         self.observation_space = text_space(600)
         self.action_space = text_space(MAX_TEXT)
         self._value: int | None = None
@@ -72,7 +72,7 @@ number to finish. You have 6 turns.
         self._ended = False
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a question, or take ``options["expression"]``.
+        """Draw a question, or use ``options["expression"]``.
 
         Raises:
             ValueError: on another option, or an expression that `evaluate` refuses.
@@ -91,7 +91,7 @@ number to finish. You have 6 turns.
         return str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Compute, or answer.
+        """Compute an expression, or answer the question.
 
         Raises:
             RuntimeError: before a reset, or after the end of the episode.
@@ -110,7 +110,7 @@ number to finish. You have 6 turns.
 
 
 def _read(text: str) -> tuple[str, int | None]:
-    """The reply to a text, and its answer if it gives one."""
+    """Return the reply to a text, and its answer if it has one."""
     if (reply := too_long(text)) is not None:
         return reply, None
     commands = _COMMAND.findall(text)
@@ -128,10 +128,10 @@ def _read(text: str) -> tuple[str, int | None]:
 
 
 def evaluate(expression: str) -> int:
-    """The value of an expression of whole numbers, ``+ - *`` and parentheses. Nothing else is ever run.
+    """Evaluate an expression of whole numbers, ``+ - *`` and parentheses. Nothing else is executed.
 
     Raises:
-        ValueError: on anything else; says what may be written.
+        ValueError: on anything else; lists what is allowed.
 
     Example:
         >>> evaluate("2 * (3 - 10)")
@@ -158,7 +158,7 @@ def _value(node: ast.expr) -> int:
 
 
 class CalculatorPlayer:
-    """The best player of `Calculator`: has the question's expression computed and answers the value.
+    """Optimal player of `Calculator`: computes the question's expression and answers the value.
 
     Example:
         >>> player = CalculatorPlayer()
@@ -167,7 +167,7 @@ class CalculatorPlayer:
     """
 
     def __call__(self, conversation: Sequence[str]) -> str:
-        """The next text, from the question and what was said since."""
+        """Return the next text, given the question and all texts since."""
         if len(conversation) == 1:
             return "calc: " + conversation[0].removeprefix("What is ").partition("?")[0]
         return f"answer: {conversation[-1]}"

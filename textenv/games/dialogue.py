@@ -1,4 +1,4 @@
-"""What the games share: the alphabet of their texts, the order of calls, and how they read a policy's text."""
+"""Shared parts of the games: text space, check of the call order, and length limit of a policy's text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from gymnasium import spaces
 
 MAX_TEXT = 4000
-"""Most characters of a policy's text that a game reads."""
+"""Maximum characters of a policy's text that a game reads."""
 Player = Callable[[Sequence[str]], str]
-"""Given the conversation so far (rules, own text, reply, own text, ..., reply), what to say next."""
+"""Function from the conversation so far (rules, own text, reply, own text, ..., reply) to the next text."""
 
 _CHARSET = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
 def text_space(max_length: int) -> spaces.Text:
-    """Printable ASCII and newline, from the empty string to ``max_length`` characters."""
+    """Text space of printable ASCII and newline, with 0 to ``max_length`` characters."""
     return spaces.Text(max_length=max_length, min_length=0, charset=_CHARSET)
 
 
 def check_turn(game: object, action: object, *, started: bool, ended: bool) -> None:
-    """Check that an episode is under way and that the action is text.
+    """Check that an episode is running and that the action is text.
 
     Raises:
         RuntimeError: on a step before the first reset or after the end of the episode.
@@ -38,7 +38,7 @@ def check_turn(game: object, action: object, *, started: bool, ended: bool) -> N
 
 
 def option(options: Mapping[str, Any] | None, name: str) -> Any:
-    """The one option that a game's reset takes, or None.
+    """Return the one option that a game's reset accepts, or None.
 
     Raises:
         ValueError: on any other option.
@@ -50,5 +50,5 @@ def option(options: Mapping[str, Any] | None, name: str) -> Any:
 
 
 def too_long(text: str) -> str | None:
-    """The reply to a text that is longer than a game reads, or None."""
+    """Return a reply if the text is longer than a game reads, else None."""
     return f"I read at most {MAX_TEXT} characters; write less." if len(text) > MAX_TEXT else None

@@ -1,4 +1,4 @@
-"""`GuessNumber`: find a secret number by its "higher" and "lower". Best play is binary search."""
+"""`GuessNumber`: find a secret number from replies "higher" and "lower". Optimal play is binary search."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import gymnasium
 from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
 
 LARGEST = 10**12
-"""Bounds are within plus and minus this."""
-# A whole number that is neither part of a longer one nor of a decimal; "1-5" is 1 and 5, not -5.
+"""Maximum absolute value of the bounds."""
+# A whole number that is not part of a longer one or of a decimal; "1-5" is 1 and 5, not -5.
 _NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
 
 
@@ -20,15 +20,15 @@ class GuessNumber(gymnasium.Env[str, str]):
     """Guess a secret number, drawn uniformly from ``low`` to ``high``.
 
     Prompt: the rules. Actions: any text; the last whole number in it is the guess (digits 0 to 9 only). Replies:
-    ``higher`` or ``lower`` (where the secret is), or what was wrong with the text, which uses up a guess all the same.
-    Score: 1 on the hit, 0 on every other turn; the episode terminates with the hit or with guess ``max_guesses``.
-    Best play: binary search (`BinarySearch`). Best score: 1 for every secret if there are at least as many guesses
-    as the default, else `best_return` on average.
+    ``higher`` or ``lower`` (position of the secret), or an explanation of the mistake, which also uses up a guess.
+    Score: 1 for the right guess, 0 on every other turn; the episode terminates with the right guess or after guess
+    ``max_guesses``. Optimal play: binary search (`BinarySearch`). Best score: 1 for every secret with at least the
+    default number of guesses, else `best_return` on average.
 
     Args:
-        low: smallest number that may be the secret.
-        high: largest number that may be the secret.
-        max_guesses: what binary search always needs, ``ceil(log2(high - low + 2))``, if not given.
+        low: smallest possible secret.
+        high: largest possible secret.
+        max_guesses: number of guesses; by default the worst case of binary search, ``ceil(log2(high - low + 2))``.
 
     Raises:
         ValueError: if ``high`` is below ``low``, a bound is too large, or ``max_guesses`` is not at least 1.
@@ -60,11 +60,11 @@ class GuessNumber(gymnasium.Env[str, str]):
 
     @property
     def best_return(self) -> float:
-        """The mean return of binary search: g guesses tell ``2**g - 1`` numbers apart."""
+        """Mean return of binary search: g guesses distinguish ``2**g - 1`` numbers."""
         return float(min(self.high - self.low + 1, 2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a secret, or take ``options["secret"]``, and tell the rules.
+        """Draw a secret, or use ``options["secret"]``, and return the rules.
 
         Raises:
             ValueError: on another option, or a secret that is not a number from ``low`` to ``high``.
@@ -83,7 +83,7 @@ class GuessNumber(gymnasium.Env[str, str]):
         ), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a guess.
+        """Make a guess.
 
         Raises:
             RuntimeError: before a reset, or after the end of the episode.
@@ -111,7 +111,7 @@ class GuessNumber(gymnasium.Env[str, str]):
 
 
 def find_number(text: str) -> int | None:
-    """The last whole number in a text, or None; of more than 18 digits, one that is out of every range."""
+    """Return the last whole number in a text, or None; beyond 18 digits, a number that is out of every range."""
     numbers = _NUMBER.findall(text)
     if not numbers:
         return None
@@ -121,7 +121,7 @@ def find_number(text: str) -> int | None:
 
 
 class BinarySearch:
-    """The best player of `GuessNumber`: always the middle of what is left.
+    """Optimal player of `GuessNumber`: always guesses the middle of the remaining range.
 
     Args:
         low: as in the game.
@@ -137,7 +137,7 @@ class BinarySearch:
         self.low, self.high = low, high
 
     def __call__(self, conversation: Sequence[str]) -> str:
-        """The next guess, from the rules and the guesses and replies so far."""
+        """Return the next guess, given the rules and the guesses and replies so far."""
         low, high = self.low, self.high
         for said, reply in zip(conversation[1::2], conversation[2::2], strict=True):
             guess = find_number(said)

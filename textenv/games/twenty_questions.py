@@ -1,4 +1,4 @@
-"""`TwentyQuestions` over sixteen animals, and `BestQuestions`, its best player."""
+"""`TwentyQuestions` about sixteen animals, and `BestQuestions`, its optimal player."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTRIBUTES = {
     "bird": "a bird",
     "fly": "able to fly",
 }
-"""What may be asked about: its word, and the words after "is it". Each of the first four halves the animals."""
+"""Attributes to ask about: the attribute, and its words after "is it". Each of the first four halves the animals."""
 ANIMALS: dict[str, frozenset[str]] = {
     name: frozenset(attributes.split())
     for name, attributes in {
@@ -41,24 +41,24 @@ ANIMALS: dict[str, frozenset[str]] = {
         "butterfly": "fly",
     }.items()
 }
-"""The animals and what is true of each; large is larger than a cat."""
+"""Animals and their attributes; large means larger than a cat."""
 _QUESTION = re.compile(r"\b(?:is|can)\s+it\b([^?\n]*)", re.IGNORECASE)
 
 
 class TwentyQuestions(gymnasium.Env[str, str]):
-    """Find out which of sixteen animals it is, in as few questions as possible.
+    """Identify one of sixteen animals with as few questions as possible.
 
-    Prompt: the animals, what may be asked, and the rules. Actions: any text; its last question ``is it <attribute>?``
-    or ``is it a <animal>?`` counts (also ``can it fly?``). Replies: ``yes`` or ``no``, or what was wrong with the text,
-    which uses up a question all the same. Score: ``1 - q / max_questions`` for naming the animal after q other
-    questions, which ends the episode; 0 on every other turn; the episode terminates with question ``max_questions``.
-    Best play: `BestQuestions`. Best score: 33/40 on average with 20 questions: 3.5 of them before the right name.
+    Prompt: the animals, the attributes, and the rules. Actions: any text; its last question ``is it <attribute>?`` or
+    ``is it a <animal>?`` counts (also ``can it fly?``). Replies: ``yes`` or ``no``, or an explanation of the mistake,
+    which also uses up a question. Score: ``1 - q / max_questions`` for naming the animal after q other questions, which
+    ends the episode; 0 on every other turn; the episode terminates after question ``max_questions``. Optimal play:
+    `BestQuestions`. Best score: 33/40 on average with 20 questions: 3.5 of them before the right name.
 
     Args:
-        max_questions: questions before the episode ends.
+        max_questions: number of questions before the episode ends.
 
     Raises:
-        ValueError: if there is not at least 1 question.
+        ValueError: if ``max_questions`` is below 1.
 
     Example:
         >>> env = TwentyQuestions()
@@ -83,11 +83,11 @@ class TwentyQuestions(gymnasium.Env[str, str]):
 
     @property
     def best_return(self) -> float:
-        """The mean return of the best play over all animals."""
+        """Mean return of optimal play over all animals."""
         return float(BestQuestions(max_questions=self.max_questions).value(frozenset(ANIMALS)))
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw an animal, or take ``options["secret"]``, and tell the rules.
+        """Draw an animal, or use ``options["secret"]``, and return the rules.
 
         Raises:
             ValueError: on another option, or an animal that is not one of the sixteen.
@@ -128,7 +128,7 @@ class TwentyQuestions(gymnasium.Env[str, str]):
 
 
 def read_topic(text: str) -> tuple[str | None, str]:
-    """The attribute or animal that a text asks about, or None and what was wrong with it."""
+    """Return the attribute or animal that a text asks about, or None and an explanation of the mistake."""
     if (reply := too_long(text)) is not None:
         return None, reply
     questions = _QUESTION.findall(text)
@@ -144,15 +144,15 @@ def read_topic(text: str) -> tuple[str | None, str]:
 
 
 def phrase(topic: str) -> str:
-    """An attribute or animal as it stands after "is it"."""
+    """Return the words for an attribute or animal after "is it"."""
     return ATTRIBUTES.get(topic) or f"{'an' if topic[0] in 'aeiou' else 'a'} {topic}"
 
 
 class BestQuestions:
-    """The best player of `TwentyQuestions`, by dynamic programming over the animals that are left.
+    """Optimal player of `TwentyQuestions`, by dynamic programming over the remaining animals.
 
-    A node's value is exact. A branch is left out only if the value it would have were every question allowed
-    is no better than a branch already worked out.
+    Values are exact. A branch is pruned only if its upper bound (its value if every yes-or-no question were allowed)
+    is no better than a branch already evaluated.
 
     Args:
         max_questions: as in the game.
@@ -171,7 +171,7 @@ class BestQuestions:
         self._bounds: dict[tuple[int, int], Fraction] = {}
 
     def __call__(self, conversation: Sequence[str]) -> str:
-        """The next question, from the rules and the questions and replies so far."""
+        """Return the next question, given the rules and the questions and replies so far."""
         left = frozenset(ANIMALS)
         for said, reply in zip(conversation[1::2], conversation[2::2], strict=True):
             topic, _ = read_topic(said)
@@ -180,11 +180,11 @@ class BestQuestions:
         return f"Is it {phrase(self.choose(left, len(conversation) // 2)[1])}?"
 
     def value(self, left: frozenset[str], asked: int = 0) -> Fraction:
-        """The expected return of the best play if the secret is uniform over the animals that are left."""
+        """Return the expected return of optimal play if the secret is uniform over the remaining animals."""
         return self.choose(left, asked)[0] if left and asked < self.max_questions else Fraction(0)
 
     def choose(self, left: frozenset[str], asked: int) -> tuple[Fraction, str]:
-        """The best value and the attribute or animal to ask about."""
+        """Return the best value and the attribute or animal to ask about."""
         if (left, asked) not in self._best:
             best = (Fraction(-1), "")
             for bound, topic, parts in sorted(self._options(left, asked), key=lambda each: -each[0]):
@@ -200,7 +200,7 @@ class BestQuestions:
         return 1 - Fraction(asked, self.max_questions)
 
     def _options(self, left: frozenset[str], asked: int) -> list[tuple[Fraction, str, list[frozenset[str]]]]:
-        """Upper bound, topic, and the sets that may be left after asking about it."""
+        """Return upper bound, topic, and possible sets of remaining animals for each question."""
         options = []
         for topic in ATTRIBUTES:
             yes = frozenset(name for name in left if topic in ANIMALS[name])
@@ -210,7 +210,7 @@ class BestQuestions:
         return options + [(named, name, [left - {name}]) for name in ANIMALS if name in left]
 
     def _bound(self, count: int, asked: int) -> Fraction:
-        """The value of ``count`` animals if every yes-or-no question were allowed."""
+        """Return the value of ``count`` animals if every yes-or-no question were allowed: an upper bound."""
         if count == 0 or asked >= self.max_questions:
             return Fraction(0)
         if (count, asked) not in self._bounds:

@@ -1,7 +1,7 @@
-"""Ready-made reward functions, each made by a call: ``reward=rewards.numeric_answer()``; and transforms of them.
+"""Reward functions, each returned by a factory, as in ``reward=rewards.numeric_answer()``; and transforms of them.
 
-A reward function is ``f(prompts, completions, **columns) -> list[float | None]``, called by keyword with one entry a
-row; see `textenv.rewards.composite.RewardFunction`. None means that it does not apply to the row.
+A reward function is ``f(prompts, completions, **columns) -> list[float | None]``, called by keyword with one entry per
+row; see `textenv.rewards.composite.RewardFunction`. None means that the function does not apply to the row.
 """
 
 from textenv.rewards.calling import load_function

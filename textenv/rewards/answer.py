@@ -1,4 +1,4 @@
-"""What every reward function reads: the text of an answer, and the column that it is compared with."""
+"""Helpers of the reward functions: text of a completion, lookup of a column, pattern for words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def answer_text(completion: Any) -> str:
-    """The text of an answer: itself, or the contents of the messages of a chat.
+    """Return the text of a completion: the string itself, or the contents of its chat messages.
 
     >>> answer_text("four"), answer_text([{"role": "assistant", "content": "four"}])
     ('four', 'four')
 
     Raises:
-        TypeError: if it is neither.
+        TypeError: if the completion is neither a string nor a list of messages.
     """
     if isinstance(completion, str):
         return completion
@@ -26,7 +26,7 @@ def answer_text(completion: Any) -> str:
 
 
 def _is_message(message: Any) -> bool:
-    """Whether its content is text, None or a list of parts, of which those that are text say so."""
+    """Return True if the content is a string, None, or a list of parts whose ``text`` fields are strings."""
     content = message.get("content", 0) if isinstance(message, Mapping) else 0
     if content is None or isinstance(content, str):
         return True
@@ -36,14 +36,14 @@ def _is_message(message: Any) -> bool:
 
 
 def _content(content: Any) -> str:
-    """The text of a message, whose content may be a list of parts or (in a tool call) None."""
+    """Return the text of a message content: a string, a list of parts, or None (in a tool call)."""
     if isinstance(content, str) or content is None:
         return content or ""
     return "".join(part.get("text", "") for part in content)
 
 
 def column_of(columns: dict[str, Any], name: str, reward: str) -> Sequence[Any]:
-    """A column that a reward function needs.
+    """Return a column that a reward function needs.
 
     Raises:
         ValueError: if the prompts have no such column.
@@ -58,10 +58,10 @@ def column_of(columns: dict[str, Any], name: str, reward: str) -> Sequence[Any]:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A regular expression for any of these as a whole word (or several), linear in the text.
+    """Return a regular expression that matches any of these words or phrases as a whole, in linear time.
 
     Raises:
-        ValueError: if there are none, or one is empty.
+        ValueError: if there are no words, or one is empty.
     """
     wanted = [words] if isinstance(words, str) else list(words)
     if not wanted or not all(word.strip() for word in wanted):

@@ -1,4 +1,4 @@
-"""Calling reward functions: by keyword, with the columns that they take, asynchronous ones too; and finding them."""
+"""Call reward functions by keyword with the columns that their signatures name (async ones too), and load them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from textenv.rewards.workers import run_in_threads
 
 
 def reward_name(function: Any) -> str:
-    """How a reward function is called in messages and tables."""
+    """Return the name of a reward function for messages and tables."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
-    """What a reward function returns when it is given by keyword what its signature takes.
+    """Call a reward function with the keyword arguments in its signature, and return its result.
 
     Args:
-        function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are waited for. It gets
-            copies of lists and dictionaries, so that what it changes in them changes nothing.
+        function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
+            receives copies of lists and dictionaries, so changing them has no effect outside.
         columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
-        tokenizer: that the ids are of; for functions that name it.
+        tokenizer: tokenizer of the ids; passed to functions that have a parameter ``tokenizer``.
 
     Raises:
-        ValueError: if it needs a column that is not there.
+        ValueError: if the function needs a column that is missing.
     """
     parameters = _parameters(function)
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -62,7 +62,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
 
 
 def _copied(value: Any) -> Any:
-    """Containers as copies, whatever else is in them as it is."""
+    """Copy containers recursively; return other values unchanged."""
     if type(value) in (list, tuple):
         return type(value)([_copied(item) for item in value])
     if type(value) is dict:
@@ -82,7 +82,7 @@ def _wait(found: Any) -> Any:
     async def result() -> Any:
         return await found
 
-    # A thread of its own: whoever calls may be inside an event loop (a notebook is).
+    # A separate thread, because the caller may be inside an event loop (as in a notebook).
     (outcome,) = run_in_threads([lambda: asyncio.run(result())], None)
     if isinstance(outcome, Exception):
         raise outcome
@@ -90,11 +90,11 @@ def _wait(found: Any) -> Any:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function that ``"path/to/file.py:name"`` or ``"package.module:name"`` means.
+    """Load the function named by ``"path/to/file.py:name"`` or ``"package.module:name"``.
 
     Raises:
-        ValueError: if it is written otherwise, the file or module is not there or raises while it is read, or has no
-            such function.
+        ValueError: if the name has another form, the file or module is missing or raises at import, or it has no such
+            function.
 
     Example:
         >>> load_function("textenv.rewards:unfinished").__name__
@@ -117,25 +117,25 @@ def _read_file(path: Path) -> ModuleType:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     with _explained(str(path), path.parent.resolve()):
         spec.loader.exec_module(module)
     return module
 
 
 def read_module(name: str) -> ModuleType:
-    """Import a module, also from the present folder; raises a ValueError that says why it cannot be."""
+    """Import a module, also from the current folder; raise a ValueError with the reason if that fails."""
     with _explained(name, Path.cwd()):
         return importlib.import_module(name)
 
 
 @contextmanager
 def _explained(place: str, folder: Path) -> Iterator[None]:
-    """With a folder to import from, and with an error that says what was being read."""
+    """Put a folder first on ``sys.path``, and turn any exception into a ValueError that names the module."""
     sys.path.insert(0, str(folder))
     try:
         yield
-    except Exception as error:  # whatever a stranger's module raises
+    except Exception as error:  # a user's module may raise anything
         raise ValueError(
             f"{place} could not be imported: {type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
         ) from error

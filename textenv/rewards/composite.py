@@ -1,4 +1,4 @@
-"""`Rewards`: one or several reward functions with weights, called in order, in time, and with a choice on failure."""
+"""`Rewards`: weighted sum of one or several reward functions, with a time limit and a choice of error handling."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from textenv.rewards.workers import ChildError, Workers, run_in_processes, run_i
 
 logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
-"""``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as TRL's GRPO and RLOO take it."""
+"""``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
 RECENT_ROWS = 1000
-"""Failures are counted among about so many of the last answers."""
+"""Approximate number of most recent completions over which the fraction of failures is computed."""
 SAMPLE = 4
-"""Parts that fail, with none that passes, before all of a batch is taken to; and answers that are then called alone."""
+"""Failing parts, with none passing, that suggest a failing batch; as many completions are then scored alone to test."""
 LEAST_ROWS = 100
-"""Failures are counted against at least as many answers, so that one bad answer among the first few stops nothing."""
+"""Minimum denominator of the fraction of failures, so that one failure among the first few completions is tolerated."""
 
 
 class _AllFail(Exception):  # noqa: N818  (caught where it is raised)
-    """Every answer of a batch fails."""
+    """Failure of every completion of a batch."""
 
 
 class Rewards:
-    """Reward functions with weights; itself a reward function.
+    """Weighted sum of reward functions; itself a reward function.
 
-    A function is called with the keywords that it takes, out of ``prompts``, ``completions``, ``completion_ids``,
-    ``terminated`` (whether the policy ended the answer itself) and the prompts' further columns. It may be ``async``.
-    It returns one entry an answer: a number, None (does not apply), a list of numbers (one a token), or a mapping
-    from component to number. An answer to which no function applies is left out of the update, and counted. One of
-    weight 0 is only logged.
+    Each function is called with the keywords in its signature, out of ``prompts``, ``completions``,
+    ``completion_ids``, ``terminated`` (True if the policy ended the completion itself) and the prompts' further
+    columns. It may be ``async``. It returns one entry per completion: a number, None (does not apply), a list of
+    numbers (one per token), or a mapping from component to number. A completion to which no function applies is left
+    out of the update, and counted. A function of weight 0 is only logged.
 
-    A function is called once a batch, or once for each part, with ``workers``. Where it fails on n answers it is called
-    again with halves, to find the one at fault: about 2 log2(n) times for one answer. Where every answer seems to
-    fail (four that are called alone do), ``"skip"`` waits, calls the whole batch once more, and then stops.
+    A function is called once per batch or, with ``workers``, once per part. If it fails on n completions, it is called
+    again with halves to find the one that fails: about 2 log2(n) calls for one completion. If all seem to fail (four
+    scored one by one do), ``"skip"`` waits, calls the whole batch once more, and stops if that fails too.
 
     Args:
-        functions: a function, or name → function or (function, weight).
-        on_error: ``"stop"`` raises what a function did wrong; ``"skip"`` leaves the answers on which it did out of the
+        functions: a function, or a mapping from name to function or to (function, weight).
+        on_error: ``"stop"`` raises the function's error; ``"skip"`` leaves the completions that fail out of the
             update and counts them.
-        max_failed: with ``"skip"``, the share of answers that may fail before it raises all the same.
-        timeout: seconds that a call may take; None waits for ever. A call in threads cannot be stopped and goes on
-            unseen; one in processes is killed.
-        workers: calls under way at a time, each with a part of the batch; 0 calls once, with the whole of it.
-        pause: seconds to wait before a batch is called again in which every answer failed, with ``"skip"``.
-        processes: True calls in processes, for functions that compute in Python; they must be importable.
+        max_failed: with ``"skip"``, the fraction of completions that may fail before it raises nevertheless.
+        timeout: time limit of a call in seconds; None for no limit. A late call in a thread cannot be stopped and
+            continues in the background; in a process it is killed.
+        workers: number of concurrent calls, each with a part of the batch; 0 makes one call with the whole batch.
+        pause: with ``"skip"``, seconds to wait before calling a batch again in which every completion failed.
+        processes: True runs calls in processes, for CPU-bound Python functions; they must be importable.
 
     Raises:
-        ValueError: on no function, a weight that is not finite, or a share outside 0 to 1.
+        ValueError: if there is no function, a weight is not finite, or a fraction is outside 0 to 1.
         RewardError: when called, as ``on_error`` says.
 
     Example:
@@ -103,13 +103,13 @@ class Rewards:
         self.on_error, self.max_failed, self.timeout, self.pause = on_error, max_failed, timeout, pause
         self.workers, self._pool = workers, Workers(max(workers, 1)) if processes else None
         self.seen = self.failed = 0
-        """Answers so far, and those on which a function failed."""
+        """Completions so far, and those on which a function failed."""
         self._recent: deque[tuple[int, int]] = deque()
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
     def __call__(self, *, tokenizer: Any = None, **columns: Any) -> Scores:
-        """Score a batch; ``prompts`` and ``completions`` are needed, the others are those that the functions take."""
+        """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
@@ -128,7 +128,7 @@ class Rewards:
     def _columns(
         self, found: Mapping[str, tuple[Scores, set[int]]], broken: set[int], *, weighted: bool
     ) -> dict[str, list[float | None]]:
-        """What each component added to each answer, or its value before the weight."""
+        """Return each component's contribution to each completion, or its value before the weight."""
         columns: dict[str, list[float | None]] = {}
         for name, (scores, _) in found.items():
             inner = scores.parts if weighted else scores.raw or scores.parts
@@ -140,7 +140,7 @@ class Rewards:
         return columns
 
     def _values(self, name: str, function: RewardFunction, rows: Rows) -> tuple[Scores, set[int]]:
-        """Scores by one function, and the rows on which it failed."""
+        """Return the scores by one function, and the rows on which it failed."""
         pieces = max(1, min(self.workers, len(rows)))
         cuts = [round(i * len(rows) / pieces) for i in range(pieces + 1)]
         parts = [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
@@ -162,7 +162,7 @@ class Rewards:
         return _joined(rows, scored), bad
 
     def _find_first(self, name: str, function: RewardFunction, part: Rows, error: Exception) -> RewardError:
-        """The error that names the first row on which a function fails, found by halving the part that it failed on."""
+        """Return the error that names the first failing row, found by halving the part on which the function failed."""
         while len(part) > 1 and not isinstance(error, RewardError):
             for half in part.halves():
                 (outcome,) = self._run(name, function, [half])
@@ -179,16 +179,16 @@ class Rewards:
     def _divide(
         self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]
     ) -> tuple[list[tuple[Rows, Any]], set[int]]:
-        """Halve the parts on which a function fails until the rows at fault stand alone.
+        """Halve the parts on which a function fails until each failing row is alone.
 
-        Where a part fails and neither half does, all of its rows count as failed: nothing says which it was.
+        If a part fails and neither half does, all of its rows count as failed, since the row at fault is unknown.
 
         Returns:
-            What could be scored, and the rows that failed.
+            The parts with their scores, and the rows that failed.
 
         Raises:
-            _AllFail: if every row seems to fail, which a few of them are asked for.
-            RewardError: if more than the share fail.
+            _AllFail: if every row seems to fail, judged by calling a few of them alone.
+            RewardError: if more than the allowed fraction fails.
         """
         scored: list[tuple[Rows, Any]] = []
         bad: set[int] = set()
@@ -202,7 +202,7 @@ class Rewards:
                 if all(isinstance(outcome, Exception) for outcome in alone):
                     raise _AllFail(str(self._last_error))
                 some_pass = True
-            # A limit that this batch alone exceeds needs no more calls, which may take their time.
+            # Stop early if this batch alone exceeds the limit: further calls may be slow.
             self._check_limit(len(bad) + len(failing), max(len(rows), RECENT_ROWS))
             bad |= {part.first - rows.first for part, _ in failing if len(part) == 1}
             several = [part for part, _ in failing if len(part) > 1]
@@ -217,7 +217,7 @@ class Rewards:
         return scored + outcomes, bad
 
     def _run_each(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
-        """As `_run`; in processes one after the other, for one that dies takes the calls beside it with it."""
+        """`_run`, but in processes one part at a time: a process that dies takes concurrent calls down with it."""
         if self._pool is None:
             return self._run(name, function, parts)
         return [outcome for part in parts for outcome in self._run(name, function, [part])]
@@ -230,7 +230,7 @@ class Rewards:
         return RewardError(f"reward {name!r} raised {kind}{shown(error)} in {where}")
 
     def _check_share(self, broken: set[int], rows: Rows) -> None:
-        """Raise a RewardError if more than the share of the answers lately failed, this batch included."""
+        """Raise a RewardError if too large a fraction of recent completions failed, this batch included."""
         self._recent.append((len(rows), len(broken)))
         while len(self._recent) > 1 and sum(n for n, _ in self._recent) - self._recent[0][0] >= RECENT_ROWS:
             self._recent.popleft()
@@ -245,7 +245,7 @@ class Rewards:
             ) from self._last_error
 
     def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
-        """`Scores` or an exception for each part, in order."""
+        """Return `Scores` or an exception for each part, in order."""
         calls = [functools.partial(call_reward, function, dict(part.columns), part.tokenizer) for part in parts]
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
@@ -271,10 +271,10 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
 
 
 def _attempt(call: Callable[[], Any]) -> Any:
-    """What a call returned, or the exception."""
+    """Return the call's result, or its exception."""
     try:
         return call()
-    except (Exception, SystemExit) as error:  # a user's function may raise anything; `_divide` says where
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; `_divide` finds the row
         return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
 
 
@@ -288,7 +288,7 @@ def _read(outcome: Any, rows: Rows, name: str) -> Any:
 
 
 def _joined(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]]) -> Scores:
-    """The scores of parts as those of the whole; None for rows that are in no part."""
+    """Merge the scores of parts into those of the whole batch; None for rows that are in no part."""
     earned: list[Earned] = [None] * len(rows)
     failed: set[int] = set()
     parts: dict[str, list[float | None]] = {}

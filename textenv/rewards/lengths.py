@@ -1,4 +1,4 @@
-"""Rewards for how an answer goes on: its length, its repetitions, and whether it comes to an end."""
+"""Rewards for length, repetition and termination of a completion."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from textenv.rewards.patterns import Scores
 
 
 def length_window(least: int, most: int, *, edge: int = 0) -> Scores:
-    """1 where an answer has `least` to `most` tokens, down to 0 on a line of `edge` tokens on either side.
+    """Reward 1 for `least` to `most` tokens, falling linearly to 0 over `edge` tokens on either side.
 
-    Tokens are the policy's own, EOS included (the unit of ``max_new_tokens``), so languages without spaces count
-    alike. The soft edge is DAPO's (Yu et al. 2025, eq. 13).
+    Tokens are the policy's own, EOS included (the unit of ``max_new_tokens``), so languages without spaces are
+    treated alike. The soft edge is that of DAPO (Yu et al. 2025, eq. 13).
 
     Raises:
         ValueError: unless 0 <= least <= most and edge >= 0.
@@ -34,9 +34,9 @@ def length_window(least: int, most: int, *, edge: int = 0) -> Scores:
 
 
 def repetition(n: int = 3) -> Scores:
-    """Minus the share of the answer's word n-grams that were there before: 0 where none repeats.
+    """Negative fraction of the completion's word n-grams that repeat an earlier one; 0 without repetition.
 
-    The penalty of Yeo et al. (2025, arXiv:2502.03373, appendix), unscaled. Words are what white space separates.
+    The penalty of Yeo et al. (2025, arXiv:2502.03373, appendix), unscaled. Words are separated by white space.
 
     Raises:
         ValueError: if n is below 1.
@@ -62,10 +62,10 @@ def _repeated(words: list[str], n: int) -> float:
 
 
 def unfinished(penalty: float = 1.0) -> Scores:
-    """Minus the penalty where the policy did not end its answer itself (the missing-EOS penalty), else 0.
+    """Reward ``-penalty`` if the policy did not end its completion itself (the missing-EOS penalty), else 0.
 
-    It asks the environment whether the answer was ended, by EOS or by a stop token or text, and looks at no token:
-    which one ends an answer is not for a reward to know.
+    It uses only the column ``terminated`` (True after EOS, a stop token or a stop text), never the tokens, because
+    the environment defines which token ends a completion.
 
     Raises:
         ValueError: if the penalty is negative or not finite.

@@ -1,4 +1,4 @@
-"""What the log says about a batch of answers: what each part of the reward added, how varied the texts are."""
+"""Log metrics of a batch of completions: contribution of each reward component, diversity of the texts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from textenv.rewards.scores import Scores, total
 
 
 def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """What the log says about a batch of scores.
+    """Compute the log metrics of a batch of scores.
 
     Args:
         scores: of the batch.
-        answers: token ids of each.
+        answers: token ids of each completion.
 
     Returns:
-        For each component NAME: ``reward/NAME``, the mean of what it added to the answers that count (0 where it does
-        not apply), so that the components add up to the score; ``reward_raw/NAME``, the mean of its own value, before
-        the weight, where it applies; ``reward_applied/NAME``, the share of those answers; ``reward_share/NAME``, its
-        part of all that was added, by absolute value; ``reward_length_correlation/NAME``, Pearson's, of its value and
-        the answer's length (0 where one of them does not vary). ``reward/failed`` and ``reward/left_out`` count
-        answers; ``text/distinct_2`` and ``text/repeated_4`` are `distinct` and `repetition`.
+        For each component NAME: ``reward/NAME``, its mean contribution to the completions that count (0 where it
+        does not apply), so that the components add up to the score; ``reward_raw/NAME``, its mean value before the
+        weight, where it applies; ``reward_applied/NAME``, the fraction of those completions; ``reward_share/NAME``, its
+        fraction of all contributions, by absolute value; ``reward_length_correlation/NAME``, Pearson's correlation of
+        its value and the completion's length (0 if one of them is constant). ``reward/failed`` and
+        ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repetition`.
     """
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
     columns, values = (
@@ -52,20 +52,20 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation; 0 where one of the two does not vary."""
+    """Pearson's correlation; 0 if one of the two is constant."""
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 
 
 def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
-    """Different n-grams of all answers over their number (Li et al. 2016, "distinct-n"); 1 where there are none."""
+    """Fraction of distinct n-grams in all completions (Li et al. 2016, "distinct-n"); 1 if there are no n-grams."""
     grams = list(chain.from_iterable(_grams(ids, n) for ids in answers))
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def repetition(answers: Sequence[Sequence[int]], n: int = 4) -> float:
-    """Share of an answer's n-grams that stood in it before, averaged over the answers that have any (0 if none has)."""
+    """Mean fraction of a completion's n-grams that repeat an earlier one, over completions that have any (else 0)."""
     shares = [1 - len(set(grams)) / len(grams) for grams in (_grams(ids, n) for ids in answers) if grams]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -1,4 +1,4 @@
-"""Numbers in texts, read exactly, and the reward for the right one."""
+"""Exact parsing of numbers in texts, and a reward for the right number."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from textenv.rewards.answer import answer_text, column_of
 
 MAX_DIGITS = 400
-"""Longer numbers, and powers of ten beyond, are not read: an answer of ``1e999999999`` would take the memory."""
+"""Longer numbers, and larger powers of ten, are not parsed: ``1e999999999`` would exhaust the memory."""
 
 MAX_TEXT = 100_000
-"""Characters that are looked at, for a policy may write a megabyte of commas."""
+"""Maximum characters parsed, since a policy may write a megabyte of commas."""
 
-# A digit right after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
+# A digit directly after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
 _DECIMAL = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
 )
@@ -30,16 +30,16 @@ _HASHES = re.compile(r"####[ \t]*(?=[-+.$]{0,3}[0-9])")
 
 
 def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
-    """1 where the answer's number equals the column's exactly, else 0; None where the column has no number.
+    """Reward 1 if the completion's number equals the column's exactly, else 0; None if the column has no number.
 
-    The answer's number is that of its last complete ``\\boxed{}``, else what follows its last ``####`` (GSM8K), else
-    its last number. Read are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and ``1.5e3``,
-    with a point for the decimals; no mixed numbers (``1 1/2`` is one half), and nothing longer than 400 digits. Of a
-    text of more than 100,000 characters the last ones are read.
-    Compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3; ``60%`` is 60 too where the column has no percent sign.
+    The completion's number is that of its last complete ``\\boxed{}``, else the one after its last ``####`` (GSM8K),
+    else its last number. Accepted are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and
+    ``1.5e3``, with a decimal point; not mixed numbers (``1 1/2`` is one half), nor more than 400 digits. Only the last
+    100,000 characters of a text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3;
+    ``60%`` also equals 60 if the column has no percent sign.
 
     Args:
-        column: of the prompts; a number, or a text that is read in the same way.
+        column: name of the prompts' column; it holds numbers, or texts that are parsed in the same way.
 
     Example:
         >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]
@@ -58,19 +58,19 @@ def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
 
 
 def _agrees(answer: str, right: Any, wanted: Fraction) -> bool:
-    """Whether the answer's number is the one wanted; "60%" is 60 too, where the data leave the sign out (GSM8K)."""
+    """Return True if the answer has the wanted number; "60%" is also 60, as the data may omit the sign (GSM8K)."""
     return find_number(answer) == wanted or ("%" not in str(right) and find_number(answer.replace("%", "")) == wanted)
 
 
 def as_fraction(number: Any) -> Fraction | None:
-    """The exact value of a number or of the text of one; a float means the decimal number that it prints as."""
+    """Return the exact value of a number or a number's text; a float means the decimal number it prints as."""
     if isinstance(number, (int, Fraction)):
         return Fraction(number)
     return None if number is None else find_number(str(number))
 
 
 def find_number(text: str) -> Fraction | None:
-    """The number that a text gives as its answer; None if it has none that can be read. See `numeric_answer`.
+    """Return the number that a text gives as its answer, or None if none can be parsed. See `numeric_answer`.
 
     >>> find_number(r"2 + 2 = \\boxed{\\frac{8}{2}}, not 5")
     Fraction(4, 1)
@@ -86,7 +86,7 @@ def find_number(text: str) -> Fraction | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{...}`` holds, braces inside included; None if there is none."""
+    r"""Return the content of the last complete ``\boxed{...}``, inner braces included; None if there is none."""
     opened: list[int] = []
     found = None
     for brace in re.finditer(r"(\\boxed ?)?\{|\}", text):
@@ -108,7 +108,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _plain(text: str) -> str:
-    """Without currency signs, TeX's fractions and thin spaces, and typographic minus signs."""
+    """Remove currency signs, and replace TeX fractions, thin spaces and typographic minus signs."""
     text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     text = _TEX_FRACTION.sub(r" \1\2/\3 ", text.replace("\\%", "%"))
     return _CURRENCY.sub(r" \1\2", text)

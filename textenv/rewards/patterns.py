@@ -1,4 +1,4 @@
-"""Rewards for what an answer looks like: a pattern, tags in order, words to use and words to leave out."""
+"""Rewards for the form of a completion: pattern, tags in order, required words and forbidden words."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Scores = Callable[..., list[float]]
 
 
 def matches(pattern: str) -> Scores:
-    """1 where the regular expression is found in the answer, else 0.
+    """Reward 1 if the regular expression is found in the completion, else 0.
 
     Raises:
-        ValueError: if the pattern is no regular expression.
+        ValueError: if the pattern is not a valid regular expression.
 
     Example:
         >>> matches(r"^[0-9]+$")(prompts=["2+2="] * 2, completions=["4", "four"])
@@ -34,15 +34,15 @@ def matches(pattern: str) -> Scores:
 
 
 def format_tags(*tags: str) -> Scores:
-    """1 where the answer is these elements, each once and in this order, with only white space between, else 0.
+    """Reward 1 if the completion is these elements, each once, in this order, separated by white space only, else 0.
 
     The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2).
 
     Args:
-        tags: names; ``"think", "answer"`` by default.
+        tags: tag names; ``"think", "answer"`` by default.
 
     Raises:
-        ValueError: if a name is no word.
+        ValueError: if a name is not a word.
 
     Example:
         >>> answers = ["<think>2 and 2</think> <answer>4</answer>", "<answer>4</answer>"]
@@ -73,10 +73,10 @@ def _is_tagged(text: str, names: tuple[str, ...]) -> bool:
 
 
 def forbidden_words(words: Iterable[str]) -> Scores:
-    """-1 where the answer has one of these words (whole, in any case), else 0.
+    """Reward -1 if the completion has one of these words (whole words, any case), else 0.
 
     Raises:
-        ValueError: if there are none, or one is empty.
+        ValueError: if there are no words, or one is empty.
 
     Example:
         >>> forbidden_words(["sorry"])(prompts=["hi"] * 2, completions=["Sorry, no.", "yes"])
@@ -91,7 +91,7 @@ def forbidden_words(words: Iterable[str]) -> Scores:
 
 
 def keyword_count(words: Iterable[str], *, most: int = 1) -> Scores:
-    """How often the answer has one of these words (whole, in any case), as a share of `most`, above which none counts.
+    """Reward the number of occurrences of these words (whole words, any case) over `most`, capped at 1.
 
     Raises:
         ValueError: if there are no words, one is empty, or `most` is below 1.

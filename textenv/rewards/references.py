@@ -1,4 +1,4 @@
-"""Rewards that compare an answer with a column, or ask a model about it."""
+"""Rewards that compare a completion with a reference column, or score it by a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def exact_answer(column: str = "answer") -> Callable[..., list[float | None]]:
-    """1 where answer and column are the same text, white space around them aside; None where the column is None.
+    """Reward 1 if completion and column are equal up to surrounding white space, else 0; None if the column is None.
 
     Example:
         >>> exact_answer()(prompts=["capital of Peru?"] * 2, completions=[" Lima", "lima"], answer=["Lima"] * 2)
@@ -32,10 +32,10 @@ def exact_answer(column: str = "answer") -> Callable[..., list[float | None]]:
 
 
 def token_f1(column: str = "reference") -> Callable[..., list[float | None]]:
-    """The F1 of the words that answer and reference share, in any order (Rajpurkar et al. 2016, §6.1).
+    """Reward the F1 of the words that completion and reference share, in any order (Rajpurkar et al. 2016, §6.1).
 
-    Words are runs of letters and digits in lower case; unlike there, articles count. It takes time linear in the
-    texts, where ROUGE-L takes their product. None where the column is None; 1 where neither text has a word.
+    Words are runs of letters and digits in lower case; unlike there, articles count. It takes linear time, ROUGE-L the
+    product of both lengths. None if the column is None; 1 if neither text has a word.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)
@@ -57,13 +57,13 @@ def _f1(one: str, other: str) -> float:
 
 
 def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") -> Scores:
-    """The probability, by a classifier, that prompt and answer together carry a label.
+    """Reward the probability, by a classifier, that prompt and completion together have a label.
 
-    The classifier is loaded at the first call; see `textenv.RewardModel` for one that you have at hand.
+    The classifier is loaded at the first call; for one already in memory see `textenv.RewardModel`.
 
     Args:
-        model: ``"embedded"`` (reviews of films), or folder or hub name of a sequence classifier.
-        label: whose probability.
+        model: ``"embedded"`` (movie reviews), or folder or hub name of a sequence classifier.
+        label: the label whose probability is returned.
 
     Example:
         >>> sentiment()(prompts=["this film was"], completions=[" a joy from start to finish."])  # doctest: +SKIP

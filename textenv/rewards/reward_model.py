@@ -25,23 +25,23 @@ POSITIVE = "positive"
 
 
 class RewardModel:
-    """What a model says about prompt and answer together: its score, or how likely a label is.
+    """Score prompt and completion together by a model: its raw score, or the probability of a label.
 
-    Where the policy's tokenizer means the same by every id, the model reads the policy's own ids, an EOS included;
-    else it reads the texts. A causal model is read at the last real token, whatever the padding and whatever the pad
-    token: `transformers` finds it by comparing ids with the pad id, which goes wrong where a text ends with the token
-    that pads. Texts that are too long lose their beginning, and a warning says so once.
+    If the policy's tokenizer has the same ids, the model reads the policy's own ids, EOS included; else it reads the
+    texts. A causal model is read at the last real token, whatever the padding side and pad token: `transformers` finds
+    it by comparing ids with the pad id, which is wrong if a text ends with the pad token. Texts that are too long are
+    truncated at the beginning, with one warning.
 
     Args:
         model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
         tokenizer: its tokenizer (a copy is kept). Chat prompts are rendered by its chat template.
         label: name or index of the label whose probability is the score. None is the raw score of a head with one
-            output, and ``"positive"`` where there are several.
-        log_odds: give ``log(p / (1 - p))`` instead of the probability p.
-        batch_size: most texts that run together; they are sorted by length first.
+            output, and ``"positive"`` if there are several.
+        log_odds: return ``log(p / (1 - p))`` instead of the probability p.
+        batch_size: maximum number of texts in a forward pass; they are sorted by length first.
 
     Raises:
-        ValueError: if the model has no such label, or one output and a label (or log-odds) is asked of it.
+        ValueError: if the model has no such label, or has one output and a label (or log-odds) is requested.
 
     Example:
         >>> rate = RewardModel.load("embedded")  # doctest: +SKIP
@@ -67,23 +67,23 @@ class RewardModel:
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds
-        # With fewer rows than ids there is always an id that no row ends with: see `logits`.
+        # With fewer rows than ids, there is an id that ends no row: see `logits`.
         self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
         self.max_tokens = _most_tokens(model, tokenizer)
         self._has_warned = False
         self._seen: tuple[Any, bool] | None = None
-        """The policy's tokenizer, and whether its ids are this model's."""
+        """The policy's tokenizer, and True if its ids are those of this model."""
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
         """Load model and tokenizer: ``"embedded"`` (sentiment of reviews), a local folder, or a hub name.
 
         Args:
-            name: the model; its weights keep the dtype that they were saved in.
-            options: see the class.
+            name: the model; its weights keep their saved dtype.
+            options: arguments of the class.
 
         Raises:
-            ValueError: if it cannot be read; and as the class does.
+            ValueError: if it cannot be read, or for the reasons of the class.
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -102,16 +102,16 @@ class RewardModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Score answers as a reward function does: the policy's ids, or prompt and answer as one text or chat.
+        """Score completions as a reward function, from the policy's ids or from prompt and completion as text or chat.
 
         Args:
             prompts: texts or chats.
-            completions: the same.
-            prompt_ids: that the policy read.
-            completion_ids: that it chose.
-            terminated: whether it ended the answer itself.
-            tokenizer: that the ids are of; without one, or with another than the model's, texts are read.
-            columns: others, which are not looked at.
+            completions: texts or chats.
+            prompt_ids: the policy's ids of the prompts.
+            completion_ids: the policy's ids of the completions.
+            terminated: True if the policy ended the completion itself.
+            tokenizer: tokenizer of the ids; if None, or not equivalent to the model's, texts are read.
+            columns: other columns, ignored.
         """
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
             pairs = zip(prompt_ids, completion_ids, strict=True)
@@ -122,11 +122,11 @@ class RewardModel:
 
     @property
     def reads_ends(self) -> bool:
-        """Whether the model was trained on answers that end with EOS (`algos.train_reward_model` does so)."""
+        """True if the model was trained on completions that end with EOS (as by `algos.train_reward_model`)."""
         return bool(getattr(self.model.config, "trained_with_eos", False))
 
     def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Any] = ()) -> bool:
-        """Whether a policy's tokenizer means the same as this model's by every id, and by a chat if one is asked."""
+        """Return True if a policy's tokenizer has this model's vocabulary and, for chat prompts, its chat template."""
         if tokenizer is None:
             return False
         if self._seen is None or self._seen[0] is not tokenizer:
@@ -135,7 +135,7 @@ class RewardModel:
         return self._seen[1] and (texts or tokenizer.chat_template == self.tokenizer.chat_template)
 
     def scores(self, texts: Sequence[str]) -> Tensor:
-        """Score of each text, which is taken to have ended: float32 ``[len(texts)]``."""
+        """Score texts, each taken as terminated: float32 ``[len(texts)]``."""
         return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
 
     @torch.no_grad()
@@ -152,7 +152,7 @@ class RewardModel:
 
     @torch.no_grad()
     def score_rows(self, rows: Sequence[list[int]]) -> Tensor:
-        """Score of rows of token ids, as `encode` makes them: float32 ``[len(rows)]``."""
+        """Score rows of token ids, as returned by `encode`: float32 ``[len(rows)]``."""
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         scores = torch.zeros(len(rows))
         for start in range(0, len(rows), self.batch_size):
@@ -161,10 +161,10 @@ class RewardModel:
         return scores
 
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
-        """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; fewer rows than the model has ids.
+        """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; needs fewer rows than the model has ids.
 
-        Padded on the right, where positions need no care and BERT's first token stays the first, with an id that no
-        row ends with, which the model's configuration names as long as this takes.
+        Rows are padded on the right, which keeps positions and BERT's first token, with an id that ends no row; the
+        model's configuration has it as pad id during the call.
         """
         last = {ids[-1] for ids in rows}
         usual = self.tokenizer.pad_token_id
@@ -177,25 +177,25 @@ class RewardModel:
             return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
 
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
-        """Ids of prompt and answer; never none, since a model reads at least one token.
+        """Encode prompt and completion as ids; at least one, since a model reads at least one token.
 
-        An answer to a text that has ended is closed by EOS, where the tokenizer has one; a chat's template closes its
-        own. No special token is among them but the tokenizer's and the chat template's own: an answer that spells one
-        out is text, as `textenv.prompts.special_tokens` has it.
+        A terminated completion to a text gets an EOS, if the tokenizer has one; a chat's template closes its own. The
+        only special tokens are those of the tokenizer and of the chat template: a completion that spells one out is
+        ordinary text, see `textenv.prompts.special_tokens`.
         """
         is_text = isinstance(prompt, str)
         ids = ordinary_ids(prompt + completion, self.tokenizer) if is_text else self._chat_ids([*prompt, *completion])
         eos = self.tokenizer.eos_token_id
         end = [eos] if ended and is_text and eos is not None and ids[-1:] != [eos] else []
         if is_text and len(ids) + len(end) > self.max_tokens:
-            cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # which keeps the tokenizer's own
+            cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # keeps the tokenizer's special tokens
             self._warn(len(ids))
             ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
         known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
         return self._cut(ids + end) or [next((token for token in known if token is not None), 0)]
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """The last ids that the model can read."""
+        """Return the last ids that fit into the model."""
         if len(ids) > self.max_tokens:
             self._warn(len(ids))
         return ids[-self.max_tokens :]
@@ -226,7 +226,7 @@ class RewardModel:
 
 
 def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
-    """Column of the logits; None for the raw score of a head with one output."""
+    """Return the logits column; None for the raw score of a head with one output."""
     labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
     if model.config.num_labels == 1:
         if label is not None:
@@ -240,17 +240,17 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
 
 
 def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """What the model reads at most: the positions that it has, or fewer if its tokenizer says so."""
+    """Return the model's maximum input length: its number of positions, or fewer if its tokenizer says so."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
     for name, module in model.named_modules():
-        # RoBERTa counts positions from its pad id on.
+        # RoBERTa's positions start after its pad id.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             positions -= module.padding_idx + 1
     return int(min(positions, tokenizer.model_max_length))
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""The configuration is shared by threads (`Rewards(workers=...)`)."""
+"""Lock for the configuration, which threads share (`Rewards(workers=...)`)."""
 
 
 @contextmanager

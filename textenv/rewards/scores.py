@@ -1,4 +1,4 @@
-"""What a batch of answers earned: read from whatever a reward function returns, and checked."""
+"""Scores of a batch of completions: parsed from a reward function's return value, and checked."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ import numpy as np
 from textenv.rendering import printable
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Rewards are float32."""
+"""Largest absolute value of a reward, which is float32."""
 MOST = 1_000
-"""Characters of a function's own error that are shown."""
+"""Maximum characters shown of a function's own error."""
 Earned = float | np.ndarray | None
-"""A number for the answer, float32 a token of it, or None where nothing applies."""
+"""A number per completion, float32 ``[tokens]``, or None if no function applies."""
 
 
 class RewardError(ValueError):
-    """A reward function broke its contract; names it, the row, the prompt and the value."""
+    """Violation of a reward function's contract; names the function, the row, the prompt and the value."""
 
     answers: Sequence[Mapping[str, Any]] = ()
-    """The answers that were to be scored, with all that a reward function is given of each."""
+    """Completions of the failing batch, each with all columns that a reward function receives."""
 
 
 def shown(error: BaseException) -> str:
-    """An exception's text for a terminal or log: escaped, and cut to 1,000 characters."""
+    """Return an exception's text for a terminal or log: escaped, and truncated to 1,000 characters."""
     text = str(error)
     return printable(text[:MOST]) + (f"... ({len(text):,} characters)" if len(text) > MOST else "")
 
 
-class StopTraining(Exception):  # noqa: N818  (a wish is no error)
-    """Raised by a reward function that wants training to end: no failure of its own, so it is never skipped."""
+class StopTraining(Exception):  # noqa: N818  (a request, not an error)
+    """Raised by a reward function to end training; it does not count as a failure, so it is never skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What each of n answers earned, and of which parts."""
+    """Scores of n completions, and of their components."""
 
     earned: list[Earned]
-    """In all: a number, one a token, or None for an answer that is left out of the update."""
+    """Total score: a number, float32 ``[tokens]``, or None for a completion that is left out of the update."""
     parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """By name of the component: what it added to each answer, weight included; None where it does not apply."""
+    """By component name: its contribution to each completion, weight included; None where it does not apply."""
     raw: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """The same before the weight."""
     failed: frozenset[int] = frozenset()
-    """Rows on which a function failed; they are left out."""
+    """Rows on which a function failed; they are left out of the update."""
 
 
 def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) -> Scores:
-    """Read what a reward function returned for a batch.
+    """Parse a reward function's return value for a batch.
 
     Args:
-        returned: one entry an answer, in order: a number, None, a list of numbers (one a token of the answer), or a
+        returned: one entry per completion, in order: a number, None, a list of numbers (one per token), or a
             mapping from component to number or None; or one mapping from component to such a list.
         rows: the batch.
         name: of the function.
-        finite: False lets NaN, infinities and what is too great for float32 pass, for whoever reports them.
+        finite: False accepts NaN, infinities and values beyond float32, so that the caller can report them.
 
     Raises:
-        RewardError: on a wrong count, or what is none of these or not finite.
+        RewardError: on a wrong count, an entry of another type, or one that is not finite.
     """
     if isinstance(returned, Scores):
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values()):
@@ -85,7 +85,7 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
 
 
 def add(values: Sequence[Earned], tokens: int) -> Earned:
-    """Add what several functions gave; numbers go onto the last of the ``tokens`` where another is dense."""
+    """Add the values of several functions; if one is per token, single numbers go to the last of the ``tokens``."""
     given = [value for value in values if value is not None]
     if not given:
         return None
@@ -101,17 +101,17 @@ def add(values: Sequence[Earned], tokens: int) -> Earned:
 
 
 def total(value: Earned) -> float | None:
-    """The sum over an answer's tokens."""
+    """Return the sum over a completion's tokens."""
     return float(value.sum()) if isinstance(value, np.ndarray) else value
 
 
 class Rows:
-    """A batch of answers as a reward function is given it: columns by name, one entry an answer.
+    """A batch of completions as a reward function receives it: columns by name, one entry per completion.
 
     Args:
         columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
-        first: number of the first row, where this is a part of a larger batch.
-        tokenizer: that the ids are of, where it is known.
+        first: index of the first row, if this is part of a larger batch.
+        tokenizer: tokenizer of the ids, if known.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: Any = None) -> None:
@@ -121,40 +121,40 @@ class Rows:
         return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))
 
     def tokens(self, row: int) -> int:
-        """Tokens of an answer."""
+        """Return the number of tokens of a completion."""
         return len(self.columns["completion_ids"][row])
 
     def part(self, start: int, stop: int) -> Rows:
-        """Some of the answers."""
+        """Return rows ``start`` to ``stop``."""
         columns = {name: column[start:stop] for name, column in self.columns.items()}
         return Rows(columns, first=self.first + start, tokenizer=self.tokenizer)
 
     def halves(self) -> tuple[Rows, Rows]:
-        """The first and the second half of the answers."""
+        """Return the first and the second half of the rows."""
         middle = len(self) // 2
         return self.part(0, middle), self.part(middle, len(self))
 
     def describe(self, row: int) -> str:
-        """Where a row is, for an error."""
+        """Return a description of a row for an error."""
         told = {"prompt": self.columns.get("prompts"), "completion": self.columns.get("completions")}
         given = [f"{name} {column[row]!r:.300}" for name, column in told.items() if column is not None]
         return f"row {self.first + row} ({', '.join(given)})"
 
 
 def as_number(entry: Any) -> float | None:
-    """The number that an entry is (finite or not, a tensor of one element too); None if it is none."""
-    # What Python would convert all the same: a digit's text, the real part of a complex number, a masked entry as NaN.
+    """Return an entry as a number (finite or not; also a tensor of one element); None if it is not a number."""
+    # Reject what Python would convert: text of digits, complex numbers (to their real part), masked entries (to NaN).
     complex_number = getattr(getattr(entry, "dtype", None), "kind", None) == "c"
     if isinstance(entry, (str, bytes, bytearray)) or complex_number or np.ma.is_masked(entry):
         return None
     try:
         return float(entry)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a list, an object, an integer beyond all floats
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a list, an object, an integer too large for a float
         return None
 
 
 def miscount(returned: Any, expected: int) -> str:
-    """What was returned instead of that many entries, for an error; empty if the count is right."""
+    """Return a description of a value without that many entries, for an error; empty if the count is right."""
     has_length = hasattr(returned, "__len__") and not isinstance(returned, str) and getattr(returned, "ndim", 1) > 0
     if has_length and len(returned) == expected:
         return ""
@@ -162,7 +162,7 @@ def miscount(returned: Any, expected: int) -> str:
 
 
 def _is_flat(entry: Any) -> bool:
-    """Whether an entry is a list or array of one dimension."""
+    """Return True if an entry is a list or array of one dimension."""
     if isinstance(entry, np.ndarray):
         return entry.ndim == 1
     return (
@@ -180,7 +180,7 @@ def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
 
 
 def _without_torch(entry: Any) -> Any:
-    """A tensor of real numbers as an array; anything else, and a tensor without values, as it is."""
+    """Return a real tensor as an array; return anything else, and a tensor without values, unchanged."""
     if not hasattr(entry, "detach") or entry.is_complex():
         return entry
     try:
@@ -190,7 +190,7 @@ def _without_torch(entry: Any) -> Any:
 
 
 def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
-    """One entry as a number, float32 ``[tokens]``, or None."""
+    """Return one entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None
     entry = _without_torch(entry)
@@ -207,7 +207,7 @@ def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
             and not np.ma.is_masked(entry)
             and (not finite or (np.abs(dense) <= LARGEST).all())
         ):
-            with np.errstate(over="ignore"):  # to infinity, where that is to be reported
+            with np.errstate(over="ignore"):  # overflow to infinity, which the caller reports
                 return dense.astype(np.float32)
     else:
         number = as_number(entry)

@@ -1,6 +1,6 @@
-"""Transforms of reward functions: each takes one and is one.
+"""Transforms of reward functions: each takes a reward function and returns one.
 
-`Normalize` and `whiten` make a row's score depend on other rows; `textenv.check_reward` is for the function inside.
+`Normalize` and `whiten` make a row's score depend on other rows; use `textenv.check_reward` on the inner function.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ MaybeScores = list[float | None]
 
 
 class Normalize:
-    """Scores minus their running mean, over their running standard deviation.
+    """Normalize scores by their running mean and running standard deviation.
 
-    Each batch is taken in first (Chan, Golub and LeVeque 1979, the parallel formula), then scaled by all that was
-    seen, itself included. While all scores were the same they are divided by 1. None rows stay None and are not
-    taken in.
+    Each batch first updates the statistics (parallel formula of Chan, Golub and LeVeque 1979), then is scaled by them.
+    While all scores so far are equal the divisor is 1. None stays None and does not enter the statistics.
 
     Args:
         function: a reward function.
@@ -30,7 +29,7 @@ class Normalize:
         scale: divide by the standard deviation (of the population).
 
     Raises:
-        ValueError: if a score is not finite, which would stay in the mean for ever.
+        ValueError: if a score is not finite, because it would stay in the running mean.
 
     Example:
         >>> rate = Normalize(lambda prompts, completions: [float(len(text)) for text in completions])
@@ -46,7 +45,7 @@ class Normalize:
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
     def __call__(self, *, tokenizer: Any = None, **columns: Any) -> MaybeScores:
-        """Call the function, take its scores in, and return them normalised."""
+        """Call the function, update the statistics, and return its normalized scores."""
         scores = _scores(self.function, columns, tokenizer)
         self._add(_known(scores, self.__name__))
         shift = self.mean if self.center else 0.0
@@ -63,16 +62,16 @@ class Normalize:
         self.count = count
 
     def state_dict(self) -> dict[str, float]:
-        """Everything that was learnt, for JSON."""
+        """Return the running statistics, ready for JSON."""
         return {"count": self.count, "mean": self.mean, "variance": self.variance}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Restore the statistics that `state_dict` returned."""
         self.count, self.mean, self.variance = int(state["count"]), float(state["mean"]), float(state["variance"])
 
 
 def clip(function: Callable[..., Any], low: float, high: float) -> Callable[..., MaybeScores]:
-    """The function's scores, none below `low` or above `high`; None stays None.
+    """Clip the function's scores to [`low`, `high`]; None stays None.
 
     Raises:
         ValueError: unless low <= high.
@@ -93,9 +92,9 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Callable[...,
 
 
 def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable[..., MaybeScores]:
-    """The function's scores with variance 1 (of the population) in each batch, and mean 0 or (unshifted) their own.
+    """Scale the function's scores to population variance 1 in each batch; mean 0 or, with ``shift_mean=False``, kept.
 
-    Equal scores are divided by 1; None stays None. Raises as `Normalize` does.
+    Equal scores are divided by 1; None stays None. Raises the same error as `Normalize`.
 
     Example:
         >>> rate = whiten(lambda completions: [len(text) for text in completions])
@@ -122,10 +121,10 @@ def _named(wrapper: Callable[..., MaybeScores], function: Callable[..., Any]) ->
 
 
 def _scores(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any) -> MaybeScores:
-    """One number an answer, or None.
+    """Return one number per completion, or None.
 
     Raises:
-        RewardError: on what no reward function may return, and on rewards by the token, which have no one number.
+        RewardError: on an invalid return value, and on per-token rewards, which have no single number.
     """
     rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
     scores = read_scores(call_reward(function, columns, tokenizer), rows, name=reward_name(function))
@@ -146,6 +145,6 @@ def _known(scores: MaybeScores, name: str) -> np.ndarray:
 
 
 def _deviation(variance: float, mean: float) -> float:
-    """The standard deviation, or 1 where it is no more than rounding."""
+    """Return the standard deviation, or 1 if it is within rounding error."""
     deviation = math.sqrt(variance)
     return deviation if deviation > 1e-8 * max(1.0, abs(mean)) else 1.0

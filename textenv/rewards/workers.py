@@ -1,4 +1,4 @@
-"""Calls in threads or in processes, in order and within a time limit."""
+"""Concurrent calls in threads or processes, in order and with a time limit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 
 def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    """Run all calls at a time; returns, in order, what each returned or the exception.
+    """Run all calls concurrently; return in order each result or its exception.
 
-    A call beyond ``timeout`` seconds is a `TimeoutError`; its thread is left behind and cannot keep the program alive.
+    A call beyond ``timeout`` seconds becomes a `TimeoutError`; its daemon thread is abandoned.
     """
     outcomes: list[Any] = [None] * len(calls)
     threads = [
@@ -38,15 +38,15 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
 def _keep(outcomes: list[Any], index: int, call: Callable[[], Any]) -> None:
     try:
         outcomes[index] = call()
-    except BaseException as error:  # handed to the caller, which decides
+    except BaseException as error:  # returned to the caller, which decides
         outcomes[index] = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
 
 
 class Workers:
-    """Processes for calls, started at the first one; they end with the program, however that ends.
+    """Pool of processes, started at the first call; they end with the program, even if it is killed.
 
     Args:
-        count: processes.
+        count: number of processes.
     """
 
     def __init__(self, count: int) -> None:
@@ -54,18 +54,18 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
 
     def pool(self, calls: Sequence[Callable[[], Any]]) -> ProcessPoolExecutor:
-        """The running pool; a new one has imported what the calls need before any time is taken."""
+        """Return the running pool; a new one imports what the calls need before their time limit starts."""
         if self._pool is None:
-            # Spawned: a fork of a process with PyTorch's threads can hang.
+            # Spawn, because a forked process with PyTorch's threads can hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_end_with_parent)
             self._end = weakref.finalize(self, _kill, self._pool)
             for ready in [self._pool.submit(_import, calls) for _ in range(self.count)]:
-                ready.exception()  # a pool that cannot start says so at the first call
+                ready.exception()  # a pool that cannot start raises at the first call
         return self._pool
 
     def kill(self) -> None:
-        """End all processes, whatever they do; the next call starts new ones."""
+        """Kill all processes; the next call starts new ones."""
         if self._pool is not None:
             self._end()
             self._pool = None
@@ -75,7 +75,7 @@ class Workers:
 
 
 def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    """As `run_in_threads`, in processes: a call beyond its time is killed, and a process that dies is an error.
+    """`run_in_threads` for processes: a late call is killed, and a process that dies gives an error.
 
     Raises:
         TypeError: if a call cannot be sent to a process.
@@ -113,23 +113,23 @@ def _result(one: Future[Any], timeout: float | None, end: float | None) -> Any:
 
 
 class ChildError(Exception):
-    """What a function raised in a process; only its words cross over, for an exception need not survive pickling."""
+    """Error raised by a function in a process; only its message is returned, as an exception may not be picklable."""
 
 
 def _in_child(call: Callable[[], Any], timeout: float | None) -> tuple[Any, str | None]:
-    if timeout is not None:  # where no thread can run, this ends the process if its parent no longer does
+    if timeout is not None:  # ends the process if no thread can run and its parent does not kill it
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
         return call(), None
-    except (Exception, SystemExit) as error:  # handed to the parent, which decides
+    except (Exception, SystemExit) as error:  # returned to the parent, which decides
         return None, f"{type(error).__name__}: {error}"
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
 def _end_with_parent() -> None:
-    """Have this process end with its parent, which may be killed, and with it all processes that it starts."""
-    os.setsid()  # a group of its own, which is killed as one
+    """Make this process and all that it starts end with its parent, even if the parent is killed."""
+    os.setsid()  # a new process group, killed as one
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -144,13 +144,13 @@ def _kill(pool: ProcessPoolExecutor) -> None:
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has ended, or is just beginning and has started none
+        except ProcessLookupError:  # it has ended, or has not created its process group yet
             process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _import(calls: Sequence[Callable[[], Any]]) -> None:
-    """That they were unpickled here is all."""
+    """Do nothing: unpickling the calls in this process imports what they need."""
 
 
 def _late(timeout: float | None) -> TimeoutError:

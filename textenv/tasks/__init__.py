@@ -1,4 +1,4 @@
-"""Ready-made tasks: prompts, and what an answer to each earns."""
+"""Built-in tasks: prompts, and a score for each completion."""
 
 import lazy_loader
 

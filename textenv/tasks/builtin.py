@@ -1,4 +1,4 @@
-"""Ready-made one-turn tasks, each with a written definition of prompt, score and best score."""
+"""Built-in one-turn tasks, each with a definition of prompt, score and best score."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Periods(PromptList):
     """Write full stops.
 
-    Prompt: the opening of a review. Score: ``min(full stops in the answer, k) / k``. Best score: 1.
+    Prompt: the opening of a review. Score: ``min(full stops in the completion, k) / k``. Best score: 1.
 
     Args:
         split: ``"train"`` or ``"test"``.
-        k: full stops that earn the best score.
+        k: number of full stops for the best score.
     """
 
     LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 16}
@@ -48,8 +48,8 @@ class Periods(PromptList):
 class Reviews(PromptList):
     """Write positive movie reviews.
 
-    Prompt: the neutral opening of a review. Score: the probability, by a classifier, that opening and answer
-    together are of positive sentiment. Best score: below 1, which is the supremum.
+    Prompt: the neutral opening of a review. Score: the probability, by a classifier, that opening and completion
+    together have positive sentiment. Best score: below 1, which is the supremum.
 
     Args:
         split: ``"train"`` or ``"test"``.
@@ -67,7 +67,7 @@ class Reviews(PromptList):
 
     @property
     def classifier(self) -> RewardModel:
-        """The classifier, loaded at first use."""
+        """Sentiment classifier, loaded at first use."""
         if self._classifier is None:
             from textenv.rewards.reward_model import RewardModel
 
@@ -81,14 +81,14 @@ class Reviews(PromptList):
 
     @staticmethod
     def accepts(turn: Turn) -> bool:
-        """Whether the grammar of reviews accepts opening and answer together (the recogniser)."""
+        """Return True if the grammar of reviews accepts opening and completion together."""
         from textenv.embedded.grammar import accepts
 
         return turn.terminated and accepts(turn.prompt_text + turn.completion)
 
 
 class _Digits(PromptList):
-    """Answer a list of digits with another one; scored by position."""
+    """Answer a list of digits with another list; scored by position."""
 
     LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 12}
     VERB = ""
@@ -102,7 +102,7 @@ class _Digits(PromptList):
 
     @staticmethod
     def answer(digits: list[str]) -> list[str]:
-        """The right answer to a list of digits."""
+        """Return the right answer to a list of digits."""
         raise NotImplementedError
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
@@ -118,38 +118,38 @@ class _Digits(PromptList):
 class Copy(_Digits):
     """Copy digits.
 
-    Prompt: ``copy 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
-    between spaces). Best score: 1, for ``3 1 2 0``.
+    Prompt: ``copy 3 1 2 0 =``. Score: number of right positions over the length of the right answer or of the
+    completion, whichever is longer (in words between spaces). Best score: 1, for ``3 1 2 0``.
 
     Args:
         split: ``"train"`` or ``"test"``.
-        length: digits in a prompt, 1 to 8.
+        length: number of digits in a prompt, 1 to 8.
     """
 
     VERB = "copy"
 
     @staticmethod
     def answer(digits: list[str]) -> list[str]:
-        """The digits themselves."""
+        """Return the digits unchanged."""
         return digits
 
 
 class Sort(_Digits):
     """Sort digits.
 
-    Prompt: ``sort 3 1 2 0 =``. Score: positions that are right, over the longer of answer and given answer (words
-    between spaces). Best score: 1, for ``0 1 2 3``.
+    Prompt: ``sort 3 1 2 0 =``. Score: number of right positions over the length of the right answer or of the
+    completion, whichever is longer (in words between spaces). Best score: 1, for ``0 1 2 3``.
 
     Args:
         split: ``"train"`` or ``"test"``.
-        length: digits in a prompt, 1 to 8.
+        length: number of digits in a prompt, 1 to 8.
     """
 
     VERB = "sort"
 
     @staticmethod
     def answer(digits: list[str]) -> list[str]:
-        """The digits in ascending order."""
+        """Return the digits in ascending order."""
         return sorted(digits)
 
 
@@ -168,20 +168,20 @@ REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 def make_task(
     name: str, *, tokenizer: PreTrainedTokenizerBase, split: str = "train", **arguments: Any
 ) -> tuple[Any, dict[str, int], dict[str, Any]]:
-    """Make a ready-made task from its name.
+    """Make a built-in task from its name.
 
     Args:
         name: one of `TASKS`, of `GAMES`, or ``"ReasoningGym"``.
-        tokenizer: of the policy.
-        split: ``"train"`` or ``"test"``; games draw each episode anew and have no splits.
-        arguments: the task's own and the environment's.
+        tokenizer: the policy's tokenizer.
+        split: ``"train"`` or ``"test"``; games have no splits, as each episode is drawn at random.
+        arguments: of the task and of the environment.
 
     Returns:
-        The task, the limits it was written for, and the environment's arguments.
+        The task, its default limits, and the environment's arguments.
 
     Raises:
         ValueError: if there is no such task or split.
-        TypeError: if neither task nor environment takes an argument.
+        TypeError: if neither task nor environment accepts an argument.
     """
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -198,7 +198,7 @@ def make_task(
 
         pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
         game = functools.partial(getattr(textenv.games, name), **own)
-        game()  # a wrong argument is known now
+        game()  # raises now on a wrong argument
         return StringGames(game, tokenizer=tokenizer, **pay), dict(GAMES[name]), rest
     if name == "ReasoningGym":
         from textenv.tasks.reasoning_gym import ReasoningGym

@@ -1,4 +1,4 @@
-"""`ReasoningGym`: the data sets of the package ``reasoning-gym``, with their own verifiers, as one-turn tasks."""
+"""`ReasoningGym`: the datasets of the package ``reasoning-gym``, with their own verifiers, as one-turn tasks."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from textenv.prompts.prompts import SPLITS, Prompt, content_hash
 from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
 
 MAX_TRIES = 200
-"""Draws for one prompt before a data set counts as too small for its split."""
+"""Attempts for one prompt before a dataset counts as too small for its split."""
 EVAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Data sets whose verifier passes the policy's answer to ``eval``."""
+"""Datasets whose verifier passes the policy's answer to ``eval``."""
 INTEGRALS = frozenset({"intermediate_integration", "simple_integration"})
-"""Those of `SYMPY` whose answers may call functions."""
+"""Datasets of `SYMPY` whose answers may call functions."""
 SYMPY = INTEGRALS | {"countdown", "polynomial_multiplication", "puzzle24"}
-"""Data sets whose verifier passes the policy's answer to ``sympy.parse_expr``, which evaluates it, too."""
+"""Datasets whose verifier passes the policy's answer to ``sympy.parse_expr``, which also evaluates it."""
 
 
 class ReasoningGym:
-    """A data set of ``reasoning-gym`` by its name: an endless order of generated questions, scored by its verifier.
+    """A dataset of ``reasoning-gym``: an endless sequence of generated questions, scored by its verifier.
 
-    Prompt: the question. Score: the package's ``score_answer`` of what the answer says between its last ``<answer>``
-    and ``</answer>``, or of the whole answer, stripped, if it has no tags. Best score: 1. Columns: question, answer
+    Prompt: the question. Score: the package's ``score_answer`` of the completion's text between its last ``<answer>``
+    and ``</answer>``, or of the whole completion, stripped, if it has no tags. Best score: 1. Columns: question, answer
     (None in ``boxnet``, ``graph_color``, ``propositional_logic``, ``rubiks_cube``, ``rush_hour``) and metadata.
 
-    Some verifiers evaluate what the policy wrote (`EVAL`, `SYMPY`). There, a text that is not plain arithmetic is
-    scored as an empty one (`textenv.tasks.safe_eval`). Sympy can still take minutes to simplify a long wrong integral
-    (`INTEGRALS`), so limit their tokens. An answer at which a verifier raises scores 0.
+    Some verifiers evaluate the policy's text (`EVAL`, `SYMPY`). There, anything but plain arithmetic is scored as an
+    empty answer (`textenv.tasks.safe_eval`). Sympy can still take minutes to simplify a long wrong integral
+    (`INTEGRALS`), so limit the tokens of these completions. An answer at which a verifier raises scores 0.
 
-    Prompt ``number`` of ``seed`` is the same in every process, except that ``isomorphic_strings``, ``ransom_note``,
-    ``polynomial_multiplication`` (questions) and ``knight_swap``, ``word_ladder`` (reference answers) walk over sets of
-    strings: set PYTHONHASHSEED for these. ``acre`` draws from ``size`` questions that it makes at the start.
+    The prompt for a given ``number`` and ``seed`` is the same in every process, except that ``isomorphic_strings``,
+    ``ransom_note``, ``polynomial_multiplication`` (questions) and ``knight_swap``, ``word_ladder`` (reference answers)
+    iterate over sets of strings: set PYTHONHASHSEED for these. ``acre`` draws from ``size`` pregenerated questions.
 
     Args:
-        dataset: name of a data set, such as ``"chain_sum"``; ``composite`` is not among them.
-        split: ``"train"`` or ``"test"``; the hash of a question decides which of them it is in.
-        extract: takes an answer out of a completion; None for the package's own way.
-        config: the data set's settings, less ``seed``.
+        dataset: name of a dataset, such as ``"chain_sum"``; ``composite`` is not supported.
+        split: ``"train"`` or ``"test"``; the hash of a question decides its split.
+        extract: function that extracts the answer from a completion; None for the package's own.
+        config: the dataset's settings, except ``seed``.
 
     Raises:
         ImportError: if the package is not installed.
-        ValueError: on an unknown name, split or setting, and from `sample_prompts` if the split seems to be
-            empty.
+        ValueError: on an unknown name, split or setting, and from `sample_prompts` if the split seems to be empty.
 
     Example:
         >>> task = ReasoningGym("chain_sum", min_terms=2, max_terms=2)  # doctest: +SKIP
@@ -82,14 +81,14 @@ class ReasoningGym:
         return [self.verify(self.extract(turn.completion), turn.prompt.columns) for turn in turns]
 
     def verify(self, answer: str, entry: Any) -> float:
-        """The package's score for an answer to a prompt with these columns."""
+        """Return the package's score for an answer to a prompt with these columns."""
         if self.name in EVAL | SYMPY and not is_harmless(
             answer, sympy=self.name in SYMPY, functions=FUNCTIONS if self.name in INTEGRALS else ()
         ):
             answer = ""
         try:
             return float(self._dataset.score_answer(answer, dict(entry)))
-        except Exception:  # boxnet, coin_flip, game_of_life, prime_factorization: raised by what a policy may write
+        except Exception:  # boxnet, coin_flip, game_of_life, prime_factorization raise on some texts
             return 0.0
 
     def _draw(self, seed: int, number: int) -> Prompt:
@@ -97,7 +96,7 @@ class ReasoningGym:
         for attempt in range(MAX_TRIES):
             try:
                 entry = self._entry(random.Random(f"{seed}/{number}/{attempt}"))
-            except (IndexError, RuntimeError, ValueError) as error:  # a generator that gives up on this seed
+            except (IndexError, RuntimeError, ValueError) as error:  # the generator fails on this seed
                 failure = error
                 continue
             prompt = Prompt(entry["question"], {name: entry[name] for name in ("question", "answer", "metadata")})
@@ -109,19 +108,19 @@ class ReasoningGym:
         ) from failure
 
     def _entry(self, rng: random.Random) -> dict[str, Any]:
-        """One item. The package seeds items by seed + index, so that a seed each and any index give fresh ones.
+        """Generate one item from a fresh seed and a random index, as the package seeds items by seed + index.
 
-        A new data set for each would do the same and takes up to 0.6 seconds.
+        A new dataset per item gives the same result but is slow.
         """
         dataset = self._dataset
         dataset.seed = dataset.config.seed = rng.randrange(2**31)
-        dataset.size = self._size  # word_ladder lowers it where it gives up
+        dataset.size = self._size  # word_ladder lowers it when it finds no puzzle
         with _global_seed(rng.randrange(2**32)):
             return dict(dataset[rng.randrange(self._size)])
 
 
 def answer_of(completion: str) -> str:
-    """What stands in the last pair of answer tags, or else the whole text, stripped."""
+    """Return the text in the last pair of answer tags, or else the whole text, stripped."""
     tagged = _package().utils.extract_answer(completion)
     return completion.strip() if tagged is None else str(tagged)
 
@@ -149,13 +148,13 @@ def _create(name: str, config: dict[str, Any]) -> Any:
         raise ValueError(f"{name} was given {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
     try:
         return factory.create_dataset(name, seed=0, **config)
-    except (AssertionError, TypeError) as error:  # the package checks settings by assert
+    except (AssertionError, TypeError) as error:  # the package checks settings with assert
         raise ValueError(f"{name} does not take the settings {config}: {error}") from error
 
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generators, which some data sets use, and put them back as they were."""
+    """Seed the global generators, which some datasets use, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""Which texts may be handed to a function that evaluates them as Python: short sums, lists and a few functions."""
+"""Filter for texts that will be evaluated as Python: short arithmetic, lists and a few functions."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import ast
 from collections.abc import Collection
 
 MAX_LENGTH = 1000
-"""Most characters of such a text."""
+"""Maximum characters of such a text."""
 MAX_DEGREE = 40
-"""Largest exponent, also of a power of powers, so that ``9**9**9`` is refused and ``x**12`` is not."""
+"""Maximum exponent, multiplied over nested powers, so that ``9**9**9`` is refused and ``x**12`` is not."""
 FUNCTIONS = frozenset(
     ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
 )
-"""What an integral may call."""
+"""Functions that an integral may call."""
 _LEAVES = (ast.Constant, ast.Name)
 _SEQUENCES = (ast.List, ast.Tuple)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = ()) -> bool:
-    """Whether a text can be evaluated as Python: it runs nothing but arithmetic, and that on numbers of bounded size.
+    """Return True if a text is safe to evaluate as Python: only arithmetic, on numbers of bounded size.
 
-    What is no Python at all fails at once in ``eval`` and is harmless there. ``sympy.parse_expr`` reads more than
-    Python (``5!``); with ``sympy``, anything but plain Python is refused.
+    Invalid Python fails at once in ``eval`` and is harmless there. ``sympy.parse_expr`` accepts more than Python
+    (``5!``); with ``sympy``, anything but plain Python is refused.
 
     Args:
-        text: what a policy wrote.
-        sympy: whether ``sympy.parse_expr`` is to evaluate it, or else ``eval``.
-        functions: names that it may call.
+        text: the policy's text.
+        sympy: True if ``sympy.parse_expr`` will evaluate the text, False for ``eval``.
+        functions: names of functions that the text may call.
     """
     if len(text) > MAX_LENGTH or "__" in text:
         return False
@@ -42,7 +42,7 @@ def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = 
 
 
 def _degree(node: ast.expr, functions: Collection[str]) -> int:
-    """The product of the exponents around any one part.
+    """Return the largest product of nested exponents in an expression.
 
     Raises:
         ValueError: on a node that is not allowed.
@@ -64,12 +64,12 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether a product with it would repeat it."""
+    """Return True if multiplying it would repeat it (a text or a sequence)."""
     return isinstance(node, _SEQUENCES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
 
 
 def _exponent(node: ast.expr) -> int | None:
-    """A whole or broken number in an exponent, made positive and rounded up, or None for anything else."""
+    """Return an integer or fractional exponent as a positive integer, rounded up; None for anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return _exponent(node.operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):

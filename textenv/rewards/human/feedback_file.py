@@ -1,4 +1,4 @@
-"""The file of what people answered: a JSON object a line, on the disk before the next question is asked."""
+"""File of human answers: one JSON object per line, on disk before the next question is shown."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from filelock import FileLock
 from textenv.rewards.human.annotator import SCORES, SKIP, Question
 
 Record = dict[str, Any]
-"""A line. ``prompt``, ``completion`` and ``score``; or of a pair ``prompt``, ``chosen``, ``rejected`` and
-``completions`` (both, as they were shown). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
-answer is what counts; ``score``, ``chosen`` and ``rejected`` are what it means, null for
-a tie or a skipped question."""
+"""One line. ``prompt``, ``completion`` and ``score``; or for a pair ``prompt``, ``chosen``, ``rejected`` and
+``completions`` (both, in display order). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
+answer is authoritative; ``score``, ``chosen``, ``rejected`` follow from it, null for a tie or a skipped question."""
 
 
 class FeedbackFile:
-    """Answers, written at once and found again by what was asked; several processes may share a file.
+    """Human answers, saved at once and looked up by question; several processes may share a file.
 
     Args:
-        path: a ``.jsonl`` file; made, with its folder, if it is not there. Beside it stand ``.lock``, and ``.half``
-            with what a killed process left unfinished.
+        path: a ``.jsonl`` file, created with its folder if missing. Next to it are ``.lock``, and ``.half`` with
+            incomplete lines of killed processes.
 
     Raises:
-        ValueError: if a line is no answer of a person; names file and line.
+        ValueError: if a line is not a valid record; names file and line.
 
     Example:
         >>> FeedbackFile("runs/thumbs.jsonl").scored()  # doctest: +SKIP
@@ -44,7 +43,7 @@ class FeedbackFile:
         self.answers()
 
     def answers(self) -> dict[str, Record]:
-        """All answers by the `key` of their question, the last one where there are several; raises as the class."""
+        """Return all answers by the `key` of their question, the last one if repeated; raises as the class does."""
         with self._lock:
             lines = self._lines()
         found: dict[str, Record] = {}
@@ -61,7 +60,7 @@ class FeedbackFile:
         return found
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
-        """Write an answer to the disk, and return its record."""
+        """Write an answer to the file, and return its record."""
         record = _record(question, answer, annotator)
         with self._lock:
             self._lines()  # another process may have been killed in the middle of its line
@@ -69,10 +68,10 @@ class FeedbackFile:
         return record
 
     def withdraw(self, record: Record) -> None:
-        """Take back an answer, so that the file holds only what stands.
+        """Remove an answer from the file.
 
         Raises:
-            ValueError: if it is not in the file.
+            ValueError: if the record is not in the file.
         """
         with self._lock:
             lines = self._lines()
@@ -85,15 +84,15 @@ class FeedbackFile:
             os.replace(fresh, self.path)
 
     def scored(self) -> list[Record]:
-        """The scores as ``prompt``, ``completion``, ``score``; without those skipped."""
+        """Return the scores as ``prompt``, ``completion``, ``score``; without skipped questions."""
         return _columns(self.answers(), "prompt", "completion", "score")
 
     def preferences(self) -> list[Record]:
-        """The pairs as ``prompt``, ``chosen``, ``rejected``; without ties and those skipped."""
+        """Return the pairs as ``prompt``, ``chosen``, ``rejected``; without ties and skipped questions."""
         return _columns(self.answers(), "prompt", "chosen", "rejected")
 
     def _lines(self) -> list[bytes]:
-        """All lines, after an unfinished last one was finished or put aside; the lock is held."""
+        """Return all lines, after an incomplete last line was completed or moved away; the caller holds the lock."""
         data = self.path.read_bytes() if self.path.exists() else b""
         end = data.rfind(b"\n") + 1
         whole, half = data[:end], data[end:]
@@ -109,7 +108,7 @@ class FeedbackFile:
 
     def _put_aside(self, half: bytes, end: int) -> None:
         aside = self.path.with_name(f"{self.path.name}.half")
-        _write(aside, half + b"\n", mode="ab")  # first, so that it is never in neither file
+        _write(aside, half + b"\n", mode="ab")  # first, so that the line is always in at least one file
         with self.path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())
@@ -121,17 +120,17 @@ class FeedbackFile:
 
 
 def key(scale: str, prompt: Any, responses: tuple[Any, ...]) -> str:
-    """What a question is found by: equal for equal prompts and responses, in whatever order a pair was shown."""
+    """Return the key of a question: equal for equal prompts and responses, in either order of a pair."""
     return canonical([scale, prompt, sorted(canonical(response) for response in responses)])
 
 
 def canonical(content: Any) -> str:
-    """One text for equal contents, for a text or a chat's messages; raises a TypeError if it is no JSON."""
+    """Return one text for equal contents (a text or a chat's messages); raise a TypeError if it is not JSON."""
     return json.dumps(content, sort_keys=True)
 
 
 def scores(record: Record) -> list[tuple[Any, float | None]]:
-    """The responses of a record, each with its score, which is None if the question was skipped."""
+    """Return the responses of a record with their scores; None if the question was skipped."""
     score = SCORES[record["scale"]].get(record["answer"])
     if record["scale"] != "pairs":
         return [(record["completion"], score)]

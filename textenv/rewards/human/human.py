@@ -1,4 +1,4 @@
-"""`HumanReward`: a reward function that asks a person."""
+"""`HumanReward`: a reward function whose scores come from a person."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from textenv.rewards.human.terminal import TerminalAnnotator
 from textenv.rewards.scores import Rows, StopTraining, read_scores, total
 
 
-class FeedbackStopped(StopTraining):  # noqa: N818  (a person's wish is no error)
-    """The person quit. Everything answered is in the file; running again asks only for what is missing."""
+class FeedbackStopped(StopTraining):  # noqa: N818  (a request, not an error)
+    """The person quit. All answers are in the file; a new run asks only the remaining questions."""
 
 
 class HumanReward:
-    """A reward function whose scores are a person's; training waits for them, or goes on with another reward.
+    """Reward function with scores from a person; training waits for them, or another reward replaces them.
 
     | scale | asked | score |
     | --- | --- | --- |
@@ -31,23 +31,23 @@ class HumanReward:
     | ``"0-5"`` | each response | mark / 5 |
     | ``"pairs"`` | neighbouring responses to a prompt | better 1, worse 0, tie .5 |
 
-    Equal responses to a prompt are asked about once, and never again if the file has the answer. The person may skip a
-    response, undo the last answer of the batch, or quit. What has no score of theirs is scored by ``fallback``, and
-    without one it is None: "does not apply". That holds too for a response that has no other of its prompt to be
-    compared with.
+    Equal responses to a prompt are shown once, and not at all if the file has the answer. The person may skip a
+    response, undo the last answer of the batch, or quit. Responses without a human score, including those without
+    another response to compare with, are scored by ``fallback``; without a fallback their score is None ("does not
+    apply").
 
     Args:
-        file: where answers are kept, see `textenv.rewards.human.feedback_file`.
-        scale: how the person answers.
-        annotator: who asks; a `TerminalAnnotator` if None.
-        fallback: a reward function, such as a reward model, for what the person has not scored.
-        fraction: of the questions of a batch (a call), how many are asked at most, rounded up; chosen at random. A
-            batch that comes again, after a restart, is asked the same ones.
-        seed: of that choice, and of which response of a pair is shown first.
+        file: path of the answers, see `textenv.rewards.human.feedback_file`.
+        scale: scale of the answers.
+        annotator: shows the questions; a `TerminalAnnotator` if None.
+        fallback: a reward function, such as a reward model, for responses without a human score.
+        fraction: maximum fraction of a batch's (a call's) questions to ask, rounded up; chosen at random. A batch
+            that is repeated after a restart has the same questions.
+        seed: of that choice, and of the display order in a pair.
 
     Raises:
-        ValueError: on an unknown scale, a share outside 0 to 1, one below 1 without ``fallback``, or a broken file.
-        TypeError: if the annotator has no ``ask`` and ``name``, or ``fallback`` is no function.
+        ValueError: on an unknown scale, a fraction outside 0 to 1, or below 1 without ``fallback``, or a broken file.
+        TypeError: if the annotator has no ``ask`` and ``name``, or ``fallback`` is not callable.
 
     Example:
         >>> human = HumanReward("runs/thumbs.jsonl", otherwise=reward_model, share=0.1)  # doctest: +SKIP
@@ -86,11 +86,11 @@ class HumanReward:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
     ) -> list[float | None]:
-        """A score for each response, None where there is none.
+        """Return a score for each response, or None.
 
         Raises:
             FeedbackStopped: if the person quits.
-            ValueError: if the annotator answers what was not asked, or ``fallback`` returns another number of scores.
+            ValueError: if the annotator returns an invalid answer, or ``fallback`` a wrong number of scores.
         """
         questions = self._questions(prompts, completions)
         answers = self.file.answers()
@@ -107,7 +107,7 @@ class HumanReward:
         return self._complete(result, {"prompts": prompts, "completions": completions} | columns, tokenizer)
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
-        """What could be asked about this batch, by key, each once."""
+        """Return all possible questions about this batch, by key, without duplicates."""
         distinct: dict[str, dict[str, Any]] = {}
         asked: dict[str, Any] = {}
         for prompt, completion in zip(prompts, completions, strict=True):
@@ -123,7 +123,7 @@ class HumanReward:
         return found
 
     def _chosen(self, questions: dict[str, Question]) -> dict[str, Question]:
-        """Those that the person is to answer; a function of seed and batch, whatever was answered already."""
+        """Choose the questions to ask; depends on seed and batch only, not on earlier answers."""
         count = math.ceil(self.fraction * len(questions) - 1e-9)
         picked = self._rng(list(questions)).permutation(len(questions))[:count]
         return {k: questions[k] for place, k in enumerate(questions) if place in picked}
@@ -155,7 +155,7 @@ class HumanReward:
         return given
 
     def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
-        """Fill in what the person has not scored by ``fallback``, which is given those rows alone."""
+        """Fill in missing scores by ``fallback``, called with those rows only."""
         rows = [row for row, score in enumerate(result) if score is None]
         if self.fallback is None or not rows:
             return result
@@ -168,5 +168,5 @@ class HumanReward:
 
 
 def _pick(values: Any, rows: list[int], count: int) -> Any:
-    """These rows of a column; what is no column (TRL's ``trainer_state``) stays as it is."""
+    """Return these rows of a column; return a value that is not a column (TRL's ``trainer_state``) unchanged."""
     return [values[row] for row in rows] if isinstance(values, Sequence) and len(values) == count else values

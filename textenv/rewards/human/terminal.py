@@ -1,4 +1,4 @@
-"""`TerminalAnnotator`: asks in a terminal. What it shows cannot command the terminal or pass for its own words."""
+"""`TerminalAnnotator`: asks in a terminal. Shown texts can neither control the terminal nor imitate its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 _KEYS = {"up": "u", "down": "d", "first": "1", "second": "2", "tie": "t", SKIP: "s", UNDO: "b", QUIT: "q"}
-"""What is typed for each answer; a mark is typed as it is."""
+"""Key for each answer; a mark is its own key."""
 _MEANING = {SKIP: "skip this one", UNDO: "back to the last one", QUIT: "quit (answers are saved)"}
 _WANTED = {
     "thumbs": "Is this response good?",
@@ -25,12 +25,12 @@ _WANTED = {
 
 
 class TerminalAnnotator:
-    """Shows a question between lines and reads a key and Enter; the end of the input means quit.
+    """Show a question and read a key and Enter; end of input means quit.
 
     Args:
-        name: who asks; stands beside each answer in the file.
-        console: where to show; None is stderr, so that what a program prints for others stays clean.
-        read: returns the next line typed, "" at the end of the input; None reads stdin.
+        name: name of the annotator, saved with each answer in the file.
+        console: rich console for the output; None is stderr, which keeps stdout clean.
+        read: returns the next input line, "" at the end of the input; None reads stdin.
 
     Example:
         >>> TerminalAnnotator().ask(Question("the film", ("is good .",), "thumbs"))  # doctest: +SKIP
@@ -46,7 +46,7 @@ class TerminalAnnotator:
         """See `Annotator.ask`.
 
         Raises:
-            RuntimeError: if there is no terminal to ask in.
+            RuntimeError: if there is no terminal.
         """
         if self._read is None:
             _check_terminal()
@@ -95,7 +95,7 @@ class TerminalAnnotator:
 
 
 def _panel(content: Any, title: str, colour: str) -> Panel:
-    """A text whole and wrapped, in a frame that it cannot leave."""
+    """Return a frame with the whole text, wrapped; the text cannot break out of it."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -105,7 +105,7 @@ def _panel(content: Any, title: str, colour: str) -> Panel:
 
 
 def _text(content: Any) -> str:
-    """A text, or what the only message of a list says, as it is; anything else whole, as JSON."""
+    """Return a text, or the content of a single message, unchanged; anything else as JSON."""
     if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
         content = content[0].get("content")
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
@@ -122,7 +122,7 @@ def _mistake(answer: str) -> str:
 
 
 def _check_terminal() -> None:
-    """Raise a RuntimeError unless a person can see and answer."""
+    """Raise a RuntimeError unless stdin and stderr are a terminal."""
     blind = [name for name in ("stdin", "stderr") if not getattr(sys, name).isatty()]
     if blind:
         raise RuntimeError(
@@ -132,7 +132,7 @@ def _check_terminal() -> None:
 
 
 def _forget_typed() -> None:
-    """Throw away what was typed before the question was shown: it was no answer to it."""
+    """Discard input typed before the question was shown."""
     if sys.platform != "win32":
         import termios
 
@@ -140,5 +140,5 @@ def _forget_typed() -> None:
 
 
 def _read_stdin() -> str:
-    # As bytes: a stray byte of a broken paste must not end a training.
+    # Read bytes, so that an invalid byte in pasted text does not end training.
     return sys.stdin.buffer.readline().decode(errors="replace")
