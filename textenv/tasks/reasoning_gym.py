@@ -53,7 +53,7 @@ class ReasoningGym:
 
     Example:
         >>> task = ReasoningGym("chain_sum", min_terms=2, max_terms=2)  # doctest: +SKIP
-        >>> task.deal([0], seed=1)[0].content  # doctest: +SKIP
+        >>> task.sample_prompts([0], seed=1)[0].content  # doctest: +SKIP
         'State the final answer to the following arithmetic problem: 6880 + 4403 ='
     """
 
@@ -144,7 +144,7 @@ def _create(name: str, config: dict[str, Any]) -> Any:
         raise ValueError(f"reasoning-gym has no data set {name!r}; {hint}")
     settings = sorted({field.name for field in dataclasses.fields(factory.DATASETS[name][1])} - {"seed"})
     if unknown := sorted(set(config) - set(settings)):
-        seed = " (the seed is an argument of deal)" if "seed" in unknown else ""
+        seed = " (the seed is an argument of sample_prompts)" if "seed" in unknown else ""
         raise ValueError(f"{name} was given {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
     try:
         return factory.create_dataset(name, seed=0, **config)

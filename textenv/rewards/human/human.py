@@ -50,7 +50,7 @@ class HumanReward:
         TypeError: if the annotator has no ``ask`` and ``name``, or ``fallback`` is not callable.
 
     Example:
-        >>> human = HumanReward("runs/thumbs.jsonl", otherwise=reward_model, share=0.1)  # doctest: +SKIP
+        >>> human = HumanReward("runs/thumbs.jsonl", fallback=reward_model, fraction=0.1)  # doctest: +SKIP
         >>> env = TextVectorEnv(prompts=prompts, reward=human, tokenizer=tokenizer)  # doctest: +SKIP
     """
 
