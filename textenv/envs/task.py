@@ -55,7 +55,7 @@ class FunctionTask(PromptList):
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
         looked_at = range(min(len(self.prompts), 10_000))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
-        """Column names of all prompts; a column that a prompt lacks is None for it."""
+        """Column names found in the prompts; a column that a prompt lacks is None for it."""
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
