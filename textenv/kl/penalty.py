@@ -169,7 +169,7 @@ class KLPenalty:
 def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
     """Hash each tensor of the reference (none if it is not a module); raise if one has changed."""
     module, own = _language_model(reference), _language_model(policy)
-    # The state of a frozen adapter's model also lists trained weights, under other names: leave them out.
+    # The state of a frozen adapter's model also lists trained weights: skip them (`_check_start` refuses shared ones).
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
     tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
