@@ -42,7 +42,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         return observation, info
 
     def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
-        """Step, and append the reference's log-probability of the token, given the prefix before the step."""
+        """Step, and also return the reference's log-probability of the token, given the prefix before it."""
         before, allowed = self._observation, self._text.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
         logits = self._decoder.logits(before["tokens"][None], before["length"])
@@ -52,7 +52,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
 
 
 class KLReward(_ReferenceWrapper):
-    """Subtracts β·KL from the reward at each step; the action includes the policy's log-probability.
+    """Wrapper that subtracts β·KL from the reward at each step; the action includes the policy's log-probability.
 
     The reward depends on the policy's probability, so the action space includes it:
     ``Dict(token=Discrete(n), log_prob=Box(-inf, 0))``. ``info`` has ``kl`` and ``reference_log_prob``.
@@ -104,7 +104,7 @@ class KLReward(_ReferenceWrapper):
 
 
 class ReferenceReward(_ReferenceWrapper):
-    """Adds β·log π_ref(a|s) to each reward, for agents with no KL penalty (Stable-Baselines3, CleanRL).
+    """Wrapper that adds β·log π_ref(a|s) to each reward, for agents with no KL penalty (Stable-Baselines3, CleanRL).
 
     Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β maximises the penalised
     return. For one-step episodes this is exact if the agent rescales neither rewards nor advantages (in

@@ -304,7 +304,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Return the finished episodes in the schema of `textenv.rollout`, scored in one call.
 
         Raises:
-            ValueError: if an episode is still under way.
+            ValueError: if an episode is still running.
             RewardError: if a reward fails; the episodes are kept, and this can be called again.
         """
         batch = self._current_batch()
@@ -316,7 +316,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         return batch.transcript.rollout()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------------------
 
     def _transcript(self, rows: int) -> Transcript:
         return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)

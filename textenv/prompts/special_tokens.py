@@ -113,7 +113,7 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _steering(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the special tokens, except that for unknown words (unless also BOS or EOS): any text may have it."""
+    """Ids of the special tokens, without the unknown-word token (unless it is BOS or EOS), which any text may have."""
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     return set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
 

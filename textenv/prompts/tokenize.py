@@ -116,7 +116,7 @@ def chat_ids(
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a text inside an episode: without special tokens, neither added nor spelled."""
+    """Token ids of a text inside an episode: no special tokens are added, and spelled ones are read as text."""
     return ordinary_ids(text, tokenizer, add_special_tokens=False) if text else []
 
 
