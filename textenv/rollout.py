@@ -10,30 +10,30 @@ key                           control                                text
 ``observation``               ``[B, T, *]``                          int64, the token at position t; the state
                                                                      at t is the prefix ``[:, :t+1]``
 ``next_observation``          ``[B, T, *]``, the final observation   absent (the shifted observation, then the
-                              where an episode ended                 last action)
+                              where an episode ends                  last action)
 ``action``                    int64 or float32                       int64, the token at position t+1
 ``reward``                    float32, the environment's             float32, the score on a turn's last token
-``terminated``, ``truncated`` bool; the first stops the bootstrap,   EOS; the length limit
+``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS; the length limit
                               both cut the trace
 ``mask``                      False on reset rows and where an       True on the tokens that the policy chose
-                              environment failed
+                              environment fails
 ``is_init``                   True on an episode's first observation True at position 0
-``log_prob``                  of the behaviour policy                the same
-``state``                     ``[B, T, *]`` of recurrent policies,    absent
-                              before the action, detached
+``log_prob``                  under the behaviour policy, nats       the same
+``state``                     ``[B, T, *]``, state of a recurrent    absent
+                              policy before the action, detached
 ``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
-``next_action_mask``          bool ``[B, T, A]``, of                 absent
+``next_action_mask``          bool ``[B, T, A]``, for                absent
                               ``next_observation``
 ``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
                               a reset seed
-``value``, ``next_value``,    added by whoever needs them            the same
+``value``, ``next_value``,    added by the code that needs them      the same
 ``advantage``,
 ``value_target``,
 ``reference_log_prob``, ``kl``
 ============================  =====================================  ==========================================
 
-Beside the columns a text rollout may carry ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` of which
-row 0 allows every token. One True entry of ``mask`` is one step, everywhere.
+A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
+token. Everywhere, one True entry of ``mask`` counts as one step.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from torch import Tensor
 
 
 class Evaluation(NamedTuple):
-    """What a policy says about the actions of a rollout; every tensor is ``[B, T]``. Only True entries count."""
+    """Scores of a rollout's actions under a policy; each tensor is ``[B, T]`` and valid where ``mask`` is True."""
 
     log_prob: Tensor
     """log π(action | state), float32, nats."""
     entropy: Tensor
     """Entropy of π(· | state), float32, nats."""
     value: Tensor | None
-    """Value of the state, float32; None from a reference, which has none."""
+    """Value of the state, float32; None for a reference model."""
 
 
 class Reference(Protocol):
-    """Anything that scores the actions of a rollout can be a KL penalty's reference."""
+    """Reference of a KL penalty: any object that scores the actions of a rollout."""
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Score the rollout's actions."""
@@ -67,59 +67,59 @@ class Reference(Protocol):
 
 
 class EpisodeEnv(Protocol):
-    """A vector environment that hands over whole episodes in the schema (`TextVectorEnv` is one)."""
+    """Vector environment that returns whole episodes in the rollout schema (such as `TextVectorEnv`)."""
 
     @property
     def running(self) -> np.ndarray:
-        """Bool ``[num_envs]``: slots with an episode under way."""
+        """Bool ``[num_envs]``: slots with a running episode."""
         ...
 
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and column in the coming rollout of the next action of each running slot."""
+        """Row and column, in the next rollout, of each running slot's next action."""
         ...
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Named numbers about the episodes taken last, for the log."""
+        """Metrics of the episodes returned last, by name, for the log."""
         ...
 
     @property
     def action_mask(self) -> Tensor | None:
-        """Bool ``[num_envs, n]``, or None where every action is open."""
+        """Bool ``[num_envs, n]``: allowed actions; None if every action is allowed."""
         ...
 
     def fork(self) -> AbstractContextManager[None]:
-        """Within it prompts are dealt in an order of its own; after it the order is as it was."""
+        """Context in which prompts come from a separate order; on exit the original order is restored."""
         ...
 
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:
-        """Deal prompts for exactly that many episodes, neighbours of a group sharing one; the first observation."""
+        """Start exactly this many episodes (a group shares a prompt) and return the first observation."""
         ...
 
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Act in the running slots; returns the observation and bool, the slots that changed their episode."""
+        """Step the running slots; return the observation and a bool array of slots whose episode changed."""
         ...
 
     def take_episodes(self) -> TensorDict:
-        """Return the finished episodes, scored, one a row."""
+        """Return the finished episodes with their scores, one per row."""
         ...
 
 
 def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
-    """Whether an environment hands over whole episodes."""
+    """Return True if an environment returns whole episodes."""
     return hasattr(type(env), "take_episodes")
 
 
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:
     """Raise unless the mask is bool and the tensors have its shape.
 
-    A swapped argument of equal shape is caught by its dtype; ``[B]`` against ``[B, 1]`` would broadcast to
-    ``[B, B]`` without a word.
+    The dtype check catches swapped arguments of equal shape; the shape check catches ``[B]`` against ``[B, 1]``,
+    which would silently broadcast to ``[B, B]``.
 
     Raises:
         TypeError: if the mask is not bool.
-        ValueError: if a tensor has another shape; names it and prints both.
+        ValueError: if a tensor has another shape; the message names it and shows both shapes.
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask has dtype {mask.dtype}, expected torch.bool: pass the rollout's 'mask' column")
@@ -129,7 +129,7 @@ def check_mask(mask: Tensor, **tensors: Tensor) -> None:
 
 
 def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
-    """Mean of ``x`` over the True entries; what stands elsewhere (NaN included) has no effect."""
+    """Mean of ``x`` over the True entries; other entries (NaN included) have no effect."""
     check_mask(mask, x=x)
     return torch.where(mask, x, 0).sum() / mask.sum()
 
@@ -140,7 +140,7 @@ def sequences(rollout: TensorDict) -> Tensor:
 
 
 def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
-    """Value at each entry's successor: the episode's next True entry, or its final observation.
+    """Value of each entry's successor state: at the episode's next True entry, or at its final observation.
 
     Args:
         values: ``[B, T+1]``, the value at every position.
@@ -148,12 +148,12 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
         done: bool ``[B, T]``, terminated or truncated.
 
     Returns:
-        ``[B, T]``: entry t holds ``values`` at the first position after t that is a True entry, or at the
-        position after the one where the episode ends.
+        ``[B, T]``: entry t holds ``values`` at the first True entry after t, or at the position after the end of the
+        episode.
     """
     steps = mask.shape[1]
     position = torch.arange(steps, device=mask.device).expand_as(mask)
-    # A stop is a place where a state is looked at: the start of a True entry, or the end of an episode.
+    # A stop is a position whose value is used: a True entry, or the one after the end of an episode.
     stop_here = torch.where(mask, position, steps)
     stop_after = torch.where(done, position + 1, steps)
     coming = torch.cat([stop_here[:, 1:], stop_here.new_full((len(mask), 1), steps)], dim=1)
@@ -162,20 +162,20 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
 
 
 class Allowed(NamedTuple):
-    """Which tokens may be chosen at each of m entries."""
+    """Allowed-token masks of m entries, each distinct mask stored once."""
 
     chosen: Tensor
-    """int64 ``[m]``, a row of ``sets`` for each entry."""
+    """int64 ``[m]``: the row of ``sets`` that applies at each entry."""
     sets: Tensor
-    """bool ``[S, n]``."""
+    """bool ``[S, n]``: True for allowed tokens."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Bool ``[stop - start, n]``: the tokens allowed at these entries. Never ask for all at once."""
+        """Bool ``[stop - start, n]``: tokens allowed at these entries. To save memory, never request all at once."""
         return self.sets[self.chosen[start:stop]]
 
 
 def allowed_tokens(rollout: TensorDict) -> Allowed | None:
-    """What is allowed at each True entry of a text rollout; None if everything is everywhere."""
+    """Allowed tokens at each True entry of a text rollout; None if every token is allowed everywhere."""
     if "allowed" not in rollout.keys():
         return None
     chosen = rollout["allowed"][rollout["mask"]]

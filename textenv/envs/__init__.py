@@ -1,4 +1,4 @@
-"""Text environments: one prompt and one answer, conversations, and string environments played token by token."""
+"""Text environments: one prompt and one completion, conversations, and string environments played token by token."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Which tokens may be chosen: forbidden ones, no end before a least length, and a user's own rule."""
+"""Action masks over tokens: forbidden tokens, no end before a minimum length, and a user's own rule."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from textenv.envs.turn import Turn
 
 Rule = Callable[["Turn"], "Sequence[int] | None"]
-"""From the turn so far to the ids that may come next; None leaves all open. A function of the turn alone."""
+"""Function from the turn so far to the ids allowed next (None allows all). It must depend on the turn alone."""
 
 _ALL, _BASE, _GO_ON = 0, 1, 2
 
 
 class ActionMasks:
-    """Sets of tokens, each kept once, and which of them holds at a state.
+    """Interned allowed-token masks, and which one applies at each position.
 
     Args:
         num_tokens: size of the vocabulary.
         forbidden: ids that are never allowed.
         ends: ids that end a turn.
-        min_new_tokens: tokens of a turn before one of ``ends`` may come.
-        rule: the user's own, applied on top.
+        min_new_tokens: minimum tokens of a turn before ``ends`` are allowed.
+        rule: the user's rule, applied in addition.
 
     Raises:
-        ValueError: on ids outside the vocabulary, or if nothing is left to choose.
+        ValueError: on ids outside the vocabulary, or if no token remains allowed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ActionMasks:
             raise ValueError(f"forbidden is {sorted(forbidden)}, expected ids from 0 to {num_tokens - 1}")
         self.min_new_tokens, self.rule = min_new_tokens, rule
         self.active = bool(len(forbidden) or min_new_tokens or rule)
-        """False where every token is open everywhere."""
+        """False if every token is allowed everywhere."""
         sets = np.ones((3, num_tokens), dtype=bool)
         sets[_BASE:, list(forbidden)] = False
         sets[_GO_ON, list(ends)] = False
@@ -55,21 +55,21 @@ class ActionMasks:
 
     @property
     def sets(self) -> torch.Tensor:
-        """Bool ``[S, num_tokens]``, of which row 0 allows every token."""
+        """Bool ``[S, num_tokens]``: the distinct masks; row 0 allows every token."""
         return torch.from_numpy(self._sets[: self._count])
 
     def index(self, turns: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
-        """The row of `sets` that holds after so many tokens of each turn.
+        """Row of `sets` that applies to the next token of each turn.
 
         Args:
-            turns: the turn so far of the i-th of them.
-            new_tokens: int64 ``[k]``, its tokens.
+            turns: function from i to the i-th turn so far.
+            new_tokens: int64 ``[k]``, number of tokens in each turn.
 
         Returns:
             int64 ``[k]``.
 
         Raises:
-            ValueError: if the user's rule names an id outside the vocabulary, or leaves nothing to choose.
+            ValueError: if the user's rule returns an id outside the vocabulary, or leaves no token allowed.
         """
         if not self.active:
             return np.full(len(new_tokens), _ALL)
@@ -83,14 +83,14 @@ class ActionMasks:
         return base
 
     def forget(self) -> None:
-        """Drop the sets of the user's rule; only where no state refers to them any more."""
+        """Drop the masks of the user's rule; call only when no position refers to them any more."""
         self._sets, self._count, self._places = self._sets[:3].copy(), 3, {}
 
     def check(self, actions: Any, slots: np.ndarray | slice, allowed: np.ndarray) -> np.ndarray:
-        """Return the actions as an array; what stands in other slots than these is not looked at.
+        """Return the actions as an array, checked in the given slots only.
 
         Raises:
-            ValueError: unless they are integers, one a slot, and tokens of the sets allowed there (``allowed``).
+            ValueError: unless they are integers, one per slot, in the masks that apply there (rows ``allowed``).
         """
         n, actions = self._sets.shape[1], _array(actions, "actions are")
         if actions.shape != allowed.shape or actions.dtype.kind not in "iu":
@@ -99,7 +99,7 @@ class ActionMasks:
             )
         chosen = actions[slots]
         outside = (chosen < 0) | (chosen >= n)
-        if np.count_nonzero(outside):  # which takes a fifth of the time of outside.any()
+        if np.count_nonzero(outside):  # faster than outside.any()
             slot = np.arange(len(actions))[slots][outside][0]
             raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
         if not self.active:

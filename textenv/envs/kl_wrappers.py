@@ -1,4 +1,4 @@
-"""The KL penalty step by step, for agents that step one environment through the plain Gymnasium interface."""
+"""KL penalty applied at each step, for agents that step one environment through the plain Gymnasium interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from textenv.lm.sampling import restrict
 
 
 class _ReferenceWrapper(gymnasium.Wrapper):
-    """A text environment whose steps are scored by a reference that decodes along, with a cache of its own."""
+    """Text environment whose steps are scored by a reference model that decodes in parallel, with its own cache."""
 
     def __init__(self, env: gymnasium.Env, reference: LanguageModel, coef: float) -> None:
         super().__init__(env)
@@ -42,7 +42,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         return observation, info
 
     def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
-        """Step, and the reference's log-probability of the token where it was chosen."""
+        """Step, and also return the reference's log-probability of the token, given the prefix before it."""
         before, allowed = self._observation, self._text.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
         logits = self._decoder.logits(before["tokens"][None], before["length"])
@@ -52,17 +52,17 @@ class _ReferenceWrapper(gymnasium.Wrapper):
 
 
 class KLReward(_ReferenceWrapper):
-    """Charges β·KL at every step; the action says with which log-probability the token was chosen.
+    """Wrapper that subtracts β·KL from the reward at each step; the action includes the policy's log-probability.
 
-    The reward depends on the policy's probability, so the action space says so:
+    The reward depends on the policy's probability, so the action space includes it:
     ``Dict(token=Discrete(n), log_prob=Box(-inf, 0))``. ``info`` has ``kl`` and ``reference_log_prob``.
 
     Args:
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.
         reference: the reference model, with the policy's temperature.
         coef: β ≥ 0, reward per nat.
-        estimator: as in `textenv.kl.penalty.KLPenalty`, but the exact KL, for which an action would have to say every
-            probability.
+        estimator: as in `textenv.kl.penalty.KLPenalty`, except the exact KL, which needs the probabilities of all
+            actions.
 
     Example:
         >>> env = KLReward(gymnasium.make("textenv/Reviews-v0"), reference, 0.1)  # doctest: +SKIP
@@ -104,13 +104,13 @@ class KLReward(_ReferenceWrapper):
 
 
 class ReferenceReward(_ReferenceWrapper):
-    """Pays β·log π_ref(a|s) at every step, for agents that only know rewards (Stable-Baselines3, CleanRL).
+    """Wrapper that adds β·log π_ref(a|s) to each reward, for agents with no KL penalty (Stable-Baselines3, CleanRL).
 
-    Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β then maximises the
-    penalised return. For one-step episodes this is exact, as long as the agent rescales neither rewards nor
-    advantages (in Stable-Baselines3: ``normalize_advantage=False``). For longer ones it is an approximation: an entropy
-    bonus in the loss rewards the entropy of the present state only and never reaches the returns, so the agent
-    does not choose an action now for the entropy that it leads to later.
+    Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β maximises the penalised
+    return. For one-step episodes this is exact if the agent rescales neither rewards nor advantages (in
+    Stable-Baselines3: ``normalize_advantage=False``). For longer episodes it is an approximation: an entropy bonus in
+    the loss rewards the entropy of the current state only and is not part of the returns, so the agent does not
+    choose an action for the entropy of the states it leads to.
 
     Args:
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.

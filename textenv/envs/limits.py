@@ -1,4 +1,4 @@
-"""How long texts may become, and what ends a turn."""
+"""Length limits of texts, and the conditions that end a turn."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long texts may become, and what ends a turn."""
+    """Length limits of texts, and stop sequences, checked at construction."""
 
     max_prompt_tokens: int = 32
     max_new_tokens: int = 32
-    """Of a turn."""
+    """Maximum tokens of a turn."""
     max_turns: int = 1
     max_length: int | None = None
-    """Of the whole text, in tokens; None: what all turns with answers as long as prompts may need."""
+    """Maximum tokens of the whole text; None: enough for all turns, with replies as long as prompts."""
     stop: tuple[str | int, ...] = ()
-    """Texts and token ids that end a turn, beside EOS."""
+    """Texts and token ids that end a turn, in addition to EOS."""
     min_new_tokens: int = 0
-    """Tokens of a turn before it may end."""
+    """Minimum tokens of a turn before it may end."""
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_new_tokens", "max_turns"):
@@ -50,22 +50,22 @@ class Limits:
 
     @property
     def width(self) -> int:
-        """Longest text, in tokens."""
+        """Maximum length of the whole text, in tokens."""
         a_turn = self.max_prompt_tokens + self.max_new_tokens
         return a_turn * self.max_turns if self.max_length is None else self.max_length
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise a ValueError unless the value is an integer of at least that."""
+    """Raise a ValueError unless the value is an integer of at least ``least``."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
 class Ends:
-    """What ends a turn: EOS, other token ids, and texts.
+    """Conditions that end a turn: EOS, other token ids, and stop texts.
 
     Args:
-        tokenizer: of the policy.
+        tokenizer: the policy's tokenizer.
         stop: token ids and texts.
 
     Raises:
@@ -79,7 +79,7 @@ class Ends:
             )
         self.num_tokens = vocabulary_size(tokenizer)
         special = special_tokens(tokenizer)
-        # A special token is no part of a decoded text: such a stop text is looked for by its id.
+        # Decoded text has no special tokens: a stop text that is one is matched by its id.
         ids = [
             special[end] if isinstance(end, str) else int(end) for end in stop if end in special or type(end) is not str
         ]
@@ -89,19 +89,19 @@ class Ends:
             raise ValueError(f"stop is {tuple(stop)!r}, expected texts, and ids from 0 to {self.num_tokens - 1}")
         self.ids = ids
         self.token = np.zeros(self.num_tokens, dtype=bool)
-        """Bool by token id: whether it ends a turn by itself."""
+        """Bool ``[num_tokens]``: True for token ids that end a turn by themselves."""
         self.token[ids] = True
         self.texts = tuple(text for text in stop if isinstance(text, str) and text not in special)
         self.may_complete = np.zeros(self.num_tokens, dtype=bool)
-        """Bool by token id: whether a text can be complete with it; most tokens need no second look."""
+        """Bool ``[num_tokens]``: True for token ids that can complete a stop text; only these are checked."""
         if self.texts:
             tails = tuple(text[-1] for text in self.texts)
             for token in range(self.num_tokens):
                 said = str(tokenizer.decode([token]))
-                # A piece of a character decodes to the replacement mark: it may be the end of anything. And a space may
-                # come from the decoder, before any token.
+                # Part of a character decodes to the replacement character and may complete any text. The decoder may
+                # insert a space before any token.
                 self.may_complete[token] = "�" in said or any(tail in said or tail.isspace() for tail in tails)
 
     def complete(self, turn: Turn) -> bool:
-        """Whether the turn's last token completed a stop text."""
+        """Return True if the turn's last token completed a stop text."""
         return turn.completed(self.texts) is not None

@@ -1,4 +1,4 @@
-"""`TokenEnv`: any Gymnasium environment that reads and writes strings, stepped token by token."""
+"""`TokenEnv`: any Gymnasium environment with string observations and actions, stepped token by token."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_TURNS = 20
-"""Turns of a conversation, where nothing else is said."""
+"""Default maximum number of turns in an episode."""
 
 StringEnv = gymnasium.Env[str, str]
-"""An environment whose observations and actions are strings (`gymnasium.spaces.Text`)."""
+"""Environment whose observations and actions are strings (`gymnasium.spaces.Text`)."""
 
 
 @dataclass
 class _Game:
-    """One episode of a string environment and what it has paid."""
+    """One episode of a string environment, with its rewards so far."""
 
     env: StringEnv
     rewards: list[float] = field(default_factory=list)
@@ -37,14 +37,14 @@ class StringGames:
     """A string environment as a task: its first observation is the prompt, its others are the replies.
 
     Args:
-        make_env: makes a fresh environment for each episode; a single environment is used again and again, which
-            works for one slot.
-        tokenizer: of the policy; where it has a chat template, observations are the user's messages, else they stand on
-            lines of their own.
-        pay_at: ``"turn"`` pays each reward on the turn that earned it, ``"end"`` all of them on the last turn.
+        make_env: function that makes a new environment for each episode; or a single environment to reuse, which works
+            with one slot only.
+        tokenizer: the policy's tokenizer; with a chat template observations become user messages, otherwise lines of
+            text.
+        pay_at: ``"turn"`` assigns each reward to the turn that earned it, ``"end"`` their sum to the last turn.
 
     Raises:
-        TypeError: if it makes no Gymnasium environment.
+        TypeError: if the result is not a Gymnasium environment.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StringGames:
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
         self.only = make_env if isinstance(make_env, gymnasium.Env) else None
-        """The one environment of every episode, if it was given."""
+        """The single environment reused for every episode, if one was given."""
         if self.only is None and not callable(make_env):
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._make_env: Any = make_env
@@ -65,15 +65,15 @@ class StringGames:
         self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """See `textenv.envs.task.Task.sample_prompts`: equal numbers are equal games."""
+        """Start games; see `textenv.envs.task.Task.sample_prompts`. Equal numbers give equal games."""
         return [self._begin(number, seed) for number in numbers]
 
     def reply(self, turns: Sequence[Turn]) -> list[str | Literal[Cut.TRUNCATED] | None]:
-        """See `textenv.envs.task.Conversation.reply`."""
+        """Step the games; see `textenv.envs.task.Conversation.reply`."""
         return [self._step(turn) for turn in turns]
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
-        """See `textenv.envs.task.Task.score`."""
+        """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
         for turn in turns:
             if turn.last and self.only is None:
                 turn.prompt.state.env.close()
@@ -106,21 +106,21 @@ class StringGames:
 
 
 class TokenEnv(TextEnv):
-    """A string environment as a `TextEnv`: state = all ids so far, action = next token.
+    """String environment as a `TextEnv`: state = all token ids so far, action = next token.
 
-    A turn ends with EOS, a stop sequence or a limit; its text is the string environment's action, and what that
-    observes is appended to the state: by the tokenizer's chat template where there is one, else between line
-    ends. What the environment says is never in a rollout's mask, and nothing is tokenised twice.
+    A turn ends with EOS, a stop sequence or a limit; its text is the string environment's action, and the next
+    observation is appended to the state: with the tokenizer's chat template if there is one, else between newlines.
+    Observations are False in a rollout's mask, and no text is tokenized twice.
 
     Args:
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
-        tokenizer: of the policy.
+        tokenizer: the policy's tokenizer.
         pay_at: see `StringGames`.
-        limits: the further arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` a turn,
-            ``max_length`` an episode, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
+        limits: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
+            ``max_length`` per episode, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
 
     Raises:
-        TypeError: if it is no Gymnasium environment.
+        TypeError: if ``env`` is not a Gymnasium environment.
         ValueError: as `TextVectorEnv`.
 
     Example:
@@ -141,17 +141,17 @@ class TokenEnv(TextEnv):
 
 
 class TokenVectorEnv(TextVectorEnv):
-    """`TokenEnv` in ``num_envs`` slots, each episode with a string environment of its own.
+    """`TokenEnv` in ``num_envs`` slots, with a new string environment for each episode.
 
     Args:
-        make_env: a function that makes a string environment.
-        tokenizer: of the policy.
-        num_envs: slots.
+        make_env: function that makes a string environment.
+        tokenizer: the policy's tokenizer.
+        num_envs: number of slots.
         pay_at: see `StringGames`.
         limits: as in `TokenEnv`.
 
     Raises:
-        TypeError: if ``make_env`` is an environment and not a function.
+        TypeError: if ``make_env`` is an environment instead of a function.
         ValueError: as `TextVectorEnv`.
     """
 

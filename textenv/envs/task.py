@@ -1,4 +1,4 @@
-"""What happens at the end of a turn: the task. It deals prompts, answers and scores, in batches."""
+"""Tasks: objects that sample prompts, reply to turns and score them, in batches."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from textenv.rewards.scores import Rows, Scores, miscount, read_scores
 
 
 class Task(Protocol):
-    """Where prompts come from and what an answer earns."""
+    """Source of prompts and scores."""
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """The prompts that stand at these places of the endless order that the seed means.
+        """Return the prompts at these positions of the endless order that the seed defines.
 
-        A function of seed and number and nothing else: so an order is resumed by two integers, two environments can
-        share a task, and a group is one number several times.
+        The result depends on seed and numbers only: two integers resume an order, two environments can share a task,
+        and a group repeats one number.
         """
         ...
 
     def score(self, turns: Sequence[Turn]) -> Scores | Sequence[Any]:
-        """What each turn earned, as `textenv.rewards.scores.read_scores` takes it: most simply one number for each."""
+        """Return the score of each turn: one number each, or another form that `read_scores` accepts."""
         ...
 
 
 class Conversation(Task, Protocol):
-    """A task that answers."""
+    """Task that replies to turns, so that an episode can have several."""
 
     def reply(self, turns: Sequence[Turn]) -> Sequence[str | Literal[Cut.TRUNCATED] | None]:
-        """What the environment says after each turn; None ends the episode, `TRUNCATED` does by a limit.
+        """Return the environment's text after each turn; None terminates the episode, `TRUNCATED` truncates it.
 
         Called once for each turn, in order, before the turn is scored.
         """
@@ -40,9 +40,9 @@ class Conversation(Task, Protocol):
 
 
 class FunctionTask(PromptList):
-    """One turn: a prompt from a sequence, an answer, a score by plain functions.
+    """Single-turn task: prompts from a sequence, scores by plain functions.
 
-    For a chat prompt the functions are given the messages, and the answer as one message of the assistant (TRL's
+    For a chat prompt the functions get the messages, and the completion as one assistant message (TRL's
     convention).
 
     Args:
@@ -55,16 +55,16 @@ class FunctionTask(PromptList):
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
         looked_at = range(min(len(self.prompts), 10_000))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
-        """Columns that a prompt may have; those that one has not are None for it."""
+        """Column names found in the prompts; a column that a prompt lacks is None for it."""
 
     def score(self, turns: Sequence[Turn]) -> Scores:
-        """See `Task.score`."""
+        """Score the turns; see `Task.score`."""
         rows = rows_of(turns, names=self.names)
         return self.rewards(tokenizer=rows.tokenizer, **rows.columns)
 
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
-    """The task given, or one of prompts and reward; raises unless it is one of the two."""
+    """Return the task, or one built from prompts and reward; raise unless exactly one of the two is given."""
     if task is not None and prompts is None and reward is None:
         if isinstance(task, type) or not (hasattr(task, "sample_prompts") and hasattr(task, "score")):
             raise TypeError(
@@ -77,10 +77,10 @@ def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Reward
 
 
 def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
-    """The turns as a reward function is given them.
+    """Columns of the turns, as reward functions receive them.
 
     Raises:
-        ValueError: if a column of the prompts has the name of another argument.
+        ValueError: if a prompt column has the name of another argument.
     """
     ours = {
         "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
@@ -101,7 +101,7 @@ def _answer(turn: Turn) -> Any:
 
 
 def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
-    """Score the turns in one call of the task and check what comes back.
+    """Score the turns in one call of the task and check the result.
 
     Raises:
         RewardError: as `textenv.rewards.scores.read_scores`.
@@ -109,7 +109,7 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
     rows = rows_of(turns)
     try:
         return read_scores(task.score(turns), rows, name=type(task).__name__)
-    except Exception as error:  # a task of one's own may raise anything: what was to be scored is kept all the same
+    except Exception as error:  # user code may raise anything: keep the inputs with the error
         answers = [
             dict(zip(rows.columns, entries, strict=True)) for entries in zip(*rows.columns.values(), strict=True)
         ]

@@ -13,9 +13,9 @@ from textenv.envs.vector_env import RENDER_MODES, TextVectorEnv
 
 
 class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
-    """Text generation one token a step: state = prefix, action = next token, score at the end.
+    """Text generation, one token per step: state = prefix, action = next token, score at the end.
 
-    The arguments and errors are those of `TextVectorEnv`, less ``num_envs`` and ``autoreset_mode``.
+    Arguments and errors are those of `TextVectorEnv`, without ``num_envs`` and ``autoreset_mode``.
 
     Example:
         >>> env = gymnasium.make("textenv/Periods-v0")  # doctest: +SKIP
@@ -26,7 +26,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
 
     def __init__(self, task: Task | None = None, **arguments: Any) -> None:
         self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)
-        """The vector environment whose only slot this is."""
+        """Vector environment with one slot that does the work."""
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
         self.max_length = self.vector.max_length
@@ -46,12 +46,12 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
     def render(self) -> Any:
-        """See `TextVectorEnv.render`."""
+        """Render the text so far; see `TextVectorEnv.render`."""
         texts = self.vector.render()
         return None if texts is None else texts[0]
 
     def close(self) -> None:
-        """Close; a later `reset` or `step` is an error."""
+        """Close the environment; a later `reset` or `step` raises."""
         self.vector.close()
 
 

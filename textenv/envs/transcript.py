@@ -1,4 +1,4 @@
-"""The transcript: token ids of the episodes under way, appended to and never rebuilt."""
+"""Transcript: token ids of the running episodes; tokens are only appended, never tokenized again."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Rows of token ids: a prompt, then the policy's tokens, in a conversation with answers between them.
+    """Rows of token ids: a prompt, then the policy's tokens, in a conversation with replies between them.
 
     Args:
-        rows: episodes held side by side.
-        tokenizer: its EOS ends a turn; its pad (else EOS) fills what is not yet written.
+        rows: number of episodes.
+        tokenizer: its EOS ends a turn; its pad token (else EOS) is the padding.
         limits: see `Limits`.
-        masks: what may be chosen.
+        masks: allowed tokens.
     """
 
     def __init__(
@@ -40,28 +40,28 @@ class Transcript:
         shape = (rows, limits.width)
         self.tokens = np.full(shape, self.pad, dtype=np.int64)
         self.chosen = np.zeros(shape, dtype=bool)
-        """Tokens that the policy chose."""
+        """Bool ``[rows, width]``: tokens that the policy chose."""
         self.reward = np.zeros(shape, dtype=np.float32)
-        """What was paid for the token here."""
+        """float32 ``[rows, width]``: reward of each token."""
         self.allowed = np.zeros(shape, dtype=np.int64)
-        """Row of ``masks.sets`` from which the token here was chosen."""
+        """int64 ``[rows, width]``: row of ``masks.sets`` that applied when the token was chosen."""
         self._rows = np.arange(rows)
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
         self.turn_limit = np.zeros(rows, dtype=np.int64)
-        """Length at which the turn under way is over, whatever it says."""
+        """Length of the text at which the current turn is cut."""
         self.turn = np.zeros(rows, dtype=np.int64)
-        """Number of the turn under way."""
+        """Index of the current turn, from 0."""
         self.open = np.zeros(rows, dtype=np.int64)
-        """Row of ``masks.sets`` for the coming token."""
+        """Row of ``masks.sets`` for the next token."""
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
         self.stopped = np.zeros(rows, dtype=bool)
-        """Rows whose turn was ended by a stop text."""
+        """Rows whose turn ended with a stop text."""
         self.end_reason: list[str] = [""] * rows
         self.applies = np.zeros(rows, dtype=bool)
-        """Rows of which at least one turn was paid; the others are left out of the rollout's mask."""
+        """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
         self._unpaid: list[tuple[int, int, Turn]] = []
@@ -77,7 +77,7 @@ class Transcript:
         self._begin_turn(row, len(ids))
         self.turn[row] = 0
         self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
-        if self._unpaid:  # of an episode that was given up
+        if self._unpaid:  # from an abandoned episode
             self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
         self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
         self._look_ahead(np.array([row]))
@@ -99,9 +99,9 @@ class Transcript:
         return ids
 
     def append(self, rows: np.ndarray | slice, actions: np.ndarray) -> np.ndarray:
-        """Write the policy's tokens into these rows (int64 indices, or a slice); returns those whose turn is over."""
+        """Append the policy's tokens to these rows (int64 indices, or a slice); return rows whose turn is over."""
         named, at = self._rows[rows], self.length[rows]
-        place = named * self.tokens.shape[1] + at  # in the flat array, where writing takes half as long
+        place = named * self.tokens.shape[1] + at  # in the flat array, which is faster to write
         self.tokens.reshape(-1)[place] = actions
         self.chosen.reshape(-1)[place] = True
         if self.masks.active:
@@ -113,29 +113,29 @@ class Transcript:
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
                 ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
         over = (after >= self.turn_limit[rows]) | ended
-        self.terminated[rows] = ended  # of the turn; `answer` says what becomes of the episode
+        self.terminated[rows] = ended  # for the turn; `answer` decides about the episode
         if self.masks.active:
             self._look_ahead(named[~over])
         return named[over]
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
-        """The turns that have just ended in these rows, for the task to answer and to score."""
+        """Turns that have just ended in these rows, for the task to reply to and score."""
         turns = {int(row): self._turn(row, terminated=bool(self.terminated[row])) for row in rows}
         self._unpaid += [(row, int(self.length[row]) - 1, turn) for row, turn in turns.items()]
         return turns
 
     def finish(self, turns: Mapping[int, Turn]) -> None:
-        """End the episodes of a task that does not answer."""
+        """End the episodes after their only turn, for a task without ``reply``."""
         for row, turn in turns.items():
             at_eos = turn.completion_ids[-1] == self.tokenizer.eos_token_id
             reason = ("eos" if at_eos else "stop") if turn.terminated else "length"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
     def answer(self, row: int, turn: Turn, reply: Any) -> None:
-        """Append what the environment says after a turn, or end the episode.
+        """Append the environment's reply to a turn, or end the episode.
 
         Raises:
-            TypeError: if the reply is no text, None or TRUNCATED.
+            TypeError: if the reply is not text, None or TRUNCATED.
         """
         if reply is None or reply is TRUNCATED:
             self._end(row, turn, terminated=reply is None, reason="task")
@@ -160,13 +160,13 @@ class Transcript:
 
     @property
     def unpaid(self) -> list[Turn]:
-        """The turns that have ended and were not paid for, row by row."""
+        """Finished turns without a reward yet, in row order."""
         if len(self._unpaid) > 1:
             self._unpaid.sort(key=lambda entry: entry[:2])
         return [turn for _, _, turn in self._unpaid]
 
     def assign_reward(self, scores: Scores) -> np.ndarray:
-        """Put what each unpaid turn earned on its last token, or on all of them; returns float32 ``[rows]``."""
+        """Assign each unpaid turn's score to its last token, or to all; return float32 ``[rows]``, the sums."""
         paid = np.zeros(len(self.length), dtype=np.float32)
         if not self._unpaid:
             return paid
@@ -182,15 +182,15 @@ class Transcript:
         return paid
 
     def render(self, row: int) -> str:
-        """Text of one slot so far for a terminal, each chosen token shaded by its reward."""
+        """Text of one row so far for a terminal, each chosen token shaded by its reward."""
         return shade(**self._shown(row))
 
     def draw(self, row: int) -> np.ndarray:
-        """The same as a picture; see `textenv.rendering.draw`."""
+        """Image of one row so far; see `textenv.rendering.draw`."""
         return draw(**self._shown(row))
 
     def rollout(self) -> TensorDict:
-        """The finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
+        """Return the finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
         rows, steps = len(self.length), int(self.length.max()) - 1
         last = (np.arange(steps) == (self.length - 2)[:, None]) & self.applies[:, None]
         columns = {
@@ -214,7 +214,7 @@ class Transcript:
         return rollout
 
     def _shown(self, row: int) -> dict[str, Any]:
-        """One slot so far, as `shade` and `draw` take it."""
+        """Arguments of `shade` and `draw` for one row so far."""
         part = (row, slice(int(self.length[row])))
         return {
             "tokens": self.tokens[part].tolist(),
@@ -224,7 +224,7 @@ class Transcript:
         }
 
     def _begin_turn(self, row: int, at: int) -> None:
-        """The policy's turn, after so many tokens."""
+        """Begin a turn of the policy at this text length."""
         self.length[row] = self.turn_start[row] = at
         self.turn_limit[row] = min(at + self.limits.max_new_tokens, self.tokens.shape[1])
 
@@ -248,7 +248,7 @@ class Transcript:
         self.terminated[row], self.truncated[row], self.end_reason[row] = terminated, not terminated, reason
 
     def _look_ahead(self, rows: np.ndarray) -> None:
-        """Find out which tokens may come next in these rows."""
+        """Compute the mask of the next token in these rows."""
         self.open[rows] = self.masks.index(
             lambda i: self._turn(rows[i], terminated=False), self.length[rows] - self.turn_start[rows]
         )

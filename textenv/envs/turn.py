@@ -1,4 +1,4 @@
-"""`Turn`: what the policy said in one go."""
+"""`Turn`: one completion by the policy, with its context."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Turn:
-    """What the policy said in one go, and what it was said to; text is decoded from the ids, never the reverse."""
+    """One completion by the policy, with its context; text is decoded from the ids, never the reverse."""
 
     prompt: Prompt
     prompt_ids: list[int]
-    """The episode's prompt."""
+    """Token ids of the episode's prompt."""
     context_ids: list[int]
-    """Everything before this turn: the prompt, and in a conversation the turns and answers since."""
+    """Token ids before this turn: the prompt, and in a conversation the turns and replies since."""
     completion_ids: list[int]
     """The tokens that the policy chose, EOS included."""
     terminated: bool
     """True if the policy ended its turn (EOS or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
     stop: tuple[str, ...] = ()
-    """The stop texts, if one of them ended the turn; `completion` ends before it."""
+    """Stop texts, if one of them ended the turn; `completion` excludes it."""
     index: int = 0
     """Number of the turn in its episode, from 0."""
     last: bool = True
-    """False while the conversation may go on; settled when the task has answered."""
+    """False if the conversation continues; set after the task has replied."""
 
     @functools.cached_property
     def prompt_text(self) -> str:
-        """The prompt as it was given, or decoded if it was given as ids or as a chat."""
+        """Prompt as given, or decoded if it was given as ids or as a chat."""
         content = self.prompt.content
         return content if isinstance(content, str) else self._decode(self.prompt_ids)
 
     @property
     def completion(self) -> str:
-        """The answer without special tokens, without what came before it, and without its stop text."""
+        """Text of this turn without context, special tokens and stop text."""
         return self.text[: self.completed(self.stop)] if self.stop else self.text
 
     def completed(self, texts: Sequence[str]) -> int | None:
-        """Place in `said` of the first of these texts that the last token completed; None if it completed none.
+        """Position in `text` of the first of these texts that the last token completed; None if it completed none.
 
-        One that was complete before was passed over, because the turn was too short to end.
+        A stop text completed by an earlier token is ignored: the turn was too short to end then.
         """
         earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).text
-        stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # a character that was incomplete
+        stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # an incomplete character
         found = [self.text.find(text, max(0, stable + 1 - len(text))) for text in texts]
         return min((at for at in found if at >= 0), default=None)
 
     @functools.cached_property
     def text(self) -> str:
-        """`completion` with the stop text.
+        """Text of `completion` including the stop text.
 
-        Decoded together with the context, because some tokenizers drop the space that a text begins with.
+        It is decoded together with the context, because some tokenizers drop a leading space.
         """
         before, whole = self._decode(self.context_ids), self._decode(self.context_ids + self.completion_ids)
         return whole[len(before) :] if whole.startswith(before) else self._decode(self.completion_ids)
@@ -71,7 +71,7 @@ class Turn:
 
 
 class Cut(enum.Enum):
-    """How a task ends an episode by a limit of its own."""
+    """Type of `TRUNCATED`, which a task replies to end an episode by a limit of its own."""
 
     TRUNCATED = "truncated"
 

@@ -30,43 +30,43 @@ if TYPE_CHECKING:
 
 RENDER_MODES = ["ansi", "human", "rgb_array"]
 CHECKED_PROMPTS = 10_000
-"""Prompts that are tokenised at construction to see whether they fit; those beyond are seen when they are dealt."""
+"""Number of prompts tokenized at construction to check their length; later ones are checked when sampled."""
 
 Observation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
 
 
 class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
-    """Text generation in ``num_envs`` slots, one token a step.
+    """Text generation in ``num_envs`` slots, one token per step.
 
-    It is stepped in one of two ways. Plain Gymnasium: `reset` and `step`, where each answer is scored when it
-    ends. Whole episodes, as fast as batched generation: `start_episodes`, then `advance` until no slot is
-    `running`, then `take_episodes`, where all answers are scored in one call.
+    It has two interfaces. Plain Gymnasium: `reset` and `step`, which scores each completion when it ends. Whole
+    episodes, as fast as batched generation: `start_episodes`, then `advance` until no slot is `running`, then
+    `take_episodes`, which scores all completions in one call.
 
     Args:
-        task: deals prompts and scores answers; or give ``prompts`` and ``reward`` instead. One with ``reply`` answers
-            too, and the episode is a conversation.
+        task: samples prompts and scores completions; or give ``prompts`` and ``reward`` instead. If it has ``reply``,
+            it also answers, and the episode is a conversation.
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
-        num_envs: slots.
-        max_prompt_tokens: longest prompt, in tokens.
-        max_new_tokens: longest turn, in tokens. A turn that is cut there is handed to the task as it is; without
-            ``reply`` that ends the episode as ``truncated``.
-        min_new_tokens: tokens of a turn before it may end.
-        max_turns: turns in an episode; after the last of them it is ``truncated``.
-        max_length: longest text of an episode in tokens, prompt and answers included; None allows
+        num_envs: number of slots.
+        max_prompt_tokens: maximum length of a prompt, in tokens.
+        max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
+            without ``reply`` the episode then ends as ``truncated``.
+        min_new_tokens: minimum length of a turn, in tokens, before it may end.
+        max_turns: maximum turns per episode; after the last one the episode is ``truncated``.
+        max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
-        stop: texts and token ids that end a turn, beside EOS.
-        forbidden: ids that no turn may contain (EOS, for answers of fixed length).
-        allowed: constrained decoding: from the turn so far (`Turn`) to the ids that may come next, or None for all.
-        autoreset_mode: what follows the end of an episode, as Gymnasium defines it.
-        penalty: a KL penalty that agents charge after each rollout.
-        render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (pictures) or None.
+        stop: texts and token ids that end a turn, in addition to EOS.
+        forbidden: token ids that no turn may contain (EOS, for completions of fixed length).
+        allowed: constrained decoding: function from the turn so far (`Turn`) to the ids allowed next, or None for all.
+        autoreset_mode: Gymnasium's autoreset mode.
+        penalty: KL penalty that agents apply after each rollout.
+        render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
 
     Raises:
-        ValueError: on an empty prompt list, a prompt that does not fit, ids outside the vocabulary, or a limit
-            that cannot be.
+        ValueError: on an empty prompt list, a prompt that does not fit, ids outside the vocabulary, or an
+            invalid limit.
 
     Example:
         >>> env = TextVectorEnv(prompts=["the film"], reward=count, tokenizer=tok)  # doctest: +SKIP
@@ -119,16 +119,16 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         )
         self._slots = self._transcript(num_envs)
         self.max_length = self._limits.width
-        """Longest prefix, in tokens."""
+        """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
         if isinstance(self.task, PromptList):
             for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
-                self._slots.ids(self.task.prompt(index))  # one that cannot be asked is known now, not in hours
-        self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and that were not reset
+                self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
+        self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and not reset yet
         self._started = False
         self._batch: EpisodeBatch | None = None
         self.metrics: dict[str, float] = {}
-        """What the log says about the rewards and texts of the episodes taken last; see `textenv.rewards.metrics`."""
+        """Metrics of the rewards and texts of the episodes returned last; see `textenv.rewards.metrics`."""
         self._order = PromptOrder()
 
     def _define_spaces(self, max_length: int) -> None:
@@ -142,14 +142,14 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def action_mask(self) -> torch.Tensor | None:
-        """Bool ``[num_envs, n]``: the tokens allowed in each slot; None where nothing is ever forbidden."""
+        """Bool ``[num_envs, n]``: tokens allowed in each slot; None if no token is ever forbidden."""
         if not self._masks.active:
             return None
         return self._masks.sets[(self._slots if self._batch is None else self._batch).open]
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
-        """Where the dealing of prompts stands, to be saved and set again; see `PromptOrder.state`."""
+        """Position in the order of prompts, to save and restore; see `PromptOrder.state`."""
         return self._order.state
 
     @prompt_order.setter
@@ -157,15 +157,15 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._order.state = saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the dealing of prompts stands, between rollouts of whole episodes; those of `step` begin anew."""
+        """Position in the order of prompts, between rollouts; episodes of `step` are not saved and restart."""
         return {"prompt_order": self.prompt_order, "np_random": self.np_random}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
 
     def fork(self) -> AbstractContextManager[None]:
-        """Within it prompts are dealt in an order of its own (for evaluations); see `PromptOrder.apart`."""
+        """Context in which prompts come from a separate order (for evaluation); see `PromptOrder.apart`."""
         return self._order.apart()
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin new episodes; ``options={"reset_mask": bool [num_envs]}`` in those slots only.
+        """Begin new episodes; with ``options={"reset_mask": bool [num_envs]}`` in those slots only.
 
         Raises:
             ValueError: if the environment is closed, or a prompt does not fit.
@@ -199,17 +199,17 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             actions: int64 ``[num_envs]``.
 
         Returns:
-            Observation, reward float32 ``[num_envs]`` (the score, where a turn ended), terminated, truncated, info.
+            Observation, reward float32 ``[num_envs]`` (the score where a turn ended), terminated, truncated, info.
             Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
             ``"eos"``, ``"stop"`` or ``"length"``, in a conversation ``"task"``, ``"turns"`` or ``"length"``. In
-            SAME_STEP mode they stand inside ``final_info``, and ``final_obs`` is the final prefix.
+            SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the final prefix.
 
         Raises:
-            ValueError: on a token that is no action, an episode that is over, or a closed environment.
+            ValueError: on an invalid action, an episode that is over, or a closed environment.
         """
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
-        # A slice where they are all at work, as they are at most steps: nothing has to be looked up.
+        # A slice while all slots are active, as at most steps: faster than an index array.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
         reward = self._slots.assign_reward(self._score(self._slots))
@@ -227,9 +227,9 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return self._observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[Any, ...] | None:
-        """The text of each slot so far, its chosen tokens shaded by their reward; None without a render mode.
+        """Text of each slot so far, with chosen tokens shaded by their reward; None without a render mode.
 
-        In mode ``"human"`` it is printed and None is returned; in mode ``"rgb_array"`` each is a picture, uint8
+        Mode ``"human"`` prints the text and returns None; mode ``"rgb_array"`` returns an image for each slot, uint8
         ``[height, width, 3]``.
         """
         if self.render_mode is None:
@@ -246,15 +246,15 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     # --- whole episodes --------------------------------------------------------------------------------------
 
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> Observation:
-        """Promise exactly this many episodes, fill the slots and return the first observation.
+        """Start a batch of exactly this many episodes and return the first observation.
 
         Args:
-            episodes: rows of the coming rollout; a multiple of ``group_size``.
-            seed: starts the prompts anew, as in `reset`; None goes on.
-            group_size: neighbouring rows that share a prompt.
+            episodes: number of rows of the next rollout; a multiple of ``group_size``.
+            seed: restarts the order of prompts, as in `reset`; None continues it.
+            group_size: number of neighbouring rows that share a prompt.
 
         Returns:
-            As `reset`; a slot whose length is 0 has nothing to do.
+            Observation, as from `reset`; a slot with length 0 is idle.
         """
         self._check_open()
         self._seed(seed)
@@ -262,7 +262,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         check_at_least("group_size", group_size, 1)
         if episodes % group_size:
             raise ValueError(f"{episodes} episodes do not divide into groups of {group_size}: ask for a multiple of it")
-        self._started = False  # the slots' own episodes are over; `step` wants a `reset` afterwards
+        self._started = False  # ends the episodes of `step`, which needs a `reset` afterwards
         self._ended[:] = False
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
@@ -272,22 +272,22 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def running(self) -> np.ndarray:
-        """Bool ``[num_envs]``: the slots that have an episode to go on with."""
+        """Bool ``[num_envs]``: slots with a running episode."""
         return self._current_batch().running
 
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and column in the coming rollout of the next action of each running slot (two int64)."""
+        """Row and column, in the next rollout, of each running slot's next action (two int64 arrays)."""
         return self._current_batch().cursor
 
     def advance(self, actions: np.ndarray) -> tuple[Observation, np.ndarray]:
-        """Append one token to every running slot; slots that end are given the next prompts, several at a time.
+        """Append one token to every running slot; slots that finish get the next prompts, several at a time.
 
         Args:
-            actions: int64 ``[num_envs]``; what stands in idle slots is ignored.
+            actions: int64 ``[num_envs]``; entries of idle slots are ignored.
 
         Returns:
-            Observation, and bool ``[num_envs]``: the slots that hold another episode than before, or none.
+            Observation, and bool ``[num_envs]``: slots that now hold another episode or none.
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)
@@ -301,10 +301,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return batch.observe(), changed
 
     def take_episodes(self) -> TensorDict:
-        """Hand over the finished episodes in the schema of `textenv.rollout`, scored in one call.
+        """Return the finished episodes in the schema of `textenv.rollout`, scored in one call.
 
         Raises:
-            ValueError: if an episode is still under way.
+            ValueError: if an episode is still running.
             RewardError: if a reward fails; the episodes are kept, and this can be called again.
         """
         batch = self._current_batch()
@@ -312,11 +312,11 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
         turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
         batch.transcript.assign_reward(scores)
-        self._batch = None  # not before: where a reward fails, nothing is lost and this can be called again
+        self._batch = None  # only now, so that this can be called again after a reward has failed
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         return batch.transcript.rollout()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------------------
 
     def _transcript(self, rows: int) -> Transcript:
         return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
@@ -326,20 +326,20 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._order.start(self.np_random, anew=seed is not None)
 
     def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
-        """Begin the episodes of these numbers in these rows."""
+        """Begin episodes in these rows with the prompts of these numbers."""
         prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
             transcript.begin(row, prompt, group=number)
 
     def _begin(self, slots: np.ndarray) -> None:
-        """New episodes in these slots, for `step`."""
+        """Begin new episodes in these slots, for `step`."""
         if len(slots):
             self._deal(self._slots, slots, self._order.next(len(slots)))
             self._ended[slots] = False
 
     def _fill(self) -> np.ndarray:
-        """Begin the next of the promised episodes in idle slots, as long as there are any; returns the slots."""
+        """Begin the batch's next episodes in idle slots, while any are left; return these slots."""
         batch = self._current_batch()
         slots, rows = batch.refill()
         if len(rows):
@@ -347,7 +347,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return slots
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
-        """Let the task answer the turns that are over in these rows; returns, by row, those that ended an episode."""
+        """Let the task reply to the finished turns of these rows; return, by row, those that ended an episode."""
         if not len(rows):
             return {}
         turns = transcript.turns(rows)
@@ -362,7 +362,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return {row: turn for row, turn in turns.items() if turn.last}
 
     def _score(self, transcript: Transcript) -> Scores:
-        """Scores of the turns that were not paid for, in one call of the task."""
+        """Score the turns that have no reward yet, in one call of the task."""
         turns = transcript.unpaid
         return score_turns(self.task, turns) if turns else Scores(earned=[])
 

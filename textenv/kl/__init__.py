@@ -1,4 +1,4 @@
-"""KL penalties towards a reference model: in batches, by several estimators, with constant or moving coefficients."""
+"""KL penalties towards a reference model: batched, with several estimators, and constant or changing coefficients."""
 
 import lazy_loader
 

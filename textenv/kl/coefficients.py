@@ -1,4 +1,4 @@
-"""The coefficient β of a KL penalty: fixed, adapted to a target, or linear in the steps taken."""
+"""Coefficient β of a KL penalty: fixed, adapted to a target KL, or linear in the steps taken."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import math
 from typing import Protocol, SupportsFloat
 
 LARGEST_ERROR = 0.2
-"""Most that `AdaptiveCoefficient` counts of a relative distance to its target (Ziegler et al. 2019)."""
+"""Clip range for the relative error in `AdaptiveCoefficient` (Ziegler et al. 2019)."""
 
 
 class Coefficient(Protocol):
-    """Reward per nat, changed between rollouts."""
+    """Coefficient β in reward per nat, updated between rollouts."""
 
     @property
     def value(self) -> float:
-        """β in force, at least 0."""
+        """Current β, at least 0."""
         ...
 
     def update(self, *, kl: float | None, steps: int) -> None:
-        """Take in a rollout.
+        """Update β after a rollout.
 
         Args:
-            kl: nats an episode; None where no episode ended.
-            steps: True entries.
+            kl: KL in nats per episode; None if no episode ended.
+            steps: number of True entries of the mask.
         """
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """What changes, for JSON."""
+        """State that changes during training, for JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from what `state_dict` gave; ValueError if it is another kind's."""
+        """Restore the state that `state_dict` returned; raise a ValueError if it belongs to another kind."""
         ...
 
 
 class FixedCoefficient:
-    """Always the same.
+    """Constant coefficient.
 
     Raises:
         ValueError: if it is negative or not finite.
@@ -52,7 +52,7 @@ class FixedCoefficient:
         self.value = value
 
     def update(self, *, kl: float | None, steps: int) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, float]:
         """See `Coefficient.state_dict`."""
@@ -64,13 +64,13 @@ class FixedCoefficient:
 
 
 class AdaptiveCoefficient:
-    """Rises while the KL is above a target and falls while it is below (Ziegler et al. 2019, section 2.2).
+    """Coefficient that rises while the KL is above a target and falls below it (Ziegler et al. 2019, section 2.2).
 
-    ``e = clip(kl / target - 1, -.2, .2)`` and ``β ← β·(1 + gain·e)``, the KL in nats an episode.
+    ``e = clip(kl / target - 1, -.2, .2)`` and ``β ← β·(1 + gain·e)``, with the KL in nats per episode.
 
     Args:
-        initial: β at the start, > 0: 0 would stay 0.
-        target: KL in nats an episode (text: a response), > 0; not a step.
+        initial: β at the start, > 0 (0 would stay 0).
+        target: target KL, in nats per episode (text: per completion), not per step; > 0.
         gain: K_β, > 0 and small enough that β stays positive, below 5.
 
     Raises:
@@ -90,7 +90,7 @@ class AdaptiveCoefficient:
         self.value, self.target, self.gain = initial, target, gain
 
     def update(self, *, kl: float | None, steps: int) -> None:
-        """See `Coefficient.update`; nothing changes where no episode ended."""
+        """See `Coefficient.update`; β does not change if no episode ended."""
         if kl is not None:
             error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
             self.value *= 1 + self.gain * error
@@ -106,12 +106,12 @@ class AdaptiveCoefficient:
 
 
 class ScheduledCoefficient:
-    """Linear in the steps (True entries) seen so far, constant after them.
+    """Coefficient linear in the number of steps (True entries) so far, constant after ``steps``.
 
     Args:
         start: β at the start, at least 0.
         end: β after ``steps``, at least 0.
-        steps: at least 1.
+        steps: length of the schedule, at least 1.
 
     Raises:
         ValueError: on a number out of range.
@@ -151,7 +151,7 @@ class ScheduledCoefficient:
 
 
 def as_coefficient(coefficient: float | Coefficient) -> Coefficient:
-    """A number is a fixed coefficient."""
+    """Return a coefficient object; a number becomes a `FixedCoefficient`."""
     return FixedCoefficient(float(coefficient)) if isinstance(coefficient, SupportsFloat) else coefficient
 
 

@@ -1,7 +1,7 @@
 """Estimators of KL(π‖π_ref) from log π(a|s) - log π_ref(a|s) at sampled actions (Schulman 2020, "Approximating KL").
 
-What an estimator's mean is and what its gradient is are two questions: the second depends on where it stands. See
-the table in `textenv.kl.penalty.KLPenalty`.
+An estimator with the right mean can have a wrong gradient, which depends on its place (reward or loss). See the table
+in `textenv.kl.penalty.KLPenalty`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 from torch import Tensor
 
 Estimator = Callable[[Tensor], Tensor]
-"""From log π(a|s) - log π_ref(a|s) of sampled actions to an estimate of the KL divergence, elementwise."""
+"""Function from log π(a|s) - log π_ref(a|s) of sampled actions to elementwise KL estimates."""
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """The log-ratio itself: unbiased, of either sign."""
+    """Return the log-ratio itself: unbiased, positive or negative."""
     return log_ratio
 
 
 def k2(log_ratio: Tensor) -> Tensor:
-    """Half its square: biased, never negative; its own gradient has the exact KL's expectation."""
+    """Return half the squared log-ratio: biased, never negative; its expected gradient is that of the exact KL."""
     return log_ratio.square() / 2
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """``π_ref/π - 1 + log(π/π_ref)``: unbiased, never negative; has the variance of ``π_ref/π``."""
+    """Return ``π_ref/π - 1 + log(π/π_ref)``: unbiased, never negative; has the variance of ``π_ref/π``."""
     return (-log_ratio).expm1() + log_ratio
 
 
 ESTIMATORS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
 EXACT = "exact"
-"""The estimator that is none: the whole distribution is summed, at each state."""
+"""Exact KL: sum over all actions at each state instead of sampling."""
 PLACES = ("reward", "loss")
 
 _WRONG = {
@@ -54,21 +54,21 @@ _WRONG = {
         "Use 'k2' or 'exact' in the loss for KL(π‖π_ref)"
     ),
 }
-"""Combinations whose expected gradient is not that of KL(π‖π_ref), and what it is."""
+"""Combinations whose expected gradient is not that of KL(π‖π_ref), with an explanation."""
 
 
 def resolve(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator | None]:
-    """Name and function of an estimator; the function is None for the exact KL.
+    """Return name and function of an estimator; the function is None for the exact KL.
 
     Args:
-        estimator: a key of `ESTIMATORS`, ``"exact"``, or a function, about whose gradient nothing is known.
+        estimator: a key of `ESTIMATORS`, ``"exact"``, or a function, whose gradient is not checked.
         place: ``"reward"`` or ``"loss"``.
 
     Raises:
         ValueError: on an unknown name or place, and on k1 in the loss, whose expected gradient is 0.
 
     Warns:
-        UserWarning: if the expected gradient is not that of KL(π‖π_ref); says what it is.
+        UserWarning: if the expected gradient is not that of KL(π‖π_ref); the message describes it.
     """
     if place not in PLACES:
         raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")

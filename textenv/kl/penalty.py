@@ -1,6 +1,6 @@
 """KL penalties towards a reference policy: ``reward_t = score_t - coef * kl_t``, or ``kl_t`` in the loss.
 
-`KLPenalty` is the batched form that our agents use. For agents that know nothing of rollouts there are two
+`KLPenalty` is the batched form that the kit's agents use. For agents without these rollouts there are two
 wrappers in `textenv.envs.kl_wrappers`.
 """
 
@@ -20,10 +20,10 @@ from textenv.rollout import Reference
 
 
 class KLPenalty:
-    """Charges a policy for leaving the reference: adds ``reference_log_prob`` and ``kl`` to rollouts.
+    """KL penalty towards a reference policy: adds ``reference_log_prob`` and ``kl`` to rollouts.
 
-    In the reward, ``reward`` is changed too. In the loss, β times the mean of the KL over the steps of a minibatch is
-    added by the algorithm. The expected gradient is that of KL(π‖π_ref) at the states visited, or it is not:
+    With ``place="reward"`` it also subtracts β·KL from ``reward``. With ``place="loss"`` the algorithm adds β times the
+    minibatch mean of the KL. "Right" below: the expected gradient is that of KL(π‖π_ref) at the states visited.
 
     =========  ==================================================  ===========================================
     estimator  in the reward                                       in the loss
@@ -34,27 +34,27 @@ class KLPenalty:
     ``exact``  wrong: misses the present state (0 for one step)    **right**
     =========  ==================================================  ===========================================
 
-    The wrong ones warn. In the reward a return carries the KL of later states back to the actions that lead there; a
-    loss never does, so over several steps only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While
-    on-policy" is the first minibatch of an update; later ones move away from the policy that acted, and nothing
-    corrects for it (PPO's clipping keeps it small).
+    Wrong combinations warn. In the reward, returns carry the KL of later states back to the actions that lead there; in
+    the loss they do not, so over several steps only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While
+    on-policy" means the first minibatch of an update; in later ones the policy differs from the one that acted, without
+    a correction (PPO's clipping keeps the difference small).
 
     Args:
-        reference: anything with ``evaluate(rollout)``, a `LanguageModel` or ``policy.reference()``. A
-            callable without arguments that returns one is called at the first use.
-        coef: β ≥ 0, reward per nat; or one that changes, of `textenv.kl.coefficients`.
-        estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (the sum over all actions, by ``policy.divergence``, of the
-            policy's own kind), or a function of the log-ratio.
+        reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
+            function without arguments that returns one, called at first use.
+        coef: β ≥ 0, reward per nat; or a changing coefficient from `textenv.kl.coefficients`.
+        estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (sum over all actions by ``policy.divergence``; needs a
+            reference of the policy's kind), or a function of the log-ratio.
         place: ``"reward"`` or ``"loss"``.
 
     Raises:
-        ValueError: on a coefficient, estimator or place out of range, or (when called) if the reference shares weights
-            that train.
-        InvariantError: when called, if the reference starts with the policy's own weights and yet the KL is not 0, or
-            if the reference's weights have changed since the first call.
+        ValueError: if coefficient, estimator or place is invalid, or (when called) if the reference shares trained
+            weights.
+        InvariantError: when called, if the KL is not 0 although the reference starts with the policy's weights, or if
+            the reference's weights have changed since the first call.
 
     Warns:
-        UserWarning: on the combinations that are wrong above.
+        UserWarning: on the combinations marked wrong above.
 
     Example:
         >>> penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=6.0))  # doctest: +SKIP
@@ -71,8 +71,8 @@ class KLPenalty:
         self.estimator, self._estimate = resolve(estimator, place=place)
         self.place = place
         self._reference = reference
-        self._hashes: dict[str, int] | None = None  # of the reference's tensors, once it was used
-        self._unfinished_kl = 0.0  # nats of episodes that had not ended at the last update
+        self._hashes: dict[str, int] | None = None  # of the reference's tensors, from the first call on
+        self._unfinished_kl = 0.0  # nats, in episodes unfinished at the last update
 
     @property
     def reference(self) -> Reference:
@@ -83,16 +83,16 @@ class KLPenalty:
 
     @property
     def coef(self) -> float:
-        """β in force."""
+        """Current β."""
         return self._coefficient.value
 
     @torch.no_grad()
     def __call__(self, rollout: TensorDict, policy: Any) -> None:
-        """Change the rollout in place; the coefficient stays as it is.
+        """Add the KL to the rollout in place; the coefficient does not change.
 
         Args:
-            rollout: with ``log_prob``; see `textenv.rollout`.
-            policy: the policy that acted; the reference is tempered like it.
+            rollout: rollout with ``log_prob``; see `textenv.rollout`.
+            policy: the policy that acted; the reference gets its temperature.
         """
         reference, mask = self.reference, rollout["mask"]
         first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
@@ -101,7 +101,7 @@ class KLPenalty:
         if temperature is not None and hasattr(scorer, "temperature"):
             scorer.temperature = temperature
         reference_log_prob = reference.evaluate(rollout).log_prob
-        # Selected before the estimator, so that what stands outside the mask is never computed with.
+        # Applied before the estimator, so that entries outside the mask are never used.
         log_ratio = torch.where(mask, rollout["log_prob"] - reference_log_prob, 0.0)
         rollout["reference_log_prob"] = torch.where(mask, reference_log_prob, 0.0)
         rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
@@ -111,12 +111,12 @@ class KLPenalty:
             _check_start(rollout, log_ratio, policy, reference)
 
     def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
-        """What an algorithm adds to its loss: terms by name, one number an entry; none if the reward was charged.
+        """Return loss terms by name, one number per entry; empty if the KL is in the reward.
 
         Args:
-            part: of a rollout that the penalty was called on.
-            log_prob: log π of its actions by the policy as it is now, with gradient.
-            policy: that policy.
+            part: part of a rollout that the penalty was called on.
+            log_prob: log π of its actions under the current policy, with gradient.
+            policy: the current policy.
         """
         if self.place == "reward":
             return {}
@@ -125,9 +125,9 @@ class KLPenalty:
         return {"reference/loss": self.coef * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)}
 
     def update(self, rollout: TensorDict) -> None:
-        """Adapt the coefficient to a rollout that the penalty was called on; after the update that it was charged in.
+        """Adapt the coefficient to a rollout that the penalty was called on; call it after the policy update.
 
-        The KL an episode is that of all steps since an episode last ended, over the number of those that ended.
+        KL per episode: the sum since the last rollout with finished episodes, divided by the number finished now.
         """
         mask = rollout["mask"]
         self._unfinished_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
@@ -137,7 +137,7 @@ class KLPenalty:
             self._unfinished_kl = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes while training, for JSON."""
+        """State that changes during training, for JSON."""
         return {
             "coefficient": self._coefficient.state_dict(),
             "open_kl": self._unfinished_kl,
@@ -145,10 +145,10 @@ class KLPenalty:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
+        """Restore the state that `state_dict` returned.
 
         Raises:
-            ValueError: if it is another kind of coefficient's.
+            ValueError: if the state belongs to another kind of coefficient.
         """
         self._coefficient.load_state_dict(state["coefficient"])
         self._unfinished_kl = state["open_kl"]
@@ -167,14 +167,13 @@ class KLPenalty:
 
 
 def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
-    """A hash of each of a reference's tensors, which must be what it was before; of a module, else of nothing."""
+    """Hash each tensor of the reference (none if it is not a module); raise if one has changed."""
     module, own = _language_model(reference), _language_model(policy)
-    # Of a frozen adapter's model other names of what trains are listed too; a reference made of them was refused.
+    # The state of a frozen adapter's model also lists trained weights: skip them (`_check_start` refuses shared ones).
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
     tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
-    # A sum of bits that any change of a value or two tells, for the price of reading the weights; and of bytes where
-    # the dtype has none.
+    # A cheap hash over bits, which differs if one or two values change; one-byte dtypes are hashed as uint8.
     hashes = [torch.hash_tensor(x if x.element_size() > 1 else x.view(torch.uint8)).to("cpu") for x in tensors.values()]
     found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
     changed = [name for name in found if before is not None and found[name] != before.get(name)]
@@ -190,9 +189,9 @@ def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollo
 
 
 def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference: Any) -> None:
-    """A reference has weights of its own; a policy that starts with equal ones has KL 0, or one is scored wrongly.
+    """Raise if the reference shares trained weights, or if equal weights give a KL other than 0.
 
-    Weights that do not train may be shared.
+    Frozen weights may be shared.
     """
     own, other = _language_model(policy), _language_model(reference)
     if own is None or other is None:
@@ -205,7 +204,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
         )
     if not _same_weights(own, other):
         return
-    # What is charged, and what it was made from: an estimator of one's own may have forgotten that KL(π‖π) is 0.
+    # Check the log-ratio and the KL: a user's estimator may violate KL(π‖π) = 0.
     gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
     worst = gap.max().item()
     computed_in = getattr(own, "autocast", None) or next(own.parameters()).dtype

@@ -1,12 +1,12 @@
-"""Cached decoding in slots: every row of the cache is at a position of its own, so a slot can be refilled.
+"""Cached decoding in slots: each row of the cache has its own position, so a slot can be refilled at any time.
 
-`transformers`' own caches advance all rows together. Here a row's keys stand at the row's own positions, new
-prompts enter a slot while its neighbours are in mid-sentence, and an additive mask says which keys each query
-sees. Models with sliding-window, recurrent or otherwise special caches, and those that say something else with
-a cache than in a plain pass, take the padded path: the whole prefix is read again at every step.
+The caches of `transformers` advance all rows together. Here each row writes keys at its own positions, a new prompt
+can enter a slot while other slots are in the middle of a text, and an additive mask selects the keys for each query.
+Models with sliding-window, recurrent or other special caches, and those whose outputs with a cache differ from a plain
+pass, use the padded path: the whole prefix is read again at every step.
 
-Steps are recorded after a while and then replayed (`textenv.lm.recording`): one token in every slot, one in some of
-them, and several at once.
+After some calls, steps are recorded and then replayed (`textenv.lm.recording`): one token in every slot, one token in
+some slots, and several tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WHOLE = 7 / 8
-"""Share of the slots from which on a token is read in all of them: to copy these out of the cache would cost more."""
+"""Fraction of slots with one new token above which all slots are read: copying some from the cache would cost more."""
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -37,9 +37,9 @@ class _SlotLayer(CacheLayerMixin):
     def __init__(self, num_slots: int, max_length: int) -> None:
         super().__init__()
         self.num_slots, self.max_length = num_slots, max_length
-        self.rows: Tensor | None = None  # slots of this forward pass; None is all of them
+        self.rows: Tensor | None = None  # slots in this forward pass; None means all
         self.positions = torch.empty(0)  # int64 [n, q], where the new keys go
-        self.width: int | torch.SymInt = 0  # keys up to here may be looked at
+        self.width: int | torch.SymInt = 0  # number of keys that queries may attend to
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, size = self.num_slots, self.max_length
@@ -49,7 +49,7 @@ class _SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values at their positions and return those of the rows at work."""
+        """Write the new keys and values at their positions and return those of the active rows."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -58,7 +58,7 @@ class _SlotLayer(CacheLayerMixin):
         self.values[rows[:, None], self.positions] = value_states.transpose(1, 2)
         keys, values = self.keys[:, : self.width], self.values[:, : self.width]
         if self.rows is not None:
-            keys, values = keys.index_select(0, rows), values.index_select(0, rows)  # in a quarter of the time of []
+            keys, values = keys.index_select(0, rows), values.index_select(0, rows)  # faster than []
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -72,16 +72,16 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class Decoder:
-    """Next-token logits for slots that grow token by token, each at its own pace.
+    """Cached decoder: next-token logits for slots that grow token by token, independently of each other.
 
     Args:
         lm: the model.
-        num_slots: rows that are decoded side by side.
-        max_length: longest prefix of a slot, in tokens.
+        num_slots: number of rows decoded together.
+        max_length: maximum prefix length of a slot, in tokens.
 
     Raises:
-        ValueError: if the model has fewer positions than ``max_length``, or says something else of a text when it
-            reads more of it.
+        ValueError: if the model has fewer positions than ``max_length``, or its logits after a prefix differ from
+            those in one pass over the whole text.
     """
 
     def __init__(self, lm: LanguageModel, *, num_slots: int, max_length: int) -> None:
@@ -90,12 +90,12 @@ class Decoder:
         self.num_slots = num_slots
         self.shape = (num_slots, max_length)
         self.read = np.zeros(num_slots, dtype=np.int64)
-        """Tokens of each slot that are in the cache."""
+        """Number of tokens of each slot in the cache."""
         self._seen = np.zeros(self.shape, dtype=np.int64)
-        """The texts that were asked for last."""
+        """Prefixes of the last call of `logits`."""
         self._slots = np.arange(num_slots)
         self.device = lm.device
-        """Where the model was when this was made; kept, for `transformers` looks for it among the weights each time."""
+        """Device of the model at construction; stored, because `transformers` searches the weights for it each time."""
         self._steps = torch.arange(max_length, device=self.device)
         added = [torch.finfo(lm.model.dtype).min, 0.0]
         self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
@@ -103,9 +103,9 @@ class Decoder:
         self._everywhere, self._one, self._several = self._recordings = [Replayed(x, model=lm.model) for x in steps]
         layers = DynamicCache(config=lm.model.config).layers
         self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
-        # The exact type: its subclasses are the special caches. And a text of 3 tokens needs none.
+        # The exact type, because subclasses are special caches. A text of 3 tokens needs no cache.
         self.cached = bool(layers) and max_length > 3 and all(type(layer) is DynamicLayer for layer in layers)
-        """False for a model that takes the padded path."""
+        """False if the model uses the padded path."""
         if max_length > 3 and max_length not in lm.cached:
             self._choose_path()
             lm.cached[max_length] = self.cached
@@ -113,7 +113,7 @@ class Decoder:
 
     @torch.no_grad()
     def _choose_path(self) -> None:
-        """Keep the cache if it agrees with one plain pass up to the longest text; refuse a model that has no way to."""
+        """Use the cache if it agrees with one plain pass up to the maximum length, else the padded path, else raise."""
         name, cause, paths = type(self.lm.model).__name__, None, (True, False) if self.cached else (False,)
         for self.cached in paths:
             try:
@@ -121,7 +121,7 @@ class Decoder:
                 reason = f"log-probabilities after a part of a text differ by up to {gap:.3g} from those of the whole"
                 if not gap > allowed:
                     break
-            except Exception as error:  # whatever a model raises that knows no such cache, or no such texts
+            except Exception as error:  # a model may raise anything for such a cache or text
                 cause, reason = error, f"{type(error).__name__}: {error}"
             if self.cached:
                 logger.warning("%s decodes without a cache: %s", name, reason)
@@ -136,9 +136,9 @@ class Decoder:
             step.forget()
 
     def _gap(self) -> tuple[float, float]:
-        """Largest difference of slots from one plain pass over the longest text, nats, and what is owed to rounding.
+        """Largest difference of slots from one plain pass over the longest text, nats, and its tolerance for rounding.
 
-        One slot reads it in pieces, the last token by itself, and a second one stays behind.
+        One slot reads the text in pieces, with the last token alone; a second slot stays behind.
         """
         longest, behind = self.shape[1], {3: 2, self.shape[1]: 3}
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
@@ -154,7 +154,7 @@ class Decoder:
         return gap.abs().max().item(), rounding(plain)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
-        """Forget these slots (bool ``[num_slots]``), or all; then also a recording of weights that were replaced."""
+        """Clear these slots (bool ``[num_slots]``), or all slots and any recording of replaced weights."""
         if rows is None:
             for step in self._recordings:
                 step.forget_replaced()
@@ -162,7 +162,7 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
-        """Logits after each slot's prefix, float32; a slot of length 0 is empty and gets zeros.
+        """Logits after each slot's prefix, float32; an empty slot (length 0) gets zeros.
 
         Args:
             tokens: int64 ``[num_slots, max_length]``, right-padded prefixes that extend those seen before.
@@ -173,14 +173,14 @@ class Decoder:
         """
         self._forget_other_texts(tokens, length)
         new = length - self.read
-        # Rows with one new token and rows with a whole prompt go separately: one must not be padded to the other.
+        # Rows with one new token and rows with a whole prompt are read separately, without padding to equal length.
         fresh = new == 1
         if self.cached and fresh.all():
             return self._go_on(tokens)
         one, several = np.flatnonzero(fresh), np.flatnonzero(new > 1)
         out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
         if self.cached and len(one) >= WHOLE * self.num_slots:
-            # In all slots at once, where the others read a token along.
+            # All slots at once: the other slots also read their next token.
             here = torch.from_numpy(one).to(self.device)
             out[here] = self._go_on(tokens)[here]
             one = one[:0]
@@ -190,10 +190,10 @@ class Decoder:
         return out
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
-        """Start again where the prefix does not go on from what was read (asked twice, or another text)."""
+        """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
         other = length <= self.read
         at = np.minimum(self.read, tokens.shape[1] - 1)
-        self._seen[self._slots, at] = tokens[self._slots, at]  # where nothing but the next token is new, both are equal
+        self._seen[self._slots, at] = tokens[self._slots, at]  # equal now if only the next token is new
         width = int(length.max())
         if not np.array_equal(self._seen[:, :width], tokens[:, :width]):
             read = np.arange(width) < self.read[:, None]
@@ -211,7 +211,7 @@ class Decoder:
         return self._everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
-        """Read what is new in these slots and return the logits after it."""
+        """Read the new tokens of these slots and return the logits after them."""
         read = self.read[rows] if self.cached else np.zeros(len(rows), dtype=np.int64)
         new = length - read
         columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
@@ -221,7 +221,7 @@ class Decoder:
         if not self.cached:
             return self._at_last(self.lm.hidden(fresh), last)
         chosen, where = (torch.from_numpy(x).to(self.device) for x in (rows, columns))
-        # One key more than there is to look at, or the width of new texts would be the number of their tokens.
+        # One extra key, because a recording needs a width that differs from the number of new tokens.
         width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
         inputs = (chosen, fresh, where, self._mask(where, width), last)
         if columns.shape[1] == 1:
@@ -229,15 +229,15 @@ class Decoder:
         return self._several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
 
     def _mask(self, where: Tensor, width: int) -> Tensor:
-        """What is added to the scores of queries at ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own place."""
+        """Additive mask for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own position."""
         return torch.where(self._steps[:width] > where.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
-        """Logits at the last of the new tokens of each row, at these places ``[n]`` among them."""
+        """Logits at the last new token of each row, whose indices are ``last`` (int64 ``[n]``)."""
         return self.lm.logits(hidden[torch.arange(hidden.shape[0], device=hidden.device), last]).float()
 
     def _forward(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """The trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
+        """Run the trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
         for layer in self._layers:
             layer.rows, layer.positions, layer.width = rows, positions, mask.shape[-1]
         return self.lm.trunk(

@@ -1,6 +1,6 @@
 """Load tokenizers and language models (the embedded one, a local folder, a hub name); load, save and merge adapters.
 
-What is loaded is data: weights from safetensors alone, and no code that a folder brings, unless it is asked for.
+Only data is loaded: weights from safetensors, and no code from a model's folder unless `trust_remote_code` allows it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
-"""The name of the model that the project makes itself, without any download."""
+"""Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-"""Files that may hold weights, and code that runs when they are read: they never are."""
+"""Weight files that can contain code which runs when they are read; they are never read."""
 ADAPTER_CONFIG = "adapter_config.json"
-"""What tells a folder with an adapter from one with a model."""
+"""File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Folder beside an adapter that holds its base model, if that has no name to load it by."""
+"""Subfolder of an adapter's folder with the base model, if that has no name to load it by."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
-    """Path or hub name to hand to ``from_pretrained``; ``"embedded"`` becomes a folder, made at first use."""
+    """Return the path or hub name for ``from_pretrained``; ``"embedded"`` becomes a folder, made at first use."""
     if str(name) != EMBEDDED:
         return str(name)
     from textenv.embedded import embedded_folder
@@ -45,10 +45,10 @@ _CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
 
 @contextmanager
 def trust_remote_code() -> Iterator[None]:
-    """Within it, Python code that a model brings with it is run: only for models that you trust like a program.
+    """Context in which a model's own Python code may run: only for models that you trust like a program.
 
-    There is no other way to allow it, so no argument that stands in a file can. An environment loads its reference
-    at the first rollout: let the training stand within it too.
+    This is the only way to allow it, so no setting in a file can. An environment loads its reference at the first
+    rollout, so run the training in this context too.
 
     Example:
         >>> with trust_remote_code():  # doctest: +SKIP
@@ -62,11 +62,11 @@ def trust_remote_code() -> Iterator[None]:
 
 
 def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: Any) -> Any:
-    """Call ``loader.from_pretrained`` with an error that teaches.
+    """Call ``loader.from_pretrained``, with an error message that explains what to do.
 
     Raises:
-        ValueError: if the name is neither the embedded model, nor a folder with one, nor a reachable hub name; if it
-            has no weights in safetensors; or if it brings code and `trust_remote_code` is not in force.
+        ValueError: if the name is neither ``"embedded"``, nor a folder with a model, nor a reachable hub name; if it
+            has no weights in safetensors; or if it has its own code outside the context `trust_remote_code`.
     """
     folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
     if not trusted:
@@ -86,14 +86,14 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
 
 
 def _refuse_code(folder: str, name: str | Path) -> None:
-    """Raise a ValueError if a model names code of its own, whether or not `transformers` could do without."""
+    """Raise a ValueError if a model refers to its own code, even if `transformers` could load it without."""
     from transformers.utils import cached_file
 
     for file in ("config.json", "tokenizer_config.json"):
         try:
             settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            continue  # not there or unreadable: the loader says so
+            continue  # missing or unreadable: the loader raises
         if isinstance(settings, dict) and (kernel := _hub_kernel(settings)):
             raise ValueError(
                 f"{str(name)!r} asks for code from a hub ({kernel} in its {file}), and none is fetched unless asked "
@@ -110,7 +110,7 @@ def _refuse_code(folder: str, name: str | Path) -> None:
 
 
 def _hub_kernel(settings: Any, implementation: str = "") -> str:
-    """The first attention or experts implementation, at any depth, that is a name on a hub; empty if there is none."""
+    """First attention or experts implementation, at any depth, that is a name on a hub; empty if there is none."""
     if isinstance(settings, str):
         return f"{implementation} {settings!r:.100}" if implementation and "/" in settings else ""
     if isinstance(settings, list):
@@ -131,15 +131,15 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
-    A folder that `peft` wrote gives the base model that it names, with the adapter on it.
+    For a folder written by `peft` this is the base model that it names, with the adapter.
 
     Args:
         name: the model.
-        dtype: of the weights; None is float32, whatever the checkpoint's: most steps of an optimiser are too small
-            for bfloat16 weights to move.
+        dtype: dtype of the weights; None is float32, also for other checkpoints: most optimizer steps are too small
+            to change bfloat16 weights.
 
     Raises:
-        ValueError: if it cannot be read, or is an encoder-decoder model.
+        ValueError: if the model cannot be read, or is an encoder-decoder model.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -155,7 +155,7 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
 
 
 def encoder_decoder_message(name: str | Path) -> str:
-    """The sentence that refuses an encoder-decoder model."""
+    """Return the error message for an encoder-decoder model."""
     return (
         f"{str(name)!r} is an encoder-decoder model; a policy here reads one growing prefix, so it must be "
         "decoder-only: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
@@ -163,26 +163,26 @@ def encoder_decoder_message(name: str | Path) -> str:
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Number of actions that a tokenizer stands for: its greatest id plus one."""
+    """Number of actions of a tokenizer: its largest id plus one."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def plain_model(model: Any) -> PreTrainedModel:
-    """The `transformers` model inside an adapted one, adapters included; any other model is its own."""
+    """Return the `transformers` model inside an adapted one, adapters included; return any other model itself."""
     return model.get_base_model() if _is_adapted(model) else model
 
 
 def trunk_of(model: Any) -> PreTrainedModel:
-    """The plain model without its output layer; Llama 4 does not keep it where it says."""
+    """Return the plain model without its output layer; Llama 4 has it under another attribute."""
     plain: Any = plain_model(model)
     return plain.model if plain.base_model is plain else plain.base_model
 
 
 def check_adapter(model: Any) -> None:
-    """Refuse adapters that are not part of the trunk.
+    """Raise if the adapter is not part of the trunk.
 
     Raises:
-        ValueError: on prompt tuning and its relatives, which put virtual tokens before the text.
+        ValueError: on prompt tuning and related methods, which put virtual tokens before the text.
     """
     if _is_adapted(model) and model.active_peft_config.is_prompt_learning:
         raise ValueError(
@@ -192,22 +192,22 @@ def check_adapter(model: Any) -> None:
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """A copy of the model, with the adapters worked into its weights."""
+    """Return a copy of the model, with the adapters merged into its weights."""
     copied = copy.deepcopy(model)
     return copied.merge_and_unload() if _is_adapted(model) else copied
 
 
 def merged_trunk(model: Any) -> PreTrainedModel:
-    """As `merged`, without the output layer."""
+    """Return a copy as `merged` does, without the output layer."""
     return trunk_of(merged(model)) if _is_adapted(model) else copy.deepcopy(trunk_of(model))
 
 
 def save_model(model: Any, folder: Path) -> None:
     """Write a model, or only its adapter.
 
-    An adapter's folder names the base model that it was made on: a hub name, or the absolute path of a folder. A base
-    without a name (made from a configuration), and one that was such, is written to ``base/`` beside it. What the
-    folder held before is not loaded with it.
+    An adapter's folder names its base model: a hub name, or the absolute path of a folder. A base without a name (built
+    from a configuration, or loaded from such a folder) is saved in the subfolder ``base/``. Earlier contents of the
+    folder do not affect loading.
     """
     model.save_pretrained(folder)
     if not _is_adapted(model):
@@ -216,7 +216,7 @@ def save_model(model: Any, folder: Path) -> None:
     name = plain_model(model).name_or_path
     if not name or (Path(name).name == BASE and is_adapter(Path(name).parent)):
         if not name or Path(name).resolve() != (folder / BASE).resolve():
-            # A copy, for taking the adapter out changes the modules.
+            # A copy, because unloading the adapter changes the modules.
             copy.deepcopy(model).unload().save_pretrained(folder / BASE)
         return
     shutil.rmtree(folder / BASE, ignore_errors=True)
@@ -227,12 +227,12 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds an adapter."""
+    """Return True if a folder holds an adapter."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
-    """The base model with a saved adapter, which goes on training.
+    """Load the base model with a saved adapter, which can be trained further.
 
     Raises:
         ImportError: without `peft`.

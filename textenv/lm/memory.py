@@ -1,4 +1,4 @@
-"""Forward passes that take less memory: in parts, activations computed again in the backward pass, and autocast."""
+"""Forward passes with less memory: in parts, with gradient checkpointing, and with autocast."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 POSITIONS_AT_ONCE = 512
-"""Positions that a CPU reads at a time where nothing is kept for a gradient: more are no faster, and take memory."""
+"""Number of positions per forward pass on a CPU without gradients: more are no faster, and take memory."""
 
 
 def trunk_output(
     trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None, **inputs: Any
 ) -> Tensor:
-    """Last hidden state of a model without output layer, ``[B, L, hidden size]``.
+    """Return the last hidden state of a model without output layer, ``[B, L, hidden size]``.
 
     Args:
         trunk: the model.
-        gradient_checkpointing: see `check_memory_options`; without a gradient nothing is kept anyway, and caches work.
-        autocast: likewise.
-        inputs: of the model's own forward.
+        gradient_checkpointing: see `check_memory_options`; ignored without gradients, so caches work there.
+        autocast: see `check_memory_options`.
+        inputs: arguments of the model's own forward.
     """
     checkpointed = gradient_checkpointing and torch.is_grad_enabled()
     with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
@@ -36,7 +36,7 @@ def trunk_output(
 
 
 def _parts(inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """A few rows at a time of what is read without a cache or a gradient; else all of them."""
+    """Split inputs into groups of rows on a CPU without cache and gradients; else keep them together."""
     tokens = inputs["input_ids"]
     rows = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
     if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows:
@@ -47,19 +47,19 @@ def _parts(inputs: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Within it matrix products are computed in that dtype, of weights that keep their own; None changes nothing."""
+    """Context in which matrix products use this dtype, while weights keep their own; None changes nothing."""
     return nullcontext() if autocast is None else torch.autocast(model.device.type, dtype=autocast)
 
 
 @contextmanager
 def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
-    """Within it the layers of a forward pass keep their inputs alone for the backward pass (Chen et al. 2016).
+    """Context in which layers keep only their inputs for the backward pass (Chen et al. 2016).
 
-    `transformers` checkpoints only layers in training mode, where some of them (OPT) switch their dropout on. Here the
-    layers stay in the mode that they are in. Where that is training, dropout draws the same mask again.
+    `transformers` checkpoints only layers in training mode, in which some of them (OPT) enable dropout. Here they stay
+    in their current mode; in training mode, recomputation draws the same dropout mask again.
     """
     layers = _layers(trunk)
-    before = [vars(layer).get("forward") for layer in layers]  # what hooks of others put there, if they did
+    before = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training)
     try:
@@ -72,16 +72,16 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
 
 
 def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
-    """Refuse what a model cannot save.
+    """Raise if the model does not support these options.
 
     Args:
         trunk: the model.
-        gradient_checkpointing: compute activations inside the layers again in the backward pass.
+        gradient_checkpointing: recompute the activations inside layers in the backward pass.
         autocast: dtype of the matrix products, or None for that of the weights.
 
     Raises:
-        ValueError: if gradients are to be checkpointed in a model that does not say where its layers are, or if the
-            dtype of autocast is not bfloat16.
+        ValueError: if gradient checkpointing is on and the model has no layers marked for it, or if the dtype of
+            autocast is not bfloat16.
     """
     if gradient_checkpointing and not _layers(trunk):
         raise ValueError(

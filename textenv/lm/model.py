@@ -1,4 +1,4 @@
-"""`LanguageModel`: any decoder of `AutoModelForCausalLM`, scored at the entries that matter and no others."""
+"""`LanguageModel`: any decoder of `AutoModelForCausalLM`, scored only at the entries that are needed."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHUNK_ELEMENTS = 2**23
-"""Most logits that are scored at a time (32 MiB in fp32); larger batches go in chunks."""
+"""Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 FACTORS = ("logit_scale", "lm_head_multiplier")
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-"""Settings of configurations that change the logits after the output layer: c tanh(x / c), x c and x / c."""
+"""Configuration settings that change the logits after the output layer: c tanh(x / c), x c and x / c."""
 
 
 class LanguageModel(nn.Module):
-    """A causal language model as a distribution over the tokenizer's ids.
+    """Causal language model as a distribution over the tokenizer's ids.
 
-    Dropout is off, always: scoring must be repeatable, in training too. As a KL penalty's reference it is
-    frozen: `evaluate` then builds no graph.
+    Dropout is always off, in training too: scoring must be repeatable. As the reference of a KL penalty the model is
+    frozen, and `evaluate` builds no graph.
 
     Args:
-        model: a decoder-only `transformers` model, with adapters inside its layers or without (`peft`).
-        tokenizer: its tokenizer; logits beyond the tokenizer's ids are cut off everywhere.
-        temperature: divides the logits wherever they are used, in sampling and scoring alike; > 0.
-        gradient_checkpointing: compute what is inside the layers again in the backward pass rather than keep it.
-        autocast: ``torch.bfloat16`` computes trunk and logits in it, wherever they are used, while the weights keep
-            their dtype (float32 if they train) and log-probabilities are float32; None computes in that of the weights.
+        model: a decoder-only `transformers` model, with or without adapters inside its layers (`peft`).
+        tokenizer: the model's tokenizer; logits beyond the tokenizer's ids are dropped everywhere.
+        temperature: divides the logits in both sampling and scoring; > 0.
+        gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
+        autocast: ``torch.bfloat16`` computes trunk and logits in it, in sampling and scoring; weights keep their dtype
+            (float32 if they train) and log-probabilities are float32. None computes in the dtype of the weights.
 
     Raises:
-        ValueError: on an encoder-decoder model, a tokenizer with ids beyond the model's vocabulary, a model whose
-            logits are not its output layer applied to its trunk, or change with the tokens that follow, a temperature
-            that is not positive, a model whose layers cannot be checkpointed, or another dtype of autocast.
+        ValueError: if the model is an encoder-decoder, its logits are not its output layer applied to its trunk or
+            depend on later tokens, its layers do not support gradient checkpointing, the tokenizer has ids beyond its
+            vocabulary, temperature is not positive, or autocast is another dtype.
 
     Example:
         >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
@@ -84,28 +84,28 @@ class LanguageModel(nn.Module):
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
         self.context = _context(model.config.get_text_config())
-        """Longest text that the model reads as it reads each prefix, in tokens; None without a limit."""
+        """Maximum text length, in tokens; up to it, logits after a prefix do not depend on it. None without a limit."""
         self.cached: dict[int, bool] = {}
-        """Longest texts that a decoder was made for, and whether its cache agreed with a plain pass."""
+        """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
         self._check_forward()
         _check_vocabulary(self.num_tokens, model)
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
+        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 by default.
 
-        The options are those of the constructor.
+        The options are arguments of the constructor.
         """
         return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:
-        """Stay in evaluation mode: dropout while scoring would make every ratio noise."""
+        """Stay in evaluation mode: dropout during scoring would add noise to every ratio."""
         return super().train(False)
 
     def frozen_copy(self) -> LanguageModel:
-        """The model as it is now, which no optimiser touches: what a KL penalty refers to.
+        """Return a frozen copy of the current model, for example as the reference of a KL penalty.
 
-        A copy; where only some of the parameters train (LoRA), it shares the others: `FrozenLanguageModel`.
+        If only some of the parameters train (LoRA), it shares the others; see `FrozenLanguageModel`.
         """
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.model.device
 
     @property
@@ -125,15 +125,15 @@ class LanguageModel(nn.Module):
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
         Raises:
-            ValueError: if the rows are longer than the model reads.
+            ValueError: if the rows are longer than the model's context.
         """
         self.check_length(tokens.shape[1])
-        if "attention_mask" not in inputs:  # padding is on the right, behind everything that is read
+        if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
 
     def trunk(self, **inputs: Any) -> Tensor:
-        """The model without its output layer, with the arguments of its own forward; the last hidden state."""
+        """Run the model without its output layer, with arguments of its forward; return the last hidden state."""
         return trunk_output(
             trunk_of(self.model),
             gradient_checkpointing=self.gradient_checkpointing,
@@ -149,7 +149,7 @@ class LanguageModel(nn.Module):
             return (logits if finish is None else finish(logits))[..., : self.num_tokens]
 
     def check_length(self, length: int) -> None:
-        """Raise a ValueError if texts of this many tokens are longer than the model reads."""
+        """Raise a ValueError if texts of this many tokens are longer than the model's context."""
         if self.context is not None and length > self.context:
             raise ValueError(
                 f"the texts may be {length} tokens long, the model has {self.context} positions (with LongRoPE those "
@@ -162,7 +162,7 @@ class LanguageModel(nn.Module):
         return self.score(self.hidden(rollout["observation"]), rollout)
 
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
-        """`evaluate` from the trunk's output ``[B, T, hidden_size]``, for whoever has other uses for it."""
+        """Do `evaluate` from the trunk's output ``[B, T, hidden_size]``, for callers that share it."""
         mask = rollout["mask"]
         log_prob, entropy = self.score_actions(
             hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout)
@@ -174,13 +174,13 @@ class LanguageModel(nn.Module):
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
         """Log-probability of each action and entropy of its distribution, in chunks.
 
-        With a gradient the logits of a chunk are computed again in the backward pass, so no more than
-        `CHUNK_ELEMENTS` of them are ever in memory.
+        With gradients, the logits of a chunk are recomputed in the backward pass, so at most `CHUNK_ELEMENTS` logits
+        are in memory at a time.
 
         Args:
             hidden: ``[m, hidden_size]``.
             action: int64 ``[m]``.
-            allowed: tokens that may be chosen at each of the m entries, or None.
+            allowed: tokens allowed at each of the m entries, or None.
 
         Returns:
             Two float32 ``[m]``, nats.
@@ -200,11 +200,11 @@ class LanguageModel(nn.Module):
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
         """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
 
-        The gradient is that of this model alone. Logits exist for a chunk of entries at a time, as in `score_actions`.
+        Only this model gets a gradient. Logits are computed in chunks, as in `score_actions`.
 
         Args:
             rollout: see `textenv.rollout`.
-            other: a model of the same vocabulary, with its own temperature.
+            other: a model with the same vocabulary and its own temperature.
 
         Raises:
             ValueError: if the vocabularies differ.
@@ -235,7 +235,7 @@ class LanguageModel(nn.Module):
     def _in_chunks(
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None
     ) -> list[Tensor]:
-        """A function of rows and of what is allowed there, on no more than `CHUNK_ELEMENTS` logits at a time."""
+        """Apply a function of rows and their allowed tokens, in chunks of at most `CHUNK_ELEMENTS` logits."""
         count, size = len(columns[0]), self._rows_at_once
         recompute = torch.is_grad_enabled() and count > size
         parts = []
@@ -260,12 +260,12 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:
-        """Perplexity per token of whole texts, each after its first token; texts of one token say nothing."""
+        """Perplexity per token of whole texts, without each text's first token (one-token texts do not count)."""
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, split_special_tokens=True).to(self.device)
         return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Log-probability of every real token after each row's first, whichever side the padding is on.
+        """Log-probability of every real token after each row's first; padding may be on either side.
 
         Args:
             input_ids: int64 ``[B, L]``.
@@ -274,7 +274,7 @@ class LanguageModel(nn.Module):
         Returns:
             float32 ``[number of tokens scored]``, row after row.
         """
-        # The padding behind the text, where no model needs to be told about it: some take no positions.
+        # Move padding to the right, where it needs no position ids, which some models do not accept.
         mask, order = attention_mask.sort(dim=1, descending=True, stable=True)
         tokens, scored = input_ids.gather(1, order), mask[:, 1:].bool()
         hidden = self.hidden(tokens)
@@ -282,7 +282,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_forward(self) -> None:
-        """Output layer over trunk must be the model's own logits, of every prefix, or log-probabilities are wrong."""
+        """Check that the output layer over the trunk gives the model's own logits, for every prefix."""
         name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
         try:
@@ -291,12 +291,12 @@ class LanguageModel(nn.Module):
             own, ours = own[:, : self.num_tokens], self.logits(self.hidden(tokens)[0])
             prefix = self.logits(self.hidden(tokens[:, :2])[0])
             gap, ahead = (own - ours).abs().max().item(), (ours[:2] - prefix).abs().max().item()
-        except Exception as error:  # whatever a model raises that is not made for this
+        except Exception as error:  # an unsuitable model may raise anything
             raise ValueError(
                 f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a decoder of "
                 "AutoModelForCausalLM, such as GPT-2, Llama or Qwen, in a dtype that it supports"
             ) from error
-        # A short dtype may round the same product otherwise in another shape: by 2^-7 of it in bfloat16.
+        # In low precision the same product may round differently in another shape: by 2^-7 of it in bfloat16.
         if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
             raise ValueError(
                 f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}), and "
@@ -311,17 +311,17 @@ class LanguageModel(nn.Module):
 
 
 class FrozenLanguageModel(LanguageModel):
-    """A language model as it was at one moment, computed by the modules of the one that goes on training.
+    """Frozen snapshot of a language model, computed by the modules of the model that continues training.
 
-    The values of the parameters that train are kept and stand in for them here (`torch.func.functional_call`);
-    the others are shared. So the reference of a policy with an adapter costs the adapter: it is the base model where
-    the adapter is fresh, and the adapted one where it was trained before. It has no gradient.
+    It keeps copies of the trainable parameters and substitutes them (`torch.func.functional_call`); the others are
+    shared. So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the
+    adapter is new, and the adapted model if it was trained before. It has no gradient.
 
     Args:
-        lm: of which some parameters train.
+        lm: language model with some trainable parameters.
 
     Raises:
-        ValueError: when called, if parameters train by then that did not before: they would drift.
+        ValueError: when called, if more parameters are trainable than at construction: they would drift.
 
     Example:
         >>> reference = LMPolicy(get_peft_model(model, lora), tokenizer).reference()  # doctest: +SKIP
@@ -329,7 +329,7 @@ class FrozenLanguageModel(LanguageModel):
 
     def __init__(self, lm: LanguageModel) -> None:
         nn.Module.__init__(self)
-        # No submodules: what they train is none of ours.
+        # Not registered as submodules: their trainable parameters do not belong to this module.
         self._live: _Methods
         self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
@@ -358,7 +358,7 @@ class FrozenLanguageModel(LanguageModel):
         return super().evaluate(rollout)
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The weights in force, under the names of the model that trains."""
+        """Weights in use, under the names of the model that trains."""
         return self._live.lm.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
 
     @torch.no_grad()
@@ -368,7 +368,7 @@ class FrozenLanguageModel(LanguageModel):
 
 
 class _Methods(nn.Module):
-    """A language model's methods as the forward pass that `functional_call` calls."""
+    """Module whose forward calls a method of a language model, for `functional_call`."""
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__()
@@ -389,18 +389,18 @@ def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
 
 
 def _context(config: Any) -> int | None:
-    """`LanguageModel.context`: the positions, or with LongRoPE those up to which its short factors are in force."""
+    """Value of `LanguageModel.context`: the positions, or with LongRoPE those with short factors only."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # of all layers, or of each type of them
+    kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # for all layers, or per layer type
     switched = [x for x in kinds if x.get("rope_type") == "longrope" and x["short_factor"] != x["long_factor"]]
     limits = [x["original_max_position_embeddings"] for x in switched]
     limits.append(getattr(config, "max_position_embeddings", None))
-    return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet says -1
+    return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """What a family does to its logits after the output layer (Gemma, Cohere, Granite); None for the others."""
-    settings = vars(config)  # in a tenth of the time of getattr, at every step
+    """Function that a family (Gemma, Cohere, Granite) applies to logits after the output layer, else None."""
+    settings = vars(config)  # faster than getattr, and called at every step
     for name in CAPS:
         if cap := settings.get(name):
             return lambda logits: cap * torch.tanh(logits / cap)

@@ -1,7 +1,7 @@
-"""A function of tensors recorded once, and replayed without the Python around its operations.
+"""Recording of a function's tensor operations by `torch.fx`, to replay them without Python overhead.
 
-A small model spends half of a decoding step in modules, configurations and caches. What they do to tensors is the same
-at every step, so `torch.fx` writes it down at one of them.
+A small model spends much of a decoding step in Python code of modules, configurations and caches. The tensor operations
+are the same at every step, so it is enough to record them once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.fx import Graph, GraphModule, Node
 logger = logging.getLogger(__name__)
 Function = Callable[..., Tensor]
 RECORDED_AFTER = 512
-"""Calls before one is recorded: recording has its price, about that of so many."""
+"""Number of calls before one is recorded: a recording costs about as much as these calls."""
 
 
 class Replayed:
-    """A function that is recorded after a while, and called as it is wherever the recording would not do.
+    """Function that is recorded after some calls, and called directly where the recording is not valid.
 
-    A recording is compared with the function when it is made, at a second value of each size, for it may have taken
-    the first for a constant, and whenever a size has doubled: a model may do something else with longer texts. Where a
-    size is 1 or two are equal the function itself is called: to a recording these are no examples of other sizes.
+    A recording is compared with the function when it is made; at a second value of each size, because it may hold the
+    first as a constant; and when a size has doubled, because a model may compute longer texts differently. If a size is
+    1 or two sizes are equal, the function is called: a recording does not generalize from or to such sizes.
 
     Args:
         function: see `record`.
-        model: whose forward it is, for a recording to be dropped when that has other weights or takes another way.
+        model: model that the function runs; a recording is dropped when the model's weights or settings are replaced.
     """
 
     def __init__(self, function: Function, *, model: nn.Module) -> None:
@@ -39,15 +39,15 @@ class Replayed:
         self.recording: Function | None = None
         self._recordable, self._calls = True, 0
         self._compared: list[set[int]] = []
-        """Of each size, the values at which recording and function agreed."""
+        """For each size, the values at which recording and function agreed."""
         self._recorded_of: tuple[list[Tensor], list[Any]] = [], []
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """What the function gives.
+        """Return the function's result.
 
         Args:
-            inputs: its arguments.
-            sizes: whatever of their shapes changes from call to call, and constants that these are not to be taken for.
+            inputs: arguments of the function.
+            sizes: dimensions that change from call to call, and constants that they must not be confused with.
         """
         if 1 in sizes or len(set(sizes)) < len(sizes):
             return self.function(*inputs)
@@ -66,7 +66,7 @@ class Replayed:
         return plain
 
     def forget_replaced(self) -> None:
-        """Drop a recording of weights that are not the model's any more, or of switches that were turned since."""
+        """Drop the recording if the model's weight tensors or settings (`_state`) have been replaced since."""
         if self.recording is None:
             return
         (before, switches), (now, switches_now) = self._recorded_of, _state(self.model)
@@ -74,7 +74,7 @@ class Replayed:
             self.forget()
 
     def forget(self) -> None:
-        """Begin to count calls again, without a recording."""
+        """Drop the recording and count calls from 0 again."""
         self.recording, self._calls = None, 0
 
     def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
@@ -86,14 +86,14 @@ class Replayed:
         return True
 
     def _compare(self, made: Function | None, plain: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        """Keep a recording, by default one of this call, if it agrees with what the function gave."""
+        """Keep a recording (if ``made`` is None, a new one of this call) if it agrees with the function's result."""
         self.recording, reason = made, ""
         try:
             self.recording = record(self.function, *inputs) if made is None else made
             gap = (self.recording(*inputs) - plain).abs().max().item()
             if gap > 1e-4 * max(1.0, plain.abs().max().item()):
                 reason = f"it gives other logits, by up to {gap:.3g}"
-        except Exception as error:  # torch.fx raises whatever it stumbles over, and so may a recording
+        except Exception as error:  # torch.fx and recordings may raise anything
             reason = str(error)
         if reason:
             logger.info("%s decodes without a recording: %s", self.name, reason)
@@ -101,7 +101,7 @@ class Replayed:
 
 
 def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
-    """Its weights, and what else decides what its modules do: modes, names (such as of adapters), hooks."""
+    """Return the model's weights and the settings of its modules: modes, names (such as of adapters), hooks."""
     switches: list[Any] = []
     for module in model.modules():
         switches += [module.__dict__.get("forward"), *module._forward_hooks, *module._forward_pre_hooks]
@@ -114,28 +114,28 @@ def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
 
 
 def record(function: Function, *examples: Tensor) -> Function:
-    """The function's operations on tensors, without its Python.
+    """Record the function's tensor operations, without its Python code.
 
     Args:
-        function: of tensors, to a tensor. What it reads beside its arguments (weights) is held as it is, so later
-            changes inside those tensors count; what it writes into them is written again.
-        examples: arguments, of whatever sizes. Another size may take the place of any that is above 1, unless the
-            function has made a number of it (``len``, ``int``): see whether the result is right.
+        function: function from tensors to a tensor. Other tensors that it reads (weights) are held by reference, so
+            later changes inside them count; its in-place writes to them are repeated.
+        examples: arguments of any sizes. Later calls may have other sizes where these are above 1, unless the function
+            turned a size into a number (``len``, ``int``): check the results.
 
     Returns:
         A function of the same arguments, without a gradient.
 
     Raises:
-        Exception: whatever `torch.fx` makes of a function that looks at values of tensors to decide what to do.
+        Exception: any error of `torch.fx`, for a function whose control flow depends on tensor values.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def plain(*arguments: Tensor) -> Tensor:  # of a method torch.fx would count self as an argument
+    def plain(*arguments: Tensor) -> Tensor:  # for a method, torch.fx would count self as an argument
         return function(*arguments)
 
     with torch.no_grad():
         module = make_fx(plain, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
-    # Before the targets change: of an overload torch.fx knows that it writes into its arguments.
+    # Before the targets change, because torch.fx recognizes in-place operations only as overloads.
     module.graph.eliminate_dead_code()
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):
         node.replace_all_uses_with(node.args[0])
@@ -150,7 +150,7 @@ def record(function: Function, *examples: Tensor) -> Function:
 
 
 def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The same operation by torch's Python binding, which is called in half the time; itself where there is none."""
+    """Return the operation as torch's Python binding, which is faster to call; itself if there is none."""
     name = operation._schema.name.removeprefix("aten::")
     for home, kind in (
         (torch, BuiltinFunctionType),
@@ -164,7 +164,7 @@ def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def _lift(graph: Graph, module: GraphModule) -> list[Tensor]:
-    """Make arguments of what is read from the module at every call: an attribute of a module is slow to find."""
+    """Turn module attributes, read at every call, into arguments: attribute look-up on a module is slow."""
     first = next(iter(graph.nodes))
     arguments: dict[str, Node] = {}
     held: list[Tensor] = []

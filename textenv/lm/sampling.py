@@ -1,4 +1,4 @@
-"""Choosing tokens from logits."""
+"""Sampling of tokens from logits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""Actions whose probabilities are summed first when one is drawn from many."""
+"""Number of actions per block in two-level sampling; see `sample`."""
 CACHED_ELEMENTS = 2**18
-"""Logits that are worked on at a time on the CPU: a MiB."""
+"""Number of logits processed at a time on the CPU (1 MiB), so that they stay in its cache."""
 BELOW_ONE = 1 - 2**-24
-"""The greatest float32 below 1."""
+"""Largest float32 below 1."""
 
 
 def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> Tensor:
-    """Temper the logits, then take forbidden actions out of the distribution.
+    """Divide the logits by the temperature, then mask forbidden actions.
 
-    Forbidden logits become the lowest finite number rather than -inf, so that ``p * log p`` stays 0 there and
-    no gradient is NaN.
+    Forbidden logits become the lowest finite number rather than -inf, so that ``p * log p`` is 0 there and no
+    gradient is NaN.
 
     Args:
         logits: ``[m, n]``.
@@ -36,13 +36,13 @@ def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> T
 
 
 def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Keep the most probable actions of each row only; the others get the lowest finite logit.
+    """Keep only the most probable actions of each row; the others get the lowest finite logit.
 
     Args:
         logits: float32 ``[m, n]``.
-        top_k: how many to keep; None keeps all.
-        top_p: the fewest whose probabilities reach this, of those that ``top_k`` left (Holtzman et al. 2020); None
-            keeps all.
+        top_k: number of actions to keep; None keeps all.
+        top_p: after ``top_k``, keep the fewest actions whose total probability reaches this (Holtzman et al. 2020);
+            None keeps all.
 
     Returns:
         float32 ``[m, n]``.
@@ -62,18 +62,18 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
 def sample(
     logits: Tensor, *, generator: torch.Generator | None = None, uniform: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one action a row by inverting the distribution function at one uniform number a row.
+    """Draw one action per row by inverting the cumulative distribution at one uniform number per row.
 
-    Of a large vocabulary it is inverted in two levels, first over the sums of blocks of actions, then inside the block
-    that was hit, so that little more is computed than the exponentials.
+    For a large vocabulary the inversion has two levels, first over sums of blocks of actions, then inside the selected
+    block, so that it costs little more than the exponentials.
 
     Args:
         logits: float32 ``[m, n]``.
         generator: source of the uniform numbers, on the logits' device.
-        uniform: these numbers instead, float32 ``[m]``, at least 0 and below 1.
+        uniform: uniform numbers to use instead, float32 ``[m]``, at least 0 and below 1.
 
     Returns:
-        action int64 ``[m]`` and its log-probability float32 ``[m]``.
+        Action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
     last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)
@@ -100,15 +100,15 @@ def sample(
 
 
 def _invert(cumulative: Tensor, level: Tensor, total: Tensor) -> Tensor:
-    """First place where cumulative weights ``[m, k]`` exceed a level ``[m, 1]``; its weight is not 0.
+    """Index of the first cumulative weight ``[m, k]`` above a level ``[m, 1]``; the weight there is not 0.
 
-    A level that rounding has put above the total ``[m, 1]`` is taken for the greatest one below it.
+    A level that rounding puts above the total ``[m, 1]`` is lowered to just below it.
     """
     return torch.searchsorted(cumulative, torch.minimum(level, total * BELOW_ONE), right=True)
 
 
 def _block_sums(logits: Tensor, greatest: Tensor) -> Tensor:
-    """exp(logits - greatest) summed over blocks of actions, ``[m, blocks]``; on the CPU a few rows at a time."""
+    """Sums of exp(logits - greatest) over blocks of actions, ``[m, blocks]``; on the CPU a few rows at a time."""
     rows, columns = logits.shape
     blocks, at_once = -(-columns // BLOCK), rows if logits.is_cuda else max(1, CACHED_ELEMENTS // columns)
     weights, sums = logits.new_zeros(min(at_once, rows), blocks * BLOCK), logits.new_empty(rows, blocks)
@@ -121,6 +121,6 @@ def _block_sums(logits: Tensor, greatest: Tensor) -> Tensor:
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable action a row, int64 ``[m]``, and its log-probability, float32 ``[m]``."""
+    """Return the most probable action per row, int64 ``[m]``, and its log-probability, float32 ``[m]``."""
     log_prob, action = logits.log_softmax(-1).max(-1)
     return action, log_prob

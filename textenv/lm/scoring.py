@@ -1,4 +1,4 @@
-"""Log-probability and entropy of chosen tokens, with no more than a few logits in memory at a time."""
+"""Log-probability and entropy of chosen tokens, with a bounded number of logits in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.autograd.function import once_differentiable
 from textenv.lm.sampling import CACHED_ELEMENTS
 
 Logits = Callable[[Tensor, int], Tensor]
-"""Of hidden states ``[k, hidden size]`` that begin at that row: tempered and restricted logits, float32 ``[k, n]``."""
+"""Function from hidden states ``[k, hidden size]`` and first row to logits after `restrict`, float32 ``[k, n]``."""
 
 
 class TokenScores(torch.autograd.Function):
-    """log π(a) and the entropy of π under a linear output layer, whose logits are made again in the backward pass.
+    """log π(a) and the entropy of π under a linear output layer, whose logits are recomputed in the backward pass.
 
-    With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). What
-    follows the output layer happens in the memory of a chunk's logits, a few rows at a time. Where all fit into one
-    chunk they are kept.
+    With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). Operations
+    after the output layer are in place in a chunk's logits, a few rows at a time. If all rows fit into one chunk, its
+    logits are kept.
 
     Args (of `apply`):
         hidden: ``[m, hidden size]``.
-        weight: of the output layer, ``[vocabulary, hidden size]``; it has no bias.
+        weight: weight of the output layer, ``[vocabulary, hidden size]``; it has no bias.
         action: int64 ``[m]``.
-        logits: what makes logits of hidden states, over the first n tokens.
-        temperature: what it divided them by.
-        size: rows of a chunk.
+        logits: function that computes logits of hidden states, over the first n tokens.
+        temperature: the temperature that ``logits`` divides by.
+        size: number of rows per chunk.
 
     Returns:
-        Two float32 ``[m]``, nats. They can be differentiated once.
+        Two float32 ``[m]``, nats; differentiable once.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
-        """See the class."""
+        """Score the actions in chunks; see the class."""
         log_prob, entropy = hidden.new_empty(2, len(action), dtype=logits(hidden[:0], 0).dtype)
         chunk = None
         for start in range(0, len(action), size):
-            chunk = None  # before the next one is made
+            chunk = None  # free it before the next one is made
             with torch.no_grad():
                 chunk = logits(hidden[start : start + size], start)
             _score(chunk, start, action, log_prob, entropy)
@@ -55,7 +55,7 @@ class TokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of hidden states and weight, chunk by chunk."""
+        """Compute the gradients of hidden states and weight, chunk by chunk."""
         hidden, weight, action, entropy = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -68,12 +68,12 @@ class TokenScores(torch.autograd.Function):
             torch.mm(slope, weight[: slope.shape[-1]], out=to_hidden[chunk])
             if to_weight is not None:
                 to_weight[: slope.shape[-1]].addmm_(slope.T, hidden[chunk])
-            del slope  # before the next one is made
+            del slope  # free it before the next one is made
         return to_hidden, to_weight, None, None, None, None
 
 
 def normalized(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and probabilities ``[m, n]``, differentiable: to the last bit what `TokenScores` works with."""
+    """Return log-probabilities and probabilities ``[m, n]``, differentiable and bit-identical to `TokenScores`."""
     shifted = logits - logits.detach().amax(-1, keepdim=True)
     weights = shifted.exp()
     total = weights.sum(-1, keepdim=True)
@@ -81,14 +81,14 @@ def normalized(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pieces(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """`normalized` a few rows at a time, so that they stay in the cache; the log-probabilities replace the logits.
+    """Apply `normalized` in place, a few rows at a time to stay in the CPU's cache.
 
     Args:
-        logits: of a chunk, ``[k, n]``.
-        start: its first row.
+        logits: logits of a chunk, ``[k, n]``; they become log-probabilities.
+        start: index of the chunk's first row.
 
     Yields:
-        Which rows of all these are, their log-probabilities, and their probabilities.
+        Slice of the rows among all rows, their log-probabilities, and their probabilities.
     """
     at_once = len(logits) if logits.is_cuda else max(1, CACHED_ELEMENTS // logits.shape[-1])
     for at, part in zip(range(start, start + len(logits), at_once), logits.split(at_once), strict=True):
@@ -100,7 +100,7 @@ def _pieces(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor, Tensor]
 
 
 def _score(logits: Tensor, start: int, action: Tensor, log_prob: Tensor, entropy: Tensor) -> None:
-    """Write what a chunk of logits says about its actions; they become log-probabilities."""
+    """Write log-probability and entropy for a chunk's actions; its logits become log-probabilities."""
     for rows, log_probs, probability in _pieces(logits, start):
         log_prob[rows] = log_probs.gather(-1, action[rows, None]).squeeze(-1)
         entropy[rows] = -torch.linalg.vecdot(probability, log_probs)
@@ -109,12 +109,12 @@ def _score(logits: Tensor, start: int, action: Tensor, log_prob: Tensor, entropy
 def _to_slope(
     logits: Tensor, start: int, action: Tensor, entropy: Tensor, to_log_prob: Tensor | None, to_entropy: Tensor | None
 ) -> None:
-    """Turn a chunk of logits into the gradient that arrives there."""
+    """Replace a chunk of logits by the gradient with respect to them."""
     for rows, log_probs, probability in _pieces(logits, start):
         if to_entropy is None:
             log_probs.zero_()
         else:
-            # The probability first: what is forbidden has the lowest finite logit, which a factor would make infinite.
+            # Multiply by the probability first: another factor could make the lowest finite logit (forbidden) infinite.
             log_probs.add_(entropy[rows, None]).mul_(probability).mul_(-to_entropy[rows, None])
         if to_log_prob is not None:
             log_probs.addcmul_(probability, to_log_prob[rows, None], value=-1)
@@ -122,6 +122,6 @@ def _to_slope(
 
 
 def rounding(logits: Tensor) -> float:
-    """Largest difference of log-probabilities ``[m, n]`` that may be owed to rounding in the dtype of these logits."""
+    """Tolerance for differences of log-probabilities ``[m, n]`` caused by rounding in the dtype of these logits."""
     share = 0.1 if torch.finfo(logits.dtype).bits < 32 else 1e-3
     return share * max(1.0, logits.float().log_softmax(-1).abs().max().item())

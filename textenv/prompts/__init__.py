@@ -1,4 +1,4 @@
-"""Prompts: their order and splits, files of them, and the way from words to token ids."""
+"""Prompts: order, splits, files and tokenization."""
 
 import lazy_loader
 

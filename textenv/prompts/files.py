@@ -1,7 +1,7 @@
-"""Prompts from files: JSON lines and CSV read line by line as they are asked, parquet and data sets by `datasets`.
+"""Prompts from files: JSON lines and CSV read record by record on demand, parquet and data sets through `datasets`.
 
-Of a text file only 8 bytes a record are in memory, the place where it begins; so there may be more prompts than
-memory, in any order.
+For a text file only the byte offset of each record is in memory (8 bytes per record), so a file may be larger than
+memory and its records are read in any order.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import IO, Any
 from textenv.prompts.special_tokens import check_unicode, strings
 
 MAX_LINE = 2**24
-"""Longest record, in bytes: a file without line ends is not read into memory whole."""
+"""Maximum line length, in bytes, so that a file without newlines is not read into memory whole."""
 
 
 def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence[dict[str, Any]]:
     """Open a file of prompts as a sequence of mappings for `textenv.PromptList`.
 
     Args:
-        path: ``.jsonl`` (an object a line), ``.csv`` or ``.tsv`` (with a line of column names), ``.parquet``, or a
+        path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, or a
             folder written by ``datasets.Dataset.save_to_disk``; the last two need ``pip install 'textenv[data]'``.
-        prompt_column: which column is the prompt; it is handed out under the name ``"prompt"``.
+        prompt_column: name of the prompt's column; records have it under the name ``"prompt"``.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is of another kind, empty, has no such column, or (when read) holds a broken record; the
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file has another type, is empty, lacks the column, or (when read) has a broken record; the
             message names file and record.
 
     Example:
@@ -60,7 +60,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
 
 
 class _Records(Sequence[dict[str, Any]]):
-    """Records of a text file, each found by the byte where it begins."""
+    """Records of a text file, each read from its byte offset."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class _Records(Sequence[dict[str, Any]]):
 
 
 class JSONLines(_Records):
-    """A JSON object a line; empty lines are left out."""
+    """Records of a file with one JSON object per line; empty lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -105,7 +105,7 @@ class JSONLines(_Records):
             raise self._broken(index, f"no JSON in UTF-8 ({error})") from error
         if not isinstance(record, Mapping):
             raise self._broken(index, f"{line[:60]!r} is JSON, but no object with columns")
-        if b"\\ud" in line.lower():  # of the escapes only these can spell half a character
+        if b"\\ud" in line.lower():  # only these escapes can encode an unpaired surrogate
             for text in (text for column in record.items() for text in strings(column)):
                 try:
                     check_unicode(text)
@@ -115,7 +115,7 @@ class JSONLines(_Records):
 
 
 class CSVRecords(_Records):
-    """Comma-separated (``.tsv``: tab-separated) values below a line of column names; quoted line ends are kept."""
+    """Records of comma-separated (``.tsv``: tab-separated) values with a header; quoted newlines are kept."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -152,7 +152,7 @@ class CSVRecords(_Records):
 
 
 class _Counted(Iterator[str]):
-    """Lines of a file as text, and how many bytes they took."""
+    """Iterator over a file's lines as text, which counts their bytes."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._lines, self.bytes = _lines(file, path), 0
@@ -174,7 +174,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 class _Renamed(Sequence[dict[str, Any]]):
-    """Records with one column under the name ``"prompt"``."""
+    """Records with one column renamed to ``"prompt"``."""
 
     def __init__(self, records: Sequence[dict[str, Any]], column: str, path: Path) -> None:
         self._records, self._column, self._path = records, column, path
@@ -192,14 +192,14 @@ class _Renamed(Sequence[dict[str, Any]]):
 
 
 def _dataset(path: Path) -> Any:
-    """A parquet file or saved data set, memory-mapped by `datasets`."""
+    """Open a parquet file or saved data set, memory-mapped by `datasets`."""
     try:
         import datasets
     except ImportError as error:
         raise ImportError(f"to read {path}: pip install 'textenv[data]'") from error
     try:
         found = datasets.load_from_disk(str(path)) if path.is_dir() else datasets.Dataset.from_parquet(str(path))
-    except Exception as error:  # pyarrow and datasets raise whatever they please about a broken file
+    except Exception as error:  # pyarrow and datasets raise errors of many types for a broken file
         raise ValueError(f"{path} could not be read as a data set ({error})") from error
     if isinstance(found, datasets.DatasetDict):
         raise ValueError(
@@ -209,7 +209,7 @@ def _dataset(path: Path) -> Any:
 
 
 class _DatasetRecords(Sequence[dict[str, Any]]):
-    """Records of a data set, whose texts are seen to be texts when they are read."""
+    """Records of a data set; text that is not UTF-8 raises when read."""
 
     def __init__(self, found: Any, path: Path) -> None:
         self._found, self._path = found, path

@@ -1,4 +1,4 @@
-"""Prompts: what a policy is asked, where they come from, and in which order."""
+"""Prompts: their content, sources, order and splits."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import numpy as np
 from textenv.prompts.special_tokens import check_unicode
 
 RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
-"""What a reward function is given beside the columns of the prompts."""
+"""Arguments of a reward function besides the prompt columns, which may not use these names."""
 Messages = tuple[dict[str, str], ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a policy is asked, and what belongs to it."""
+    """One prompt, with the data that belongs to it."""
 
     content: str | tuple[int, ...] | Messages
-    """Text, token ids, or chat messages, which the tokenizer's chat template renders."""
+    """Text, token ids, or chat messages, rendered by the tokenizer's chat template."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The data set's other columns, for the reward."""
     state: Any = None
-    """What the task keeps for this one episode, such as a game under way."""
+    """Data that the task keeps for this one episode, such as a running game."""
 
 
 class PromptList:
-    """Prompts from any sequence, each once in a shuffled order before any comes again.
+    """Prompts from any sequence, in shuffled order; all are used once before any repeats.
 
-    The order is a function of seed and number, so it is saved by these two and nothing has to be in memory but what
-    the sequence itself keeps there (`textenv.load_prompts` and a `datasets.Dataset` read from disk as they are asked).
+    The order is a function of seed and position, so saving these two saves it. Only what the sequence itself loads is
+    in memory (`textenv.load_prompts` and a `datasets.Dataset` read from disk on demand).
 
     Args:
         prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns.
 
     Raises:
-        ValueError: if it is no sequence, or an empty one.
+        ValueError: if it is not a sequence, or is empty.
 
     Example:
         >>> deck = PromptList(["one", "two", "three"])
@@ -66,23 +66,23 @@ class PromptList:
         self.prompts = prompts
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt that stands at this place of the sequence; raises as `as_prompt` does."""
+        """Return the prompt at this index of the sequence; raise as `as_prompt` does."""
         return as_prompt(index, self.prompts[index])
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
-        """See `textenv.envs.task.Task.sample_prompts`."""
+        """Return the prompts at these positions; see `textenv.envs.task.Task.sample_prompts`."""
         passes = [divmod(number, len(self.prompts)) for number in numbers]
         return [self.prompt(int(_order(len(self.prompts), seed, lap)[place])) for lap, place in passes]
 
 
 @functools.lru_cache(maxsize=2)
 def _order(n: int, seed: int, lap: int) -> np.ndarray:
-    """The shuffled indices of one pass."""
+    """Shuffled indices of one pass."""
     return np.random.default_rng([seed, lap]).permutation(n)
 
 
 class PromptOrder:
-    """Where the dealing of prompts stands: a seed, and a position in the endless order that it means."""
+    """State of prompt sampling: a seed, and a position in the endless order that it defines."""
 
     def __init__(self) -> None:
         self._now: tuple[int, int] | None = None
@@ -90,10 +90,9 @@ class PromptOrder:
 
     @property
     def state(self) -> dict[str, int] | None:
-        """``seed`` and ``position``, to be saved and set again; None before the first start.
+        """``seed`` and ``position``, to save and restore; None before the first start.
 
-        A state that was set holds through the next start from a seed: a training that goes on seeds its environment
-        too.
+        A restored state is kept at the next `start`, even with a seed: a resumed training also seeds its environment.
         """
         return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
 
@@ -104,7 +103,7 @@ class PromptOrder:
 
     @property
     def seed(self) -> int:
-        """The order's own seed; `start` was called."""
+        """Seed of the order; call `start` first."""
         assert self._now is not None
         return self._now[0]
 
@@ -115,7 +114,7 @@ class PromptOrder:
         self._was_set = False
 
     def next(self, n: int) -> range:
-        """The next n places; `start` was called."""
+        """Return the next n positions; call `start` first."""
         assert self._now is not None
         seed, position = self._now
         self._now = seed, position + n
@@ -123,7 +122,7 @@ class PromptOrder:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within it another order holds, from its start; after it this one goes on as if nothing had been."""
+        """Context with a separate order from its start; on exit this order continues unchanged."""
         before, self._now, self._was_set = (self._now, self._was_set), None, False
         try:
             yield
@@ -132,11 +131,11 @@ class PromptOrder:
 
 
 def as_prompt(index: int, prompt: Any) -> Prompt:
-    """A prompt from whatever a data set holds.
+    """Convert one item of a data set to a `Prompt`.
 
     Raises:
-        ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, no Unicode, or of another kind; names the
-            index.
+        ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, not valid Unicode, or of another type;
+            the message has the index.
     """
     columns: Mapping[str, Any] = {}
     if isinstance(prompt, Mapping) and "role" not in prompt:
@@ -174,7 +173,7 @@ def _message(index: int, message: Any) -> dict[str, str]:
 
 
 def _text(index: int, text: str) -> str:
-    """The text, if it is one: JSON can spell half a character, which no tokenizer reads and no file holds."""
+    """Return the text if it is valid Unicode; JSON can contain unpaired surrogates, which tokenizers reject."""
     try:
         check_unicode(text)
     except ValueError as error:
@@ -185,11 +184,11 @@ def _text(index: int, text: str) -> str:
 # --- splits --------------------------------------------------------------------------------------------------------
 
 SPLITS = {"train": range(3), "test": range(3, 4)}
-"""Quarters of the prompts, by a hash of their content, in each split."""
+"""Quarters of the prompts (by content hash) in each split."""
 
 
 class Subset(Sequence[Any]):
-    """Some places of a sequence, read as they are asked."""
+    """Selected items of a sequence, read on demand."""
 
     def __init__(self, items: Sequence[Any], places: np.ndarray) -> None:
         self._items, self._places = items, places
@@ -204,13 +203,13 @@ class Subset(Sequence[Any]):
 
 
 def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
-    """The prompts of one split: ``"train"`` is about three quarters, ``"test"`` the rest.
+    """Return the prompts of one split: ``"train"`` has about three quarters, ``"test"`` the rest.
 
-    A prompt's content alone decides where it goes, whatever stands around it: the splits cannot overlap, copies and
-    other spacing included, and a prompt added later moves none of the others.
+    Only a prompt's content decides its split: the splits cannot overlap, even by copies with other white space, and a
+    prompt added later does not move the others.
 
     Raises:
-        ValueError: on another split, or one that gets no prompt.
+        ValueError: if the split is unknown, or gets no prompt.
 
     Example:
         >>> len(split_prompts([f"prompt {i}" for i in range(100)], "test"))
@@ -225,7 +224,7 @@ def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
 
 
 def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raise a ValueError if a prompt stands in both, by content; for splits that somebody else made."""
+    """Raise a ValueError if a prompt is in both, by content; for splits not made by `split_prompts`."""
     seen = {content_hash(as_prompt(i, prompt)) for i, prompt in enumerate(train)}
     both = [i for i, prompt in enumerate(test) if content_hash(as_prompt(i, prompt)) in seen]
     if both:
@@ -237,7 +236,7 @@ def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
 
 
 def content_hash(prompt: Prompt) -> int:
-    """64 bits that depend on the content alone; runs of white space count as one space."""
+    """64-bit hash of the content alone; runs of white space count as one space."""
     if isinstance(prompt.content, str):
         text = " ".join(prompt.content.split())
     elif isinstance(prompt.content[0], dict):

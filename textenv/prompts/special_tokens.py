@@ -1,4 +1,4 @@
-"""Special tokens, and texts that spell one: what people, games and policies write is text, whatever it says."""
+"""Special tokens; a text from users, games or policies that spells one is still read as plain text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, dict[str, int]]] = WeakKeyDictionary()
-"""What a tokenizer was like when it was looked at, and its special tokens: a look takes longer than a text."""
+"""State of a tokenizer and its special tokens, cached: collecting them takes longer than tokenizing a text."""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tokens that steer a model, such as EOS or the marks of a chat, by how they are spelt."""
+    """Ids of the tokens that control a model, such as EOS or chat markers, by their spelling."""
     now, known = (len(tokenizer), tokenizer.all_special_tokens), _KNOWN.get(tokenizer)
     if known is None or known[0] != now:
         known = _KNOWN[tokenizer] = now, _look_up(tokenizer)
@@ -28,18 +28,18 @@ def _look_up(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
-    """Token ids of a text, none of which is a special token, whatever the text spells.
+    """Token ids of a text; special tokens that it spells are read as plain text.
 
-    Those that the tokenizer itself puts around a text stay. A vocabulary in which a special token is a word like
-    another (word-level, unigram) knows no other ids for its spelling: there it gets a space after its first character.
+    Special tokens that the tokenizer itself adds around the text stay. In a vocabulary where a special token is also an
+    ordinary word (word-level, unigram), its spelling has no other ids: it gets a space after its first character.
 
     Args:
-        text: from outside.
-        tokenizer: turns it into ids.
-        options: further ones of its call.
+        text: text from users, games or policies.
+        tokenizer: the tokenizer.
+        options: further options of the tokenizer's call.
 
     Raises:
-        ValueError: if a part of the text becomes a special token all the same, or is no Unicode.
+        ValueError: if a part of the text still becomes a special token, or is not valid Unicode.
     """
     check_unicode(text)
     options = {"split_special_tokens": True, "verbose": False} | options
@@ -59,7 +59,7 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
 
 
 def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text, with a space in the special tokens that the tokenizer also has among its words."""
+    """Return the text with a space inside special tokens that are also ordinary words of the tokenizer."""
     for token, index in special_tokens(tokenizer).items():
         if (
             token in text
@@ -70,7 +70,7 @@ def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def check_unicode(text: str) -> None:
-    """Raise a ValueError if a text holds half a character, as broken JSON may (an unpaired surrogate)."""
+    """Raise a ValueError if a text contains an unpaired surrogate, as broken JSON may."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -80,7 +80,7 @@ def check_unicode(text: str) -> None:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """The texts in messages, in their order; neither roles nor the names of fields."""
+    """Yield the texts in messages, in order, without roles and field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def field_names(value: Any) -> Iterator[str]:
-    """The roles and the names of fields in messages, those of a tool's arguments included."""
+    """Yield the roles and field names in messages, including those of tool arguments."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield str(item) if name == "role" else str(name)
@@ -102,7 +102,7 @@ def field_names(value: Any) -> Iterator[str]:
 
 
 def with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Messages with their texts changed; the names of their fields stay."""
+    """Return messages with ``change`` applied to their texts; field names stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -113,7 +113,7 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _steering(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the special tokens, less the one that stands for unknown words: any text may hold these."""
+    """Ids of the special tokens, without the unknown-word token (unless it is BOS or EOS), which any text may have."""
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     return set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
 

@@ -1,6 +1,6 @@
-"""From words to token ids: prompts, chats by the model's template, and what an environment answers.
+"""Tokenization of prompts, of chats with the model's chat template, and of environment replies.
 
-Ids are made once and appended; what a policy wrote is never tokenised again.
+Token ids are made once and appended; the policy's completions are never tokenized again.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _START, _END = "\U000f0000", "\U000f0001"
-"""Two characters that mean nothing: they stand around what a message spells, and a template carries them along."""
+"""Two private-use characters that mark spelled control tokens in messages; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
-"""Characters that mean nothing: one stands for an assistant's message, to find what a template writes after it."""
+"""Private-use characters; one replaces an assistant message, to find the template's output after it."""
 
 
 def is_chat(prompt: Prompt) -> bool:
-    """Whether the prompt is a list of messages."""
+    """Return True if the prompt is a list of messages."""
     return not isinstance(prompt.content, str) and isinstance(prompt.content[0], dict)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a prompt.
 
-    Text gets the tokenizer's own special tokens, a leading BOS once; a chat is rendered by the tokenizer's template
-    up to where the assistant begins to speak. What a text or message spells out is text: who means a special token
-    gives ids.
+    Text gets the tokenizer's own special tokens, with BOS once at most; a chat is rendered by the chat template up to
+    the start of the assistant's message. Special tokens spelled in a text or message are read as plain text; to use
+    one, give ids.
 
     Raises:
-        ValueError: if there are none, the tokenizer has no chat template for a chat, or as `ordinary_ids` does.
+        ValueError: if the prompt has no tokens, a chat has no chat template, or as `ordinary_ids` does.
     """
     if is_chat(prompt):
         ids = chat_ids(prompt.content, tokenizer)
@@ -60,13 +60,13 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids to append when the environment has answered.
+    """Token ids to append for a reply of the environment.
 
     Args:
-        reply: what it says.
-        prompt: how the episode began: a chat goes on by its template, a text goes on as it is.
-        said: the ids so far, which end with the policy's turn.
-        tokenizer: of the policy.
+        reply: text of the reply.
+        prompt: the episode's prompt; if it is a chat, the reply is rendered by the chat template.
+        said: token ids so far, which end with the policy's turn.
+        tokenizer: the policy's tokenizer.
     """
     if not is_chat(prompt):
         return text_ids(reply, tokenizer)
@@ -75,24 +75,24 @@ def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
     answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
     ids = chat_ids((*chat, {"role": "user", "content": reply}), tokenizer, after=answer)
-    # The template closes the assistant's message; where the policy has closed it itself, once is enough.
+    # The template closes the assistant's message: drop that token if the policy has already written it.
     return ids[1:] if ids and said[-1] == ids[0] else ids
 
 
 def chat_ids(
     messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", add_generation_prompt: bool = True
 ) -> list[int]:
-    """Token ids of a chat by the tokenizer's template. Special tokens are what the template writes, and no others.
+    """Token ids of a chat by the tokenizer's template; all special tokens come from the template.
 
     Args:
-        messages: of people, games and policies; special tokens that they spell out are text.
-        tokenizer: whose template it is.
-        after: only what follows the message that says this.
-        add_generation_prompt: end where the assistant begins to speak.
+        messages: chat messages; special tokens that they spell are read as plain text.
+        tokenizer: tokenizer with a chat template.
+        after: return only the part after the message with this text.
+        add_generation_prompt: end with the start of an assistant message.
 
     Raises:
         ValueError: if there is no template, it refuses these messages, or they spell a special token where it cannot
-            be told from the template's.
+            be distinguished from the template's.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
@@ -110,23 +110,23 @@ def chat_ids(
             "once: a conversation could not go on from there"
         )
     wanted = rendered.partition(after)[2] if after else rendered
-    if spelt is None:  # the usual case, by the usual way
+    if spelt is None:  # the common case
         return _usual_ids(wanted, tokenizer)
     return _marked_ids(wanted, tokenizer)
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of what stands inside an episode: no special tokens around it, and none of what it spells."""
+    """Token ids of a text inside an episode: no special tokens are added, and spelled ones are read as text."""
     return ordinary_ids(text, tokenizer, add_special_tokens=False) if text else []
 
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text to be closed by EOS, without the EOS that it may spell out at its end."""
+    """Remove an EOS spelled at the end of a text, for texts to which EOS is then appended."""
     return text.removesuffix(tokenizer.eos_token or "")
 
 
 def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log a warning, once a token, about special tokens that a text of the data spells: they are read as letters."""
+    """Log a warning, once per token, if a text of the data spells special tokens: they are read as text."""
     for token in special_tokens(tokenizer):
         if token in text:
             _say_once(token)
@@ -135,11 +135,11 @@ def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
-        while text.startswith(bos):  # it gets one anyhow
+        while text.startswith(bos):  # the tokenizer adds one
             text = text.removeprefix(bos)
     warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
-    # A tokenizer that closes a text with EOS would end the answer before it begins.
+    # An EOS added by the tokenizer would end the completion before it begins.
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
     return ids
@@ -147,7 +147,7 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 
 @functools.cache
 def _say_once(token: str) -> None:
-    """A prompt that was rendered from a chat by its template looks like this, or an answer that EOS was appended to."""
+    """Warn about a token; likely a chat prompt that is already rendered, or an answer with EOS appended."""
     logger.warning(
         "a prompt or an answer spells out the special token %r, which is read as text: where it is meant, give a "
         "chat's messages or token ids; an answer gets its EOS anyhow",
@@ -156,10 +156,10 @@ def _say_once(token: str) -> None:
 
 
 def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
-    """For each message what finds the tokens that it may not make, if one of them spells such a token; else None.
+    """Return, for each message, a pattern of its control tokens; None if no message spells one.
 
-    These are special tokens, and added ones that the template writes; of the latter an assistant may write its own,
-    such as ``<think>``.
+    Control tokens are special tokens, and added tokens that the template writes; the latter (such as ``<think>``) are
+    allowed in assistant messages.
 
     Raises:
         ValueError: as `chat_ids` does.
@@ -188,27 +188,27 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """What finds one of these, the longest first; nothing if there are none."""
+    """Pattern that matches any of these tokens, longest first; if there are none, it never matches."""
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
 
 
 def _marked(message: Any, tokens: re.Pattern[str]) -> Any:
-    """A message with marks around each of these tokens that its texts spell."""
+    """Return the message with marks around each of these tokens in its texts."""
     marks = rf"{_START}\g<0>{_END}"
     return with_strings(message, lambda text: tokens.sub(marks, text.replace(_START, "").replace(_END, "")))
 
 
 def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a rendered chat: what is marked is text. (`transformers` has this itself from 5.20 on.)
+    """Token ids of a rendered chat; marked parts are read as text. (Built into `transformers` from 5.20 on.)
 
-    A template that cuts texts may leave half of a pair of marks: it is dropped, and the texts beside it stay apart.
+    A template that cuts texts may leave an unpaired mark: it is dropped, and the texts beside it stay separate.
     """
     tokens = _any_of(list(tokenizer.get_added_vocab())).pattern
     newline, ids = _usual_ids("\n", tokenizer), []
     for number, piece in enumerate(re.split(f"{_START}({tokens}){_END}|[{_START}{_END}]", chat)):
         if piece:
             encode = _word_ids if number % 2 else _usual_ids
-            # After a newline, for some tokenizers put a space before a text's first word.
+            # Encode after a newline: some tokenizers put a space before the first word of a text.
             found = encode(f"\n{piece}", tokenizer)
             inside = number > 0 and found[: len(newline)] == newline
             found = found[len(newline) :] if inside else encode(piece, tokenizer)
@@ -223,7 +223,7 @@ def _usual_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids by the vocabulary alone: no added token is looked for, special or not."""
+    """Token ids by the base vocabulary alone: added tokens, special or not, are not matched."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
@@ -235,7 +235,7 @@ def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _joined(message: Mapping[str, Any]) -> str:
-    """What a template may make of a content in parts: their texts with nothing between them."""
+    """Texts of a content in parts, joined without a separator, as a template may render them."""
     content = message.get("content")
     parts = content if isinstance(content, (list, tuple)) else []
     return "".join(strings([part.get("text") for part in parts if isinstance(part, Mapping)]))
@@ -246,5 +246,5 @@ def _render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, add_
         return str(
             tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
         )
-    except Exception as error:  # a template raises what its author pleased, in jinja
+    except Exception as error:  # a jinja template may raise anything
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error
