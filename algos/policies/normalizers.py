@@ -80,7 +80,7 @@ class RewardNormalizer:
         """``[B]``: discounted return so far of each slot's current episode."""
 
     def __call__(self, rollout: TensorDict) -> Tensor:
-        """Add a rollout to the statistics; returns scaled rewards, float32 ``[B, T]``, and does not change the rollout."""
+        """Add a rollout to the statistics; returns its scaled rewards, float32 ``[B, T]``, in a new tensor."""
         reward, mask, is_init = (rollout[name] for name in ("reward", "mask", "is_init"))
         running = self.running.to(mask.device)
         if len(running) != len(mask):

@@ -22,7 +22,7 @@ from textenv.rollout import Evaluation
 class QPolicy(ControlPolicy):
     """ReLU network for Q(s, a) of every action, trained by `algos.dqn.DQN`.
 
-    Its distribution is ε-greedy: 1 - ε on the best action, plus ε spread over all actions (Sutton and Barto 2018, §2.2).
+    Its distribution is ε-greedy: 1 - ε on the best action, plus ε spread over all (Sutton and Barto 2018, §2.2).
     Its value is the Q-value of the best action.
 
     Args:
