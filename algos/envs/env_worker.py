@@ -46,7 +46,7 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
             number, method, arguments = pipe.recv()
             faulthandler.dump_traceback_later(2 * timeout, exit=True)
             works, content = _attempt(getattr(worker, method), arguments)
-            _send(pipe, number, works, content)  # counts toward the limit: the parent waits for the whole message
+            _send(pipe, number, works, content)  # counts toward the time limit: the parent waits for the whole message
             faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()

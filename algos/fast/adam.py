@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 SMALL = 2**16
-"""Elements up to which gradients are concatenated for the norm: one call instead of one per tensor."""
+"""Maximum number of elements for which gradients are concatenated for the norm: one call, not one per tensor."""
 # A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 

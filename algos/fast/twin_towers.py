@@ -21,7 +21,7 @@ from torch import Tensor, nn
 # A Python number would be converted to a tensor at every use, which costs more than the sum.
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 LARGEST_WEIGHT, LARGEST_PRODUCT = 2**13, 2**18
-"""Elements of a matrix and multiplications of a product, up to which NumPy's BLAS uses one thread."""
+"""Limits (elements of a matrix, multiplications of a product) up to which NumPy's BLAS uses one thread."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from algos.names import NamedFields
 from textenv.rewards.reward_model import RewardModel
 
 SUREST = 0.99
-"""A predicted score that is used as a probability is clipped to the range from 1 - this to this."""
+"""For the log-likelihood, predicted scores of 0-1 data are clipped to [1 - SUREST, SUREST] as probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class TextLoss:
         self._seed, self._position = int(state["seed"]), int(state["position"])
 
     def _cut(self, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
-        """Cut texts into blocks of ``max_length + 1`` ids that overlap by one id, so no id is left unpredicted."""
+        """Cut texts into blocks of ``max_length + 1`` ids, overlapping by one, so all but the first are predicted."""
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         plain = (as_prompt(i, without_end(text, tokenizer)) for i, text in enumerate(self.texts))
         texts = (prompt_ids(text, tokenizer) + end for text in plain)

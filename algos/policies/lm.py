@@ -44,7 +44,7 @@ class LMPolicy(nn.Module):
         temperature: temperature for both acting and scoring; a `reference` has the same.
         critic: a value model instead of the head on the trunk. It is trained too, with the policy's settings of
             ``gradient_checkpointing`` and ``autocast``.
-        detach_value: stop the value's gradient before the shared trunk.
+        detach_value: keep the value's gradient out of the shared trunk.
         gradient_checkpointing: recompute activations in the backward pass (`LanguageModel`).
         autocast: ``torch.bfloat16`` computes in that dtype with float32 weights, both acting and scoring
             (`LanguageModel`).

@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Policy(Protocol):
-    """Interface of policies: act in slots and score rollouts. Of a policy's kind, algorithms use only `sequential`."""
+    """Interface of policies: act in slots and score rollouts. Algorithms only distinguish policies by `sequential`."""
 
     sequential: bool
     """Minibatch unit: True for whole rows, False for single steps."""
@@ -156,7 +156,7 @@ def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
 
 
 WEIGHTS = "policy.safetensors"
-"""File of a control policy's weights."""
+"""File name of a control policy's weights."""
 BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
 """Dtypes that a saved Box may have."""
 
@@ -193,7 +193,7 @@ class ControlPolicy(nn.Module):
         return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Only check the arguments: there is no recurrent state."""
+        """Refuse seeds (`refuse_seeds`); there is no recurrent state to clear."""
         refuse_seeds(seeds, self)
 
     def output(self, rollout: TensorDict) -> Tensor:
