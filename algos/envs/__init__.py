@@ -1,1 +1,1 @@
-"""Environments in processes of their own, and observations as one Box. Imports neither torch nor textenv."""
+"""Environments in separate processes, and observations flattened to one Box. Imports neither torch nor textenv."""

@@ -1,8 +1,8 @@
-"""The process that one environment of a `SubprocessVectorEnv` runs in. Only that class talks to it.
+"""Worker process for one environment of a `SubprocessVectorEnv`, which alone communicates with it.
 
-It imports neither torch nor the caller's script. It ends with its parent, however that ends: a thread looks whether the
-parent is still there, and takes along what the environment has started. Where a step lets no thread run, a watchdog
-that needs no interpreter ends it after twice the time limit.
+It imports neither torch nor the caller's script. It ends with its parent, even after a crash: a thread polls for the
+parent and kills this process and all that the environment has started. If a step blocks all Python threads, a watchdog
+outside the interpreter ends the process after twice the time limit.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ import numpy as np
 from gymnasium import spaces
 
 PATIENCE = 0.5
-"""Seconds between two looks at the parent."""
+"""Seconds between two checks for the parent."""
 
 
 def serve(descriptor: int, parent: int, timeout: float) -> None:
-    """Answer until the pipe is closed.
+    """Answer requests until the pipe is closed.
 
-    A request is ``(number, method of Worker, arguments)``, its answer ``(number, whether it worked, content)``.
+    A request is ``(number, method of Worker, arguments)``, its answer ``(number, success, result or error message)``.
 
     Args:
-        descriptor: of this end of the pipe.
-        parent: its process id.
-        timeout: the time limit of an answer, seconds.
+        descriptor: file descriptor of this end of the pipe.
+        parent: process id of the parent.
+        timeout: time limit per answer, seconds.
     """
-    os.set_inheritable(descriptor, False)  # else the pipe would stay open as long as what the environment starts
+    os.set_inheritable(descriptor, False)  # else subprocesses of the environment would keep the pipe open
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    # Whoever ends a whole job sends it to every process: the parent decides what becomes of the training.
+    # Ending a job sends SIGTERM to every process; only the parent should handle it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     worker = Worker()
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
@@ -46,20 +46,20 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
             number, method, arguments = pipe.recv()
             faulthandler.dump_traceback_later(2 * timeout, exit=True)
             works, content = _attempt(getattr(worker, method), arguments)
-            _send(pipe, number, works, content)  # within the limit too: who reads it waits for its end
+            _send(pipe, number, works, content)  # counts toward the time limit: the parent waits for the whole message
             faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()
 
 
 class Worker:
-    """One environment, which resets itself in the step that ends an episode, and whose answers are looked at."""
+    """One environment with same-step autoreset and checked return values."""
 
     def __init__(self) -> None:
         self.env: gymnasium.Env | None = None
 
     def make(self, env_fn: Callable[[], gymnasium.Env]) -> dict[str, Any]:
-        """Make the environment; what a vector of it needs to know."""
+        """Make the environment; returns the spaces and metadata for the vector environment."""
         self.env = env = env_fn()
         return {
             "observation_space": env.observation_space,
@@ -69,7 +69,7 @@ class Worker:
         }
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """First observation of an episode, and its info."""
+        """Reset the environment; returns the first observation and its info."""
         assert self.env is not None
         observation, info = _parts(self.env.reset(seed=seed, options=options), 2, "reset()")
         check_observation(self.env.observation_space, observation)
@@ -77,7 +77,7 @@ class Worker:
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """What ``env.step`` returns, then None or, where the episode ended, the next one's observation and info."""
+        """Step; returns the five values of ``env.step``, then the next episode's observation and info if one ended."""
         assert self.env is not None
         observation, reward, terminated, truncated, info = _parts(self.env.step(action), 5, "step()")
         check_observation(self.env.observation_space, observation)
@@ -96,9 +96,9 @@ class Worker:
 
 
 def check_observation(space: spaces.Space, observation: Any) -> None:
-    """Raise a ValueError unless an observation is of the space's shape and kind, and finite.
+    """Raise a ValueError unless an observation has the space's shape and dtype kind and is finite.
 
-    Bounds are not looked at: many environments overstep theirs by a rounding error.
+    Bounds are not checked: many environments exceed theirs by a rounding error.
     """
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
@@ -139,10 +139,10 @@ def _parts(returned: Any, count: int, what: str) -> Any:
 
 
 def _attempt(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-    """Whether a call worked, and what it returned or the exception in words; its traceback goes to stderr."""
+    """Call a method; returns success, and the result or an error message. The traceback goes to stderr."""
     try:
         return True, method(*arguments)
-    except BaseException as error:  # an environment may raise anything, sys.exit() too; the parent decides
+    except BaseException as error:  # an environment may raise anything, even SystemExit; the parent handles it
         traceback.print_exc()
         return False, f"{type(error).__name__}: {error}"
 
@@ -152,12 +152,12 @@ def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
         pipe.send((number, works, content))
     except (EOFError, ConnectionError):  # the parent is gone
         raise
-    except Exception as error:  # an info may hold what cannot be pickled
+    except Exception as error:  # for example, an info that cannot be pickled
         pipe.send((number, False, f"what it returned cannot be sent: {error}"))
 
 
 def _end_with(parent: int) -> None:
-    """Kill this process, and all that it started, once the parent is no more."""
+    """Kill this process and all that it started, once the parent has ended."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os.killpg(0, signal.SIGKILL)

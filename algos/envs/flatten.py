@@ -1,4 +1,4 @@
-"""Observations of any fixed size as one Box, which is what policies read."""
+"""Flatten observations of any fixed size into one Box, the input of policies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gymnasium import spaces
 
 
 def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]:
-    """Shape of an observation as it is read: a Box's own, else the numbers of `gymnasium.spaces.flatten`.
+    """Shape of an observation as policies read it: a Box's own, otherwise ``(gymnasium.spaces.flatdim(space),)``.
 
     Args:
-        space: of one observation.
-        reader: who reads it, for the error.
+        space: space of one observation.
+        reader: name of the policy, for the error.
 
     Raises:
-        ValueError: if a part of it has no fixed size (Text, Sequence, Graph).
+        ValueError: if a part of the space has no fixed size (Text, Sequence, Graph).
 
     Example:
         >>> flat_shape(spaces.Discrete(16)), flat_shape(spaces.Box(0, 1, (2, 3)))
@@ -38,15 +38,15 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
 
 
 def flatten(space: spaces.Space, observation: Any) -> Any:
-    """A batch of observations as they are read; those of a Box, and what was flattened already, come back as they are.
+    """Flatten a batch of observations; Box observations and already flattened ones keep their values.
 
     Args:
-        space: of one observation.
-        observation: as a vector environment gives it: an array ``[N, *]``, or a dictionary or tuple of them.
+        space: space of one observation.
+        observation: batch from a vector environment: an array ``[N, *]``, or a dictionary or tuple of arrays.
 
     Returns:
-        For a Box the array itself; else float32 ``[N, numbers]``, row by row what `gymnasium.spaces.flatten` gives:
-        one-hot where it is discrete, parts side by side.
+        For a Box the array itself; otherwise float32 ``[N, size]``, each row equal to `gymnasium.spaces.flatten`:
+        discrete parts one-hot, parts concatenated.
 
     Example:
         >>> flatten(spaces.Discrete(3, start=5), np.array([5, 7]))
@@ -61,14 +61,14 @@ def flatten(space: spaces.Space, observation: Any) -> Any:
 
 
 def flatten_one(space: spaces.Space, observation: Any) -> Any:
-    """As `flatten`, of a single observation."""
+    """Flatten a single observation; see `flatten`."""
     if isinstance(space, spaces.Box):
         return observation
     return np.asarray(spaces.flatten(space, observation), dtype=np.float32)
 
 
 def _columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
-    """The parts of a batch, ``[N, numbers]`` each."""
+    """Flattened parts of a batch, ``[N, size]`` each."""
     if isinstance(space, spaces.Dict):
         return [column for name, part in space.items() for column in _columns(part, observation[name])]
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: for slow ones, and for such as crash, hang or return rubbish."""
+"""One process per environment: for slow environments, and for ones that crash, hang or return invalid values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate,
 logger = logging.getLogger(__name__)
 
 FAILED = "worker_failed"
-"""Key of ``info``: bool ``[num_envs]``, slots whose step failed. What stands there of the step means nothing."""
+"""Key of ``info``: bool ``[num_envs]``, True for slots whose step failed; other data of that step is meaningless."""
 CLOSING = 5.0
-"""Seconds that environments have to close themselves."""
+"""Seconds that environments get to close themselves."""
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[1:]
 del sys.argv[1:]
@@ -34,25 +34,25 @@ serve({}, {}, {})"""
 
 
 class SubprocessVectorEnv(VectorEnv):
-    """One process for each environment; one that fails is reported and replaced, and the others go on.
+    """Vector environment with one process per environment; a failed one is logged and replaced, the others continue.
 
-    It steps as Gymnasium's ``SyncVectorEnv`` does in SAME_STEP mode. An environment fails if its process dies, it
-    raises, takes longer than the limit, or returns what is no observation of its space, no finite number or no bool.
-    Then its process is killed, with all that it started; a new one is reset by a seed made from the last one; a line
-    in the log names the environment, the seed, the episode and the step. For whoever steps it the episode was truncated
-    at its last good observation, with reward 0 and ``info["worker_failed"]`` True; `algos.collect` masks that step.
-    A reset that fails is tried again with the same seed first.
+    It steps like Gymnasium's ``SyncVectorEnv`` in SAME_STEP mode. An environment fails if its process dies, it raises,
+    it exceeds the time limit, or it returns an invalid observation, a reward that is not finite, or a flag that is not
+    a bool. Its process and all that it started are then killed; a new one is reset with a seed derived from the last
+    one; the log names the environment, the seed, the episode and the step. To the caller, the episode is truncated at
+    its last good observation, with reward 0 and ``info["worker_failed"]`` True; `algos.collect` masks that step. A
+    failed reset is first retried with the same seed.
 
-    Processes end with this one, however it ends. They run nothing of the caller's script, and need no
-    ``if __name__ == "__main__":``. POSIX only.
+    The processes end with this one, even after a crash. They do not run the caller's script, so no
+    ``if __name__ == "__main__":`` is needed. POSIX only.
 
     Args:
-        env_fns: make the environments; functions and classes that a process cannot import are sent there.
-        timeout: seconds that making, resetting or stepping an environment may take.
-        max_restarts: of each environment, in all.
+        env_fns: constructors of the environments; functions and classes that a process cannot import are pickled.
+        timeout: time limit for making, resetting or stepping an environment, seconds.
+        max_restarts: maximum restarts of each environment in total.
 
     Raises:
-        ValueError: on limits out of range, an environment that cannot be made, or spaces that differ.
+        ValueError: if a limit is out of range, an environment cannot be made, or the spaces differ.
 
     Example:
         >>> import gymnasium
@@ -77,7 +77,7 @@ class SubprocessVectorEnv(VectorEnv):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._episodes, self._steps = np.zeros(self.num_envs, dtype=int), np.zeros(self.num_envs, dtype=int)
         self._last: list[Any] = [None] * self.num_envs
-        for env_fn in env_fns:  # all start before one is waited for
+        for env_fn in env_fns:  # start all processes before waiting for the first
             self.processes.append(_Process(env_fn, timeout))
         try:
             made = [process.answer() for process in self.processes]
@@ -97,11 +97,11 @@ class SubprocessVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, by seeds counted up from one or by one for each.
+        """Reset all environments, with seeds counted up from one seed or with one seed each.
 
         Raises:
-            ValueError: on another number of seeds, or a ``reset_mask``, for each resets itself.
-            RuntimeError: if one fails too often.
+            ValueError: if the number of seeds is wrong, or a ``reset_mask`` is given (environments autoreset).
+            RuntimeError: if an environment fails more than ``max_restarts`` times.
         """
         self._check_open()
         if options is not None and "reset_mask" in options:
@@ -113,7 +113,7 @@ class SubprocessVectorEnv(VectorEnv):
             seeds = seed
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds are given, expected one for each of {self.num_envs} environments")
-        # Without a seed an environment goes on with its own random numbers: what it was seeded by still names it.
+        # Without a new seed an environment keeps its random state, so its last seed still identifies it in the log.
         self._episodes = np.where([own is None for own in seeds], self._episodes + 1, 1)
         self._seeds = [before if own is None else int(own) for own, before in zip(seeds, self._seeds, strict=True)]
         self._steps[:] = 0
@@ -124,17 +124,17 @@ class SubprocessVectorEnv(VectorEnv):
             try:
                 self._last[slot], own_info = process.answer()
             except WorkerError as error:
-                # A seed that was given is tried again; where its numbers had gone on, another one is made of it.
+                # Retry a given seed; otherwise the random state is lost, so derive a new seed from the last one.
                 seed_again = self._seeds[slot] if seeds[slot] is not None else _next_seed(self._seeds[slot])
                 self._last[slot], own_info = self._replace(slot, error, seed=seed_again, options=options)
             info = self._add_info(info, own_info, slot)
         return self._observations(), info
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all environments; one that fails is replaced, see the class.
+        """Step all environments; a failed one is replaced, see the class.
 
         Raises:
-            RuntimeError: if one fails too often; all processes have ended then.
+            RuntimeError: if an environment fails more than ``max_restarts`` times; all processes have ended then.
         """
         self._check_open()
         for process, action in zip(self.processes, iterate(self.action_space, actions), strict=True):
@@ -164,7 +164,7 @@ class SubprocessVectorEnv(VectorEnv):
         return self._observations(), reward, terminated, truncated, info
 
     def close_extras(self, **options: Any) -> None:
-        """Let the environments close themselves, then end every process."""
+        """Let the environments close themselves, then end all processes."""
         for process in self.processes:
             process.close()
         end = time.monotonic() + CLOSING
@@ -175,10 +175,10 @@ class SubprocessVectorEnv(VectorEnv):
     def _replace(
         self, slot: int, error: WorkerError, *, seed: int | None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A new process in place of one that failed; its first observation and info.
+        """Replace a failed process; returns the new environment's first observation and info.
 
         Raises:
-            RuntimeError: if it fails too often.
+            RuntimeError: if the environment fails more than ``max_restarts`` times.
         """
         while True:
             self._report(slot, error, seed)
@@ -197,7 +197,7 @@ class SubprocessVectorEnv(VectorEnv):
         """Log a failure.
 
         Raises:
-            RuntimeError: if it was one too many.
+            RuntimeError: if the environment failed more than ``max_restarts`` times.
         """
         where = f"seed {self._seeds[slot]}, its episode {self._episodes[slot]}, after {self._steps[slot]} steps"
         failures = self._failures[slot]
@@ -225,15 +225,15 @@ class SubprocessVectorEnv(VectorEnv):
 
 
 class WorkerError(Exception):
-    """What became of an environment, in words."""
+    """Failure of an environment, described in words."""
 
 
 class _Process:
-    """One environment's process (`algos.envs.env_worker`), which starts to make it.
+    """Process of one environment (`algos.envs.env_worker`), which starts making it at once.
 
     Args:
-        env_fn: makes the environment.
-        timeout: seconds from a question to its answer.
+        env_fn: constructor of the environment.
+        timeout: time limit from a request to its answer, seconds.
     """
 
     def __init__(self, env_fn: Callable[[], gymnasium.Env], timeout: float) -> None:
@@ -242,7 +242,7 @@ class _Process:
         program = _PROGRAM.format(theirs.fileno(), os.getpid(), timeout)
         with theirs:
             # Neither forked, which hangs with PyTorch's threads, nor spawned by multiprocessing, which would run the
-            # caller's script. A session of its own: Ctrl-C is for the parent, and what it starts can be killed with it.
+            # caller's script. In a new session, so Ctrl-C reaches only the parent and all its children can be killed.
             self.popen = subprocess.Popen(
                 [sys.executable, "-c", program, *(path or os.getcwd() for path in sys.path)],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
@@ -250,16 +250,16 @@ class _Process:
         self.ask("make", CloudpickleWrapper(env_fn))
 
     def ask(self, method: str, *arguments: Any) -> None:
-        """Call a method of `algos.envs.env_worker.Worker` there."""
+        """Request a call of a method of `algos.envs.env_worker.Worker`."""
         self.number, self.asked = self.number + 1, time.monotonic()
-        with contextlib.suppress(OSError):  # whoever waits for the answer is told
+        with contextlib.suppress(OSError):  # `answer` raises the error
             self.pipe.send((self.number, method, arguments))
 
     def answer(self) -> Any:
-        """What the last question's answer is.
+        """Return the result of the last request.
 
         Raises:
-            WorkerError: if there is none.
+            WorkerError: if the call failed or no answer arrived.
         """
         try:
             works, content = self._receive()
@@ -270,7 +270,7 @@ class _Process:
             status = self.popen.returncode
             ended = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
             raise WorkerError(f"its process ended {ended}") from error
-        except Exception as error:  # an object that cannot be made here, or half a message
+        except Exception as error:  # an object that cannot be unpickled, or an incomplete message
             raise WorkerError(f"its answer cannot be read: {type(error).__name__}: {error}") from error
         if not works:
             raise WorkerError(content)
@@ -279,21 +279,21 @@ class _Process:
     def _receive(self) -> tuple[bool, Any]:
         while self.pipe.poll(max(0.0, self.asked + self.timeout - time.monotonic())):
             number, works, content = self.pipe.recv()
-            if number == self.number:  # not one that an interrupted call has left behind
+            if number == self.number:  # not an old answer to an interrupted call
                 return works, content
         raise TimeoutError
 
     def close(self) -> None:
-        """Tell it to end."""
+        """Close the pipe, which makes the process end."""
         self.pipe.close()
 
     def wait(self, end: float) -> None:
-        """Wait until it has ended, or until that time."""
+        """Wait until the process has ended, or until ``end`` on the clock of `time.monotonic`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(max(0.0, end - time.monotonic()))
 
     def kill(self) -> None:
-        """End it and all that it started, once: later its number may be another's."""
+        """Kill the process and all that it started, only once: its id may be reused later."""
         self.pipe.close()
         if not self.ended:
             self.ended = True
@@ -312,5 +312,5 @@ def _spaces(made: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _next_seed(seed: int | None) -> int | None:
-    """Another seed, made from this one."""
+    """Derive a new seed from this one."""
     return None if seed is None else int(np.random.SeedSequence(seed).generate_state(1)[0])

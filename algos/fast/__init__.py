@@ -1,1 +1,1 @@
-"""What only makes control faster; every path here has a plain one."""
+"""Faster implementations for control; each has a plain equivalent."""

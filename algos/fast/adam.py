@@ -1,4 +1,4 @@
-"""`Adam` (Kingma and Ba 2015): torch's, with a step that small networks do not wait for."""
+"""`Adam` (Kingma and Ba 2015): torch's, with less overhead per step for small networks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 SMALL = 2**16
-"""Elements up to which a gradient is copied into one piece to be measured: one call, where else it is one a tensor."""
-# A Python number is made a tensor for each parameter that it is added to.
+"""Maximum number of elements for which gradients are concatenated for the norm: one call, not one per tensor."""
+# A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
 
 class Adam(torch.optim.AdamW):
-    """AdamW whose step also cuts the gradient, and does nothing but the arithmetic.
+    """AdamW with gradient clipping in the step, and without the overhead of unused options.
 
-    `torch.optim.AdamW.step` and `torch.nn.utils.clip_grad_norm_` spend most of their time on a small network in options
-    that nobody set. This one hands the same lists to the same kernels. State and groups are those of its parent.
+    On a small network, `torch.optim.AdamW.step` and `torch.nn.utils.clip_grad_norm_` spend most of their time on unused
+    options. This class passes the same lists to the same kernels. State and groups are those of its parent.
 
     Args:
-        groups: of parameters, each a list; they may be of several dtypes and devices.
-        learning_rate: at the start; ``param_groups[i]["lr"]`` changes it.
-        eps: added to the square root.
-        betas: decay a step of the means of the gradient and of its square.
-        weight_decay: decoupled; 0 is Adam.
+        groups: parameter groups; dtypes and devices may differ.
+        learning_rate: initial learning rate; ``param_groups[i]["lr"]`` changes it.
+        eps: added to the square root in the denominator.
+        betas: decay rates per step of the running means of the gradient and of its square.
+        weight_decay: decoupled weight decay; 0 gives Adam.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -64,7 +64,7 @@ class Adam(torch.optim.AdamW):
         self._small = self._one_kind and sum(p.numel() for group in self._of() for p in group) <= SMALL
 
     def grad_norm(self, *groups: int) -> Tensor:
-        """Euclidean norm of the gradient of these groups, or of all: a scalar; 0 if there is none."""
+        """Global gradient norm (L2) of these groups, or of all: a scalar; 0 if there are no gradients."""
         gradients = [p.grad for group in self._of(*groups) for p in group if p.grad is not None]
         if not gradients:
             return torch.zeros(())
@@ -77,7 +77,7 @@ class Adam(torch.optim.AdamW):
 
     @torch.no_grad()
     def clip_and_step(self, grad_norm: Tensor, *groups: int, longest: float) -> None:
-        """One step of these groups, or of all, along their gradient, divided so that it is no longer than that."""
+        """Step these groups, or all, with gradients scaled down if ``grad_norm`` exceeds ``longest``."""
         scale = ((grad_norm + 1e-6) / longest).clamp_(min=1.0)
         for group in groups or range(len(self.param_groups)):
             for (device, _), parameters in self._kinds[group].items():
@@ -86,7 +86,7 @@ class Adam(torch.optim.AdamW):
     def _step_kind(
         self, group: dict[str, Any], device: torch.device, parameters: list[nn.Parameter], scale: Tensor
     ) -> None:
-        """One step of parameters of one device and dtype."""
+        """Step the parameters of one device and dtype."""
         moved: list[Tensor] = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in moved if p.grad is not None]
         if not moved:
@@ -119,7 +119,7 @@ class Adam(torch.optim.AdamW):
         return [self.param_groups[group]["params"] for group in groups or range(len(self.param_groups))]
 
     def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state before the first step, under the names that `torch.optim.Adam` gives it."""
+        """Initialize the state of a parameter, with the keys of `torch.optim.Adam`."""
         self.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),

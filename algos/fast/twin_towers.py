@@ -1,9 +1,9 @@
-"""Towers of tanh layers, evaluated faster than layer by layer: two of one shape as one batched product.
+"""Fast evaluation of towers (MLPs with tanh): two of equal hidden widths as one batched product.
 
-A small network's time goes into many small operations and into tanh itself. So two towers that read the same
-observation share every product and every tanh, their gradient is written out, and tanh x is taken as 2 σ(2x) - 1, for
-`torch.sigmoid` takes a third of `torch.tanh`'s time on a CPU. `plain_towers` is the same, plainly. Where one tower
-reads a few rows, to act, NumPy computes it: between the steps of a NumPy environment its calls cost a third of torch's.
+Small networks spend their time in many small operations and in tanh itself. So two towers that read the same
+observation share every product and every tanh, their gradient is written by hand, and tanh x is computed as
+2 σ(2x) - 1, because `torch.sigmoid` is faster than `torch.tanh` on a CPU. `plain_towers` is the plain equivalent. To
+act on a few rows, NumPy evaluates a single tower, because its calls have less overhead than torch's.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
 
-# A Python number is made a tensor at every use, which costs more than the sum.
+# A Python number would be converted to a tensor at every use, which costs more than the sum.
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 LARGEST_WEIGHT, LARGEST_PRODUCT = 2**13, 2**18
-"""Numbers in a matrix and multiplications in a product, up to which NumPy's BLAS takes one thread."""
+"""Limits (elements of a matrix, multiplications of a product) up to which NumPy's BLAS uses one thread."""
 
 
 @dataclass
 class _Layers:
-    """What was found out about a tower, which takes as long as a layer."""
+    """Cached inspection of a tower; a new one would take as long as evaluating a layer."""
 
     modules: tuple[nn.Module | None, ...]
-    """Of the tower, as it was looked at."""
+    """Modules of the tower when it was inspected."""
     linear: tuple[nn.Linear, ...]
-    """Those of its modules that are linear; none of a tower of another kind."""
+    """Its linear layers; empty if it is not a tower."""
     places: list[Any] = field(default_factory=list)
-    """Where in memory, and how laid out there, the weights are that `arrays` reads."""
+    """Memory address, shape and strides of the weights that `arrays` reads."""
     arrays: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    """Of each linear layer the transposed weight and the bias, in the parameters' own memory; none unless they are
-    small float32 ones on the CPU."""
+    """Transposed weight and bias of each linear layer, as views of the parameters; empty unless all are small float32
+    tensors on the CPU."""
     rows: int = 0
-    """How many rows NumPy may evaluate."""
+    """Maximum number of rows for NumPy."""
 
 
 _SEEN: WeakKeyDictionary[nn.Module, _Layers] = WeakKeyDictionary()
 
 
 def acting_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
-    """What a tower gives, without a gradient; a few rows are computed by NumPy.
+    """Output of a tower, without a gradient; NumPy evaluates a few rows.
 
     Args:
         observation: float32 ``[*, size]``.
-        tower: linear layers with tanh between them; any other module is simply called.
+        tower: linear layers with tanh between them; any other module is called directly.
 
     Returns:
-        ``[*, outputs]``, equal to ``tower(torch.from_numpy(observation))`` but for rounding.
+        ``[*, outputs]``, equal to ``tower(torch.from_numpy(observation))`` up to rounding.
     """
     arrays = _arrays(_look_at(tower), len(observation)) if observation.ndim == 2 else []
     if arrays:
@@ -62,7 +62,7 @@ def acting_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
-    """The same of a tensor, ``[*, size]`` to ``[*, outputs]``, by torch: of any dtype, on any device."""
+    """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
     linear, x = _look_at(tower).linear, observation
     if not linear:
         return tower(x)
@@ -72,15 +72,15 @@ def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
 
 
 def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
-    """Outputs of two towers; differentiable, any number of times.
+    """Outputs of two towers; differentiable any number of times.
 
     Args:
         observation: ``[*, size]``.
         first: linear layers with tanh between them.
-        second: the same, but for the number of outputs; other modules, or other widths, are simply called.
+        second: the same, except for the number of outputs; other modules, or other widths, are called directly.
 
     Returns:
-        ``[*, outputs]`` of each, equal to ``first(observation), second(observation)`` but for rounding.
+        ``[*, outputs]`` of each, equal to ``first(observation), second(observation)`` up to rounding.
 
     Example:
         >>> towers = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs)) for outputs in (2, 1)]
@@ -98,11 +98,11 @@ def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tup
 
 
 def plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-    """What `twin_towers` computes, layer by layer and left to autograd.
+    """Plain equivalent of `twin_towers`: layer by layer, with autograd.
 
     Args:
         observation: ``[n, size]``.
-        weights: of each layer, that of the first tower, that of the second, and the two biases.
+        weights: for each layer, weight of the first tower, weight of the second, and the two biases.
     """
     one = two = observation
     for start in range(0, len(weights), 4):
@@ -114,12 +114,12 @@ def plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]
 
 
 class _TwinTowers(torch.autograd.Function):
-    """`plain_towers` with its gradient written out."""
+    """Equivalent of `plain_towers` with a hand-written gradient."""
 
     @staticmethod
     def forward(ctx: Any, observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
         x = observation.expand(2, *observation.shape)
-        layers = []  # what enters each hidden layer [2, n, before], and its weights [2, after, before]
+        layers = []  # inputs [2, n, before] and weights [2, after, before] of each hidden layer
         for start in range(0, len(weights) - 4, 4):
             weight, bias = torch.stack(weights[start : start + 2]), torch.stack(weights[start + 2 : start + 4])
             layers.append((x, weight))
@@ -133,7 +133,7 @@ class _TwinTowers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, one, two = ctx.saved_tensors, *gradients
-        # Plainly where this gradient is to be differentiated again, or where one tower is not asked for.
+        # Use autograd if this gradient may be differentiated again, or if one tower gets no gradient.
         if torch.is_grad_enabled() or one is None or two is None:
             return _plain_gradient(inputs, gradients, ctx.needs_input_grad)
         x = ctx.features
@@ -151,7 +151,7 @@ class _TwinTowers(torch.autograd.Function):
 def _plain_gradient(
     inputs: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradient by autograd, of a forward pass of its own; None of what has no part in it."""
+    """Gradient by autograd, with a new forward pass; None for inputs without a gradient."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         outputs = plain_towers(*inputs)
@@ -167,7 +167,7 @@ def _plain_gradient(
 
 
 def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each linear layer of a tower; none of a module of another kind."""
+    """Weight and bias of each linear layer of a tower; empty for any other module."""
     return [(x._parameters["weight"], x._parameters["bias"]) for x in _look_at(tower).linear]  # type: ignore[misc]
 
 
@@ -179,7 +179,7 @@ def _look_at(tower: nn.Module) -> _Layers:
 
 
 def _arrays(seen: _Layers, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The weights for NumPy, made anew where they are elsewhere in memory; none if so many rows are left to torch."""
+    """Views of the weights for NumPy, renewed if the weights moved in memory; empty if torch takes so many rows."""
     weights: list[Any] = [layer._parameters[name] for layer in seen.linear for name in ("weight", "bias")]
     places = [x if x is None else (x.data_ptr(), x.shape, x.stride()) for x in weights]
     if places != seen.places:
@@ -214,6 +214,6 @@ def _linear_layers(tower: nn.Module, layers: tuple[nn.Module | None, ...]) -> tu
 
 def _tanh(x: Tensor) -> Tensor:
     """tanh x, in place."""
-    if x.numel() < 2048:  # where the three operations cost more than they save
+    if x.numel() < 2048:  # here the three operations cost more than they save
         return x.tanh_()
     return torch.add(_MINUS_ONE, x.add_(x).sigmoid_(), alpha=2, out=x)

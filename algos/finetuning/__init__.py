@@ -1,4 +1,4 @@
-"""Training before PPO: supervised fine-tuning, reward models, and plain text as a term of PPO's loss."""
+"""Training besides PPO: supervised fine-tuning, reward models, and plain text as a term of PPO's loss."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Supervised training's optimiser: AdamW on a warm-up and a cosine, with dropout as the model's config says."""
+"""Supervised training: AdamW with warm-up and cosine decay, dropout as in the model's config, and length buckets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 
 class CosineOptimizer:
-    """AdamW (Loshchilov and Hutter 2019) whose step size rises linearly, then falls to 0 on a half cosine.
+    """AdamW (Loshchilov and Hutter 2019) with linear learning-rate warm-up, then cosine decay to 0.
 
     Args:
-        parameters: what is trained; those without a gradient of their own (``requires_grad`` False) are left out.
-        config: its ``learning_rate`` is the step size at its highest, ``warmup`` the share of the steps in which it
-            rises; matrices decay by ``weight_decay``, but no biases, norms and other vectors; a gradient longer than
-            ``max_grad_norm`` is scaled down to it.
-        steps: how many there will be.
+        parameters: parameters to train; those with ``requires_grad`` False are skipped.
+        config: has ``learning_rate`` (the peak), ``warmup_ratio`` (fraction of the steps for warm-up),
+            ``weight_decay`` (of matrices, not of biases, norms and other vectors) and ``max_grad_norm`` (clipping).
+        steps: total number of optimizer steps.
 
     Raises:
-        ValueError: if nothing can be trained.
+        ValueError: if no parameter requires a gradient.
     """
 
     def __init__(self, parameters: Iterator[nn.Parameter], config: Any, *, steps: int) -> None:
@@ -43,15 +42,15 @@ class CosineOptimizer:
             {"params": [p for p in self._parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
-        self.optimizer.zero_grad()  # of what another training left behind, such as PPO's last step
+        self.optimizer.zero_grad()  # gradients left by an earlier training, such as PPO's last step
         self.config = config
         self._steps, self._rising, self._done = steps, math.ceil(config.warmup_ratio * steps), 0
 
     def step(self) -> Tensor:
-        """Step along the gradients that have gathered and clear them; returns their norm before it was cut.
+        """Clip the accumulated gradients, take a step and clear them; returns their norm before clipping.
 
         Raises:
-            FloatingPointError: on a gradient that is not finite.
+            FloatingPointError: if the gradient is not finite.
         """
         norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
         check_finite_gradient(norm)
@@ -63,7 +62,7 @@ class CosineOptimizer:
         return norm
 
     def _share(self) -> float:
-        """The coming step's size as a share of the highest."""
+        """Learning rate of the next step as a fraction of the peak."""
         if self._done < self._rising:
             return (self._done + 1) / self._rising
         fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
@@ -72,9 +71,9 @@ class CosineOptimizer:
 
 @contextmanager
 def dropout_on(model: PreTrainedModel, *, seed: int) -> Iterator[None]:
-    """Within it the model drops out as its own config says, by random numbers from the seed.
+    """Context manager that turns dropout on, as in the model's config, with random numbers from the seed.
 
-    After it the model is in evaluation mode, and the caller's random numbers go on as if nothing had been drawn.
+    Afterwards the model is in evaluation mode, and the global random state is as before.
     """
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -87,12 +86,12 @@ def dropout_on(model: PreTrainedModel, *, seed: int) -> Iterator[None]:
 
 
 def length_buckets(lengths: Sequence[int], *, size: int, generator: torch.Generator) -> list[list[int]]:
-    """Every index once, in batches of about equal length and random order, so that little of a batch is padding.
+    """Split all indices into batches of rows of similar length, in random order, to reduce padding.
 
     Args:
-        lengths: of the rows.
-        size: of a batch; the last one of each 20 may be smaller.
-        generator: of the order.
+        lengths: length of each row.
+        size: batch size; one batch may be smaller.
+        generator: generator for the random order.
     """
     order, sizes = torch.randperm(len(lengths), generator=generator), torch.tensor(lengths)
     batches = [

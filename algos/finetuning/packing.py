@@ -1,4 +1,4 @@
-"""Packing: several examples in one row, none of which sees another."""
+"""Packing: several examples in one row, with no attention between them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TokenRows(NamedTuple):
     tokens: Tensor
     """int64 ``[R, L]``."""
     learnt: Tensor
-    """Bool ``[R, L]``: True on the tokens that the loss is about."""
+    """Bool ``[R, L]``: True on the target tokens of the loss."""
     position_ids: Tensor | None
-    """int64 ``[R, L]``, from 0 again in each example of a row; None where every row is one example."""
+    """int64 ``[R, L]``, restarting at 0 in each example of a row; None if every row is one example."""
 
 
 def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]:
-    """Rows of no more than ``max_length`` ids: each example, the longest first, into the first row with room for it.
+    """Pack examples into rows of at most ``max_length`` ids, longest first, each into the first row with room.
 
     Example:
         >>> sizes = [Example([0] * n, [True] * n) for n in (2, 5, 3, 4)]
@@ -49,7 +49,7 @@ def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]
 
 
 def token_rows(rows: Sequence[Sequence[Example]], *, lm: LanguageModel) -> TokenRows:
-    """Rows of examples as tensors where the model is; padding is an example of its own, of which nothing is learnt."""
+    """Convert rows of examples to tensors on the model's device; padding is an extra example without targets."""
     pad = next((i for i in (lm.tokenizer.pad_token_id, lm.tokenizer.eos_token_id) if i is not None), 0)
     width = max(sum(len(example.ids) for example in row) for row in rows)
     filled = [[*row, _padding(width - sum(len(example.ids) for example in row), pad)] for row in rows]
@@ -65,11 +65,11 @@ def token_rows(rows: Sequence[Sequence[Example]], *, lm: LanguageModel) -> Token
 
 
 def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
-    """Log-probability of each learnt token after what stands before it in its example: float32 ``[m]``, nats.
+    """Log-probability of each target token given the tokens before it in its example: float32 ``[m]``, nats.
 
-    Logits exist at these tokens only, in chunks (`LanguageModel.score_actions`).
+    Logits are computed at these tokens only, in chunks (`LanguageModel.score_actions`).
     """
-    # Without a mask `transformers` tells the examples of a row apart by the positions that begin again.
+    # Without an attention mask, `transformers` separates the examples of a row where position ids restart.
     apart: dict[str, Any] = {} if rows.position_ids is None else _apart(rows.position_ids)
     hidden = lm.hidden(rows.tokens, **apart)
     learnt = rows.learnt[:, 1:]
@@ -78,7 +78,7 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
 
 @torch.no_grad()
 def check_packing(lm: LanguageModel) -> None:
-    """Raise a ValueError unless the model keeps apart what stands in one row (models with a recurrent state do not)."""
+    """Raise a ValueError unless the model separates the examples of a row (models with a recurrent state do not)."""
     once = torch.arange(4, device=lm.device).unsqueeze(0) % lm.num_tokens
     alone = lm.hidden(once)
     try:
@@ -102,24 +102,24 @@ def _padding(size: int, pad: int) -> Example:
 
 
 class Example(NamedTuple):
-    """Token ids, of which some are learnt."""
+    """Token ids, some of them targets of the loss."""
 
     ids: list[int]
     learnt: list[bool]
-    """True on the ids that the loss is about: an answer and its EOS, or a whole text after its first id."""
+    """True on the target ids: an answer and its EOS, or a whole text after its first id."""
 
 
 def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """An example from whatever a data set holds.
+    """Convert one entry of a data set to an `Example`.
 
     Args:
-        index: its place, for errors.
-        example: a text, all of which is learnt; ``{"prompt", "completion"}``, of which the completion is; or
-            ``{"messages"}``, a chat of which what the assistant says is. Other columns are left alone.
-        tokenizer: of the model; every answer ends with its EOS, once.
+        index: index of the entry, for errors.
+        example: a text, all of it a target; ``{"prompt", "completion"}`` with the completion as target; or
+            ``{"messages"}``, a chat with the assistant's messages as targets. Other columns are ignored.
+        tokenizer: the model's tokenizer; every answer ends with exactly one EOS.
 
     Raises:
-        ValueError: if it is none of these, or the tokenizer has no EOS.
+        ValueError: if the entry has none of these forms, or the tokenizer has no EOS.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS, so no answer would ever end: set tokenizer.eos_token")
@@ -139,7 +139,7 @@ def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _answered(prompt: Prompt, said: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The policy's turns (even places) and the environment's between them, after a prompt."""
+    """Make an example of a prompt and the turns after it: the policy's at even indices, the environment's at odd."""
     ids = prompt_ids(prompt, tokenizer)
     learnt = [False] * len(ids)
     for place, text in enumerate(said):
@@ -164,7 +164,7 @@ def _chat(index: int, messages: Any, tokenizer: PreTrainedTokenizerBase) -> Exam
 
 
 def _said(index: int, completion: Any) -> str:
-    """The text of a completion: itself, or that of the one message of a chat's."""
+    """Text of a completion: a string, or the content of a list of one chat message."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and len(completion) == 1 and isinstance(completion[0], Mapping):

@@ -1,4 +1,4 @@
-"""What a reward model is trained on: answers with scores, or pairs of a better and a worse one."""
+"""Training data of reward models: answers with scores, or pairs of a chosen and a rejected answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Kind = Literal["scores", "pairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRow:
-    """A scored answer, or a pair."""
+    """Scored answer, or preference pair."""
 
     ids: tuple[list[int], ...]
-    """Token ids of prompt and answer: of one answer, or of the better and the worse one."""
+    """Token ids of prompt and answer: one sequence, or two for the chosen and the rejected answer."""
     target: float
-    """The score, or by how much more than 0 the better one's reward is to exceed the worse one's."""
+    """Score, or margin by which the chosen answer's reward should exceed the rejected one's."""
     key: int
-    """Equal where the prompt is, whatever its spacing; without a prompt, where the (better) answer is."""
+    """Hash of the prompt, with runs of whitespace as one space; without a prompt, of the (chosen) answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class RewardRows:
     kind: Kind
     rows: list[RewardRow]
     skipped: int
-    """Rows without an answer: questions that a person skipped, and ties."""
+    """Number of rows without an answer: questions that a person skipped, and ties."""
 
 
 def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> RewardRows:
-    """Rows as the model reads them, its own way of making ids included (`RewardModel.encode`).
+    """Read rows and encode their texts with the model's own tokenization (`RewardModel.encode`).
 
     Args:
-        data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` and maybe a ``"margin"``.
-            Other columns are left alone, so the lines of a `textenv.FeedbackFile` will do. A prompt may be empty.
-        model: encodes the texts.
+        data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` with optional ``"margin"``.
+            Other columns are ignored, so lines of a `textenv.FeedbackFile` are valid. A prompt may be empty.
+        model: reward model that encodes the texts.
 
     Raises:
-        ValueError: on a row that is neither, both kinds in one data set, a score that is no number, or no rows.
+        ValueError: if a row has neither form, both kinds are mixed, a number is not finite, or there are no rows.
     """
     kinds = [_kind(index, row) for index, row in enumerate(data)]
     if len(set(kinds)) != 1:

@@ -1,4 +1,4 @@
-"""Training a reward model: a sequence classifier with one output learns people's scores, or their preferences."""
+"""Reward-model training: a sequence classifier with one output is trained on human scores or preferences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from algos.names import NamedFields
 from textenv.rewards.reward_model import RewardModel
 
 SUREST = 0.99
-"""A score that is taken for a probability counts as no more than this, and no less than 1 - this."""
+"""For the log-likelihood, predicted scores of 0-1 data are clipped to [1 - SUREST, SUREST] as probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +26,21 @@ class RewardModelConfig(NamedFields):
     """Hyper-parameters of reward-model training."""
 
     num_epochs: int = 1
-    """Passes over the rows; more than a few make preferences over-confident."""
+    """Passes over the rows; more than a few make the predicted preferences overconfident."""
     batch_size: int = 32
-    """Scored answers, or pairs, in an optimiser's step; they are of about equal length."""
+    """Scored answers, or pairs, per optimizer step; grouped by similar length."""
     learning_rate: float = 2e-5
-    """AdamW's step size at its highest; about 1e-3 for small models from scratch."""
+    """Peak learning rate of AdamW; about 1e-3 for small models from scratch."""
     warmup_ratio: float = 0.05
-    """Share of the steps in which the step size rises; then it falls to 0 on a cosine."""
+    """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
     weight_decay: float = 0.1
-    """Of matrices, a step, times the step size."""
+    """Decoupled weight decay of matrices, per step, times the learning rate."""
     max_grad_norm: float = 1.0
-    """Longest gradient; a longer one is scaled down to it."""
+    """Maximum global gradient norm (clipping)."""
     held_out_fraction: float = 0.1
-    """Share of the prompts that are kept for measuring, where no held-out rows are given."""
+    """Fraction of the prompts held out for evaluation, if no held-out rows are given."""
     seed: int = 1
-    """Of the order of the rows and of dropout."""
+    """Seed of the row order and of dropout."""
 
     def __post_init__(self) -> None:
         check_range(self, at_least_one=["num_epochs", "batch_size"], positive=["learning_rate", "max_grad_norm"])
@@ -49,28 +49,28 @@ class RewardModelConfig(NamedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardReport:
-    """How a reward model was trained, and how good it is on prompts that it was not trained on."""
+    """Training history of a reward model, and its metrics on held-out rows."""
 
     kind: Kind
     """``"scores"`` (regression) or ``"pairs"`` (Bradley-Terry)."""
     rows: int
-    """Rows trained on."""
+    """Number of training rows."""
     held_out_rows: int
-    """Rows measured on."""
+    """Number of held-out rows."""
     skipped: int
-    """Rows without an answer."""
+    """Number of rows without an answer."""
     accuracy: float | None
-    """Share of pairs whose better answer gets more; of scores of 0 and 1, share on the right side of .5, else None."""
+    """Fraction of pairs ranked correctly; for scores of 0 and 1, fraction on the right side of 0.5; otherwise None."""
     mean_squared_error: float | None
-    """Of scores; None of pairs."""
+    """Mean squared error of predicted scores; None for pairs."""
     spearman: float | None
-    """Rank correlation of scores; None of pairs."""
+    """Rank correlation of predicted and given scores; None for pairs."""
     log_likelihood: float | None
-    """Mean log-probability of what was answered, nats; None of other scores than 0 and 1."""
+    """Mean log-probability of the given answers, nats; None for scores other than 0 and 1."""
     calibration_error: float | None
-    """Of that probability (`expected_calibration_error`); None likewise."""
+    """`expected_calibration_error` of the predicted probabilities; None in the same cases."""
     history: list[dict[str, float]]
-    """Of each epoch ``steps`` (rows so far), ``reward/loss`` and ``time/seconds``."""
+    """For each epoch ``steps`` (rows so far), ``reward/loss`` and ``time/seconds``."""
 
 
 def train_reward_model(
@@ -82,20 +82,20 @@ def train_reward_model(
 ) -> RewardReport:
     """Train a reward model in place: least squares on scores, Bradley-Terry on pairs.
 
-    The texts become ids as they do when it pays (`RewardModel.encode`), closed by EOS as a policy closes them, so
-    afterwards it is a reward function at once.
+    Texts are encoded as for scoring (`RewardModel.encode`) and end with EOS as a policy's answers do, so the trained
+    model can be used as a reward function directly.
 
     Args:
-        model: around a sequence classifier with one output (``num_labels=1``). Those of its parameters are trained
-            that require a gradient; dropout is on meanwhile as its config says.
+        model: reward model around a sequence classifier with one output (``num_labels=1``). Only parameters that
+            require a gradient are trained; dropout is on during training, as the model's config says.
         data: see `algos.finetuning.reward_data.read_reward_rows`.
         config: hyper-parameters.
-        held_out: rows to measure on. Without them a share of the prompts is held out, by a hash of their content, so
-            that no prompt is on both sides (of rows without a prompt, no answer).
+        held_out: rows for evaluation. Without them a fraction of the prompts is held out, by a hash of their content,
+            so no prompt is on both sides (for rows without a prompt, no answer).
 
     Raises:
-        ValueError: if the model has several outputs, a row is of another kind, a prompt stands in both data and
-            ``held_out``, or nothing is left on one side.
+        ValueError: if the model has several outputs, a row has another form, a prompt is in both ``data`` and
+            ``held_out``, or no training or held-out rows are left.
 
     Example:
         >>> judge = RewardModel(classifier, tokenizer)  # doctest: +SKIP
@@ -123,12 +123,12 @@ def train_reward_model(
 
 
 def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
-    """-log σ(r_chosen - r_rejected - margin), a number a pair (Touvron et al. 2023, eq. 2): float32 ``[n]``, nats.
+    """Loss per pair, -log σ(r_chosen - r_rejected - margin) (Touvron et al. 2023, eq. 2): float32 ``[n]``, nats.
 
     Args:
-        chosen: rewards of the better answers, ``[n]``.
-        rejected: of the worse ones, ``[n]``.
-        margin: by how much the first should exceed the second, ``[n]``; 0 is Bradley and Terry 1952.
+        chosen: rewards of the chosen answers, ``[n]``.
+        rejected: rewards of the rejected answers, ``[n]``.
+        margin: required difference of the two rewards, ``[n]``; 0 gives Bradley and Terry 1952.
 
     Raises:
         ValueError: if the shapes differ.
@@ -142,7 +142,7 @@ def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> T
 def _split(
     data: RewardRows, given: RewardRows | None, config: RewardModelConfig
 ) -> tuple[list[RewardRow], list[RewardRow]]:
-    """Rows to train on and rows to measure on."""
+    """Training rows and held-out rows."""
     if given is None:
         chosen = [row.key < config.held_out_fraction * 2**64 for row in data.rows]
         measured = [row for row, out in zip(data.rows, chosen, strict=True) if out]
@@ -187,7 +187,7 @@ def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig,
 
 
 def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
-    """The loss of each row, with a gradient: float32 ``[n]``."""
+    """Loss of each row, differentiable: float32 ``[n]``."""
     target = torch.tensor([row.target for row in rows], device=model.model.device)
     rewards = [model.logits([row.ids[i] for row in rows])[:, 0] for i in range(len(rows[0].ids))]
     if kind == "pairs":
@@ -196,7 +196,7 @@ def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
 
 
 def _figures(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str, float | None]:
-    """The measures of a `RewardReport`."""
+    """Metrics of a `RewardReport`."""
     rewards = [model.score_rows([row.ids[i] for row in rows]) for i in range(len(rows[0].ids))]
     if kind == "pairs":
         return _pair_figures(rewards[0] - rewards[1])
@@ -204,7 +204,7 @@ def _figures(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str,
 
 
 def _pair_figures(difference: Tensor) -> dict[str, float | None]:
-    """From what the better answer got more than the worse one, ``[n]``."""
+    """Metrics from reward differences, chosen minus rejected, ``[n]``."""
     right, sure = difference > 0, difference.abs().sigmoid()
     return {
         "accuracy": right.double().mean().item(),
@@ -234,18 +234,18 @@ def _score_figures(predicted: Tensor, score: Tensor) -> dict[str, float | None]:
 
 
 BINS = 10
-"""Of the probabilities from 0 to 1, of equal width."""
+"""Number of equal-width probability bins from 0 to 1."""
 
 
 def expected_calibration_error(*, probability: Tensor, outcome: Tensor) -> float:
-    """Mean distance of what was predicted from what happened, over `BINS` of the prediction (Guo et al. 2017, eq. 3).
+    """Mean gap between predicted probability and observed frequency, over `BINS` bins (Guo et al. 2017, eq. 3).
 
     Args:
-        probability: predicted, ``[n]``, from 0 to 1.
-        outcome: what happened, 1 or 0 (bool), ``[n]``.
+        probability: predicted probability, ``[n]``, from 0 to 1.
+        outcome: observed outcome, 1 or 0 (bool), ``[n]``.
 
     Raises:
-        ValueError: if shapes differ, there is nothing, or a probability is none.
+        ValueError: if the shapes differ, there are no entries, or a probability is not in [0, 1].
 
     Example:
         >>> said, came = torch.tensor([0.9, 0.9, 0.1]), torch.tensor([1.0, 0.0, 0.0])
@@ -257,15 +257,15 @@ def expected_calibration_error(*, probability: Tensor, outcome: Tensor) -> float
         raise ValueError(f"probability holds {probability.min():.3g} to {probability.max():.3g}, expected 0 to 1")
     inside = (probability * BINS).long().clamp(max=BINS - 1)
     gap = (probability - outcome.to(probability.dtype)).double()
-    # Bin by bin |sum of gaps| is the bin's size times the distance of its two means.
+    # In each bin, |sum of gaps| is the bin's size times the difference of its two means.
     return (torch.zeros(BINS, dtype=torch.float64).index_add(0, inside, gap).abs().sum() / len(gap)).item()
 
 
 def spearman(*, predicted: Tensor, actual: Tensor) -> float:
-    """Correlation of the ranks, equal numbers sharing theirs (Spearman 1904); 0 where one side does not vary.
+    """Rank correlation with averaged ranks for ties (Spearman 1904); 0 if one side is constant.
 
     Raises:
-        ValueError: if shapes differ or there is nothing.
+        ValueError: if the shapes differ or there are no entries.
 
     Example:
         >>> spearman(predicted=torch.tensor([0.1, 0.5, 0.2]), actual=torch.tensor([1.0, 3.0, 2.0]))
@@ -278,7 +278,7 @@ def spearman(*, predicted: Tensor, actual: Tensor) -> float:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Ranks from 1, the mean one where several are equal: float64 ``[n]``."""
+    """Ranks from 1, averaged over ties: float64 ``[n]``."""
     _, place, count = x.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     return (last - (count - 1) / 2)[place]

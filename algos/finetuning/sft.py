@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: a language model learns to write like examples. What PPO usually starts from."""
+"""Supervised fine-tuning (SFT) of a language model on examples, the usual starting point of PPO."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
 
 LONGEST = 1024
-"""Tokens in a row where nobody says; models may read many more than fit into memory."""
+"""Upper limit of the default ``max_length``, tokens; the context of some models is too long for the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +34,23 @@ class SFTConfig(NamedFields):
     num_epochs: int = 1
     """Passes over the examples."""
     batch_size: int = 32
-    """Examples in an optimiser's step; packing does not change which."""
+    """Examples per optimizer step, with or without packing."""
     micro_batch_size: int | None = None
-    """Rows evaluated at a time, to save memory; the gradient is the same. None: all of the step's."""
+    """Rows evaluated at a time, to save memory; the gradient is the same. None: all rows of the step."""
     max_length: int | None = None
-    """Tokens in a row at most; a longer example loses its end. None: what the model reads, `LONGEST` at most."""
+    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `LONGEST`."""
     packing: bool = True
-    """Put several examples into a row, where none sees another; False gives each a row of its own."""
+    """Pack several examples into a row, with no attention between them; False: one example per row."""
     learning_rate: float = 5e-5
-    """AdamW's step size at its highest; 1e-3 and more for small models from scratch."""
+    """Peak learning rate of AdamW; 1e-3 and more for small models from scratch."""
     warmup_ratio: float = 0.05
-    """Share of the steps in which the step size rises; then it falls to 0 on a cosine."""
+    """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
     weight_decay: float = 0.01
-    """Of matrices, a step, times the step size."""
+    """Decoupled weight decay of matrices, per step, times the learning rate."""
     max_grad_norm: float = 1.0
-    """Longest gradient; a longer one is scaled down to it."""
+    """Maximum global gradient norm (clipping)."""
     seed: int = 1
-    """Of the order of the examples and of dropout."""
+    """Seed of the example order and of dropout."""
 
     def __post_init__(self) -> None:
         check_range(self, at_least_one=["num_epochs", "batch_size", "micro_batch_size", "max_length"])
@@ -68,30 +68,30 @@ def sft(
     progress: bool = False,
     overwrite: bool = False,
 ) -> list[dict[str, float]]:
-    """Train a language model, in place, to continue as the examples do: mean cross-entropy over the learnt tokens.
+    """Fine-tune a language model in place on examples: mean cross-entropy over the target tokens.
 
-    Dropout is on while training, as the model's config says, and off before and after. The temperature is the
-    model's own, here as everywhere.
+    Dropout is on during training only, as the model's config says. Logits are divided by the model's temperature.
 
     Args:
-        model: what is trained: of its parameters those that require a gradient, so with LoRA the adapter alone.
+        model: model to train; only parameters that require a gradient are trained (with LoRA, the adapter).
         examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}`` (see `algos.finetuning.packing`). In a text
-            every token is learnt, otherwise only answers and their EOS.
+            every token after the first is a target, otherwise only answers and their EOS.
         config: hyper-parameters.
-        held_out: examples to measure after each epoch.
+        held_out: examples to evaluate after each epoch.
         run_dir: folder for ``metrics.jsonl`` and TensorBoard files.
         progress: show a progress bar.
-        overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
+        overwrite: delete an existing run in ``run_dir`` first.
 
     Returns:
-        The metrics of every epoch: ``sft/loss`` in nats a token, and of ``held_out`` loss and perplexity;
-        ``steps`` counts the tokens that were learnt so far.
+        Metrics of every epoch: ``sft/loss`` in nats per token, and loss and perplexity on ``held_out``; ``steps``
+        counts the target tokens so far.
 
     Raises:
         TypeError: if the model is neither a `LanguageModel` nor an `LMPolicy`.
-        ValueError: on an example of another kind, if there is nothing to learn, if ``max_length`` is more than the
-            model reads, or if it cannot pack.
-        FileExistsError: if ``run_dir`` holds a run; BlockingIOError if another process trains in it.
+        ValueError: if an example has another form, there are no target tokens, ``max_length`` exceeds the model's
+            context length, or the model does not support packing.
+        FileExistsError: if ``run_dir`` holds a run and ``overwrite`` is False.
+        BlockingIOError: if another process trains in ``run_dir``.
 
     Example:
         >>> policy = LMPolicy.load("gpt2")  # doctest: +SKIP
@@ -124,7 +124,7 @@ def sft(
 
 
 def check_context(lm: LanguageModel, max_length: int) -> None:
-    """Raise a ValueError if rows of this many tokens are longer than the model reads."""
+    """Raise a ValueError if ``max_length`` exceeds the model's context length."""
     if lm.context is not None and max_length > lm.context:
         raise ValueError(f"max_length is {max_length}, the model reads {lm.context} tokens: set max_length to that")
 
@@ -139,7 +139,7 @@ def _language_model(model: Any) -> LanguageModel:
 
 
 def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
-    """The examples, cut to ``max_length``; those of which nothing is left to learn are left out."""
+    """Read the examples, truncated to ``max_length``; those left without target tokens are dropped."""
     whole = [read_example(i, example, lm.tokenizer) for i, example in enumerate(examples)]
     cut = [Example(ids[:max_length], learnt[:max_length]) for ids, learnt in whole]
     kept = [example for example in cut if any(example.learnt)]
@@ -161,7 +161,7 @@ def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name:
 def _epoch(
     lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineOptimizer, generator: torch.Generator
 ) -> dict[str, float]:
-    """Every example once; the mean loss a token while learning, and the mean norm of the gradients."""
+    """Train for one epoch; returns the mean loss per token and the mean gradient norm."""
     losses, norms, count = [], [], 0
     with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator))):
         for batch in _batches(examples, config, generator):
@@ -175,7 +175,7 @@ def _epoch(
 
 
 def _batches(examples: list[Example], config: SFTConfig, generator: torch.Generator) -> Iterator[list[Example]]:
-    """The examples in random order; unpacked ones in batches of about equal length, where little is padding."""
+    """Yield batches in random order; unpacked examples are grouped by similar length, to reduce padding."""
     if config.packing:
         order = torch.randperm(len(examples), generator=generator)
         batches = [batch.tolist() for batch in order.split(config.batch_size)]
@@ -187,7 +187,7 @@ def _batches(examples: list[Example], config: SFTConfig, generator: torch.Genera
 
 
 def _add_gradient(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Tensor:
-    """Add the gradient of the mean loss over all of a batch's learnt tokens; returns the sum of the losses."""
+    """Accumulate the gradient of the mean loss over a batch's target tokens; returns the summed loss."""
     count = sum(sum(example.learnt) for example in batch)
     total = torch.zeros((), device=lm.device)
     for rows in _rows(lm, batch, config):
@@ -207,7 +207,7 @@ def _measure(lm: LanguageModel, examples: list[Example], config: SFTConfig) -> d
 
 
 def _rows(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Iterator[TokenRows]:
-    """A batch as tensors, ``micro_batch_size`` rows at a time."""
+    """Yield a batch as tensors, ``micro_batch_size`` rows at a time."""
     rows = pack(batch, max_length=cast(int, config.max_length)) if config.packing else [[example] for example in batch]
     size = config.micro_batch_size or len(rows)
     for start in range(0, len(rows), size):

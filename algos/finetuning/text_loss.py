@@ -1,4 +1,4 @@
-"""`TextLoss`: the likelihood of plain text as a term of the loss, so that a policy forgets less of what it knew."""
+"""`TextLoss`: likelihood of plain text as a term of PPO's loss, to reduce the policy's forgetting."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class TextPolicy(Protocol):
-    """A policy that is a language model (`LMPolicy`)."""
+    """Interface of a policy with a language model (`LMPolicy`)."""
 
     lm: LanguageModel
 
 
 class TextLoss:
-    """The pretraining-gradient term of PPO-ptx (Ouyang et al. 2022, eq. 2), negated: a callable ``(policy) -> loss``.
+    """Pretraining-gradient term of PPO-ptx (Ouyang et al. 2022, eq. 2), negated: a callable ``(policy) -> loss``.
 
-    Each call takes the next batch of an endless stream: the texts, each closed by an EOS, one after the other, cut
-    into blocks, which come in a new random order each time round. A batch of plain text is a rollout whose mask is
-    True everywhere (but on the padding of the last block), so the policy scores it like any other, at its own
-    temperature.
+    Each call takes the next batch of an endless stream: the texts, each ended by EOS, are concatenated and cut into
+    blocks, which are reshuffled in every pass. A batch of plain text is a rollout whose mask is True everywhere (except
+    on padding of the last block), so the policy scores it like any other, at its own temperature.
 
     Args:
-        texts: plain texts; read by the policy's tokenizer at the first call.
-        coef: weight of the mean negative log-likelihood, per nat a token; γ in the paper, which takes the sum.
-        batch_size: blocks in a call.
-        max_length: tokens that are predicted in a block.
-        seed: of the order.
+        texts: plain texts; tokenized by the policy's tokenizer at the first call.
+        coef: weight of the mean negative log-likelihood (nats per token); γ in the paper, which uses the sum.
+        batch_size: blocks per call.
+        max_length: predicted tokens per block.
+        seed: seed of the block order.
 
     Raises:
-        ValueError: on no texts, or a number out of range; when called, if the model cannot read that many tokens.
+        ValueError: if there are no texts or a number is out of range; when called, if ``max_length`` exceeds the
+            model's context length.
 
     Example:
         >>> auxiliary = TextLoss(["the film was good", "a dull plot"], coef=0.1)
@@ -64,7 +64,7 @@ class TextLoss:
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
     def __call__(self, policy: TextPolicy) -> Tensor:
-        """The term for the next batch, a float32 scalar with a gradient."""
+        """Loss term of the next batch, a differentiable float32 scalar."""
         if not isinstance(getattr(policy, "lm", None), LanguageModel):
             raise TypeError(
                 f"the policy is a {type(policy).__name__}, and only a language model (LMPolicy) has a TextLoss"
@@ -74,7 +74,7 @@ class TextLoss:
         return -self.coef * masked_mean(log_prob, mask=rollout["mask"])
 
     def next_rollout(self, lm: LanguageModel) -> TensorDict:
-        """The next batch in the schema of `textenv.rollout`: ``observation``, ``action`` and ``mask``."""
+        """Next batch in the schema of `textenv.rollout`: ``observation``, ``action`` and ``mask``."""
         if lm.tokenizer is not self._tokenizer:
             check_context(lm, self.max_length)
             self._blocks, self._tokenizer = PromptList(self._cut(lm.tokenizer)), lm.tokenizer
@@ -88,15 +88,15 @@ class TextLoss:
         return TensorDict(columns, batch_size=columns["mask"].shape)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands: two integers say it all."""
+        """Seed and position of the stream."""
         return {"seed": self._seed, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from where `state_dict` was taken, with the same texts and sizes."""
+        """Resume from a `state_dict`; texts and sizes must be the same."""
         self._seed, self._position = int(state["seed"]), int(state["position"])
 
     def _cut(self, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
-        """Blocks of ``max_length + 1`` ids; each begins with the last id of the one before, so all are predicted."""
+        """Cut texts into blocks of ``max_length + 1`` ids, overlapping by one, so all but the first are predicted."""
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         plain = (as_prompt(i, without_end(text, tokenizer)) for i, text in enumerate(self.texts))
         texts = (prompt_ids(text, tokenizer) + end for text in plain)

@@ -1,4 +1,4 @@
-"""Policies: networks that act, and score what was done."""
+"""Policies: networks that sample actions and score rollouts."""
 
 import lazy_loader
 

@@ -17,30 +17,30 @@ from algos.policies.policy import ControlPolicy, Observation, Step
 from textenv.rollout import Evaluation
 
 SMALLEST = 8
-"""Pixels that each side of an image has at least."""
+"""Minimum side of an image, pixels."""
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, kernel and stride of each convolution (Mnih et al. 2015), for sides of 36 pixels and more."""
+"""Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
 SMALL = ((32, 3, 1), (64, 3, 2))
-"""The same for smaller images, on which NATURE leaves nothing: kernels of 3 from stride 1 (Young & Tian 2019)."""
+"""The same for smaller images, where NATURE has no output left: kernels of 3, first stride 1 (Young & Tian 2019)."""
 CHUNK = 1024
-"""Images that `CNNPolicy.values` reads at a time, to bound its memory."""
+"""Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
 
 
 class CNNPolicy(ControlPolicy):
-    """The network of Mnih et al. (2015), "Human-level control": its trunk is shared, actor and critic are linear.
+    """Network of Mnih et al. (2015), "Human-level control": a shared trunk with a linear actor and a linear critic.
 
-    Images are uint8, in the rollout too, and are divided by 255 here. Of three dimensions the shorter one of first
-    and last is the channels: ``(4, 84, 84)`` are stacked frames, ``(210, 160, 3)`` is a colour image; two dimensions
-    are one grey image. Images with a side under 36 pixels get a trunk of smaller kernels.
+    Images are uint8, in the rollout too; the network divides them by 255. With three dimensions, the shorter of the
+    first and the last is the channels: ``(4, 84, 84)`` is a stack of frames, ``(210, 160, 3)`` a colour image. Two
+    dimensions are one grey image. Images with a side under 36 pixels get a trunk with smaller kernels.
 
     Args:
-        observation_space: of one environment, a uint8 Box of 2 or 3 dimensions.
-        action_space: of one environment; see `algos.policies.distributions`.
+        observation_space: that of one environment, a uint8 Box of 2 or 3 dimensions.
+        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of the layer between trunk and heads.
-        seed: of the initial weights and of the sampled actions.
+        seed: seed of the initial weights and of action sampling.
 
     Raises:
-        ValueError: on another kind of space.
+        ValueError: if a space is of an unsupported kind.
 
     Example:
         >>> policy = CNNPolicy(spaces.Box(0, 255, (16, 16, 3), np.uint8), spaces.Discrete(2))
@@ -81,17 +81,17 @@ class CNNPolicy(ControlPolicy):
         return Evaluation(log_prob, entropy, self.critic(features).squeeze(-1))
 
     def output(self, rollout: TensorDict) -> Tensor:
-        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
         return self.actor(self._features(rollout["observation"]))
 
     def value(self, observation: Tensor) -> Tensor:
-        """Value of images ``[*batch, *]``, ``[*batch]``, read in chunks."""
+        """State values ``[*batch]`` of images ``[*batch, *]``, computed in chunks."""
         before = observation.shape[: observation.ndim - len(self._shape)]
         parts = observation.reshape(-1, *self._shape).split(CHUNK)
         return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
 
     def arguments(self) -> dict[str, Any]:
-        """What it is made with besides its spaces."""
+        """Constructor arguments other than the spaces, for JSON."""
         return {"hidden": self.hidden}
 
     def _make_trunk(self) -> nn.Sequential:
@@ -105,20 +105,20 @@ class CNNPolicy(ControlPolicy):
         return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
 
     def _features(self, observation: Tensor) -> Tensor:
-        """``[*, hidden]`` of images with any dimensions before their own."""
+        """Trunk features ``[*, hidden]`` of images with any leading dimensions."""
         before = observation.shape[: observation.ndim - len(self._shape)]
         images = self._images(observation.reshape(-1, *self._shape).to(self.critic.weight.device))
         return self.trunk(images.to(torch.float32) / 255).view(*before, self.hidden)
 
     def _images(self, observation: Tensor) -> Tensor:
-        """``[n, channels, height, width]``."""
+        """Images as ``[n, channels, height, width]``."""
         if len(self._shape) == 2:
             return observation.unsqueeze(1)
         return observation if self._channels_first else observation.movedim(-1, 1)
 
 
 def is_image(space: spaces.Space) -> bool:
-    """Whether `CNNPolicy` can read this observation space."""
+    """True if `CNNPolicy` can read this observation space."""
     try:
         image_layout(space)
     except ValueError:
@@ -127,10 +127,10 @@ def is_image(space: spaces.Space) -> bool:
 
 
 def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
-    """Shape of an image, and whether its channels come first.
+    """Shape of an image space, and True if its channels come first.
 
     Raises:
-        ValueError: if it is no image, its channels cannot be told, or it is too small.
+        ValueError: if the space is not an image, its channel dimension is ambiguous, or the image is too small.
     """
     shape = tuple(space.shape or ())
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):

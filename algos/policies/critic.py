@@ -1,4 +1,4 @@
-"""`Critic`: a value model of its own beside a language model's policy."""
+"""`Critic`: a separate value model for a language-model policy."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from textenv.rewards.reward_model import RewardModel
 
 HEAD = "value_head.safetensors"
-"""File with the weights of a value head, on the policy's trunk or on the critic's, beside the trunk's own files."""
+"""File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
 
 
 class Critic(nn.Module):
-    """A causal trunk with a scalar head: the value of every prefix, by weights that are none of the policy's.
+    """Causal trunk with a scalar head: the value of every prefix, with no weights shared with the policy.
 
-    It costs a second model, and in return neither of the two losses moves what the other is learning from (Ziegler et
-    al. 2019 share the trunk, Ouyang et al. 2022 do not). Dropout is off, always. The head computes in fp32, whatever
-    the trunk's dtype.
+    It costs a second model, but policy loss and value loss do not change each other's features (Ziegler et al. 2019
+    share the trunk, Ouyang et al. 2022 do not). Dropout is always off. The head computes in fp32, whatever the trunk's
+    dtype.
 
     Args:
         trunk: a causal `transformers` model without output layer; trained in place.
-        head: from the trunk's hidden size to 1.
-        tokenizer: whose ids it reads.
+        head: linear layer from the trunk's hidden size to 1.
+        tokenizer: tokenizer whose ids the trunk reads.
 
     Example:
         >>> critic = Critic.from_language_model(LanguageModel.load("embedded"))  # doctest: +SKIP
@@ -48,19 +48,19 @@ class Critic(nn.Module):
 
     @classmethod
     def from_language_model(cls, lm: LanguageModel) -> Critic:
-        """A copy of a language model's trunk, all of which trains, under a head that says 0.
+        """Make a critic from a copy of a language model's trunk and a zero-initialized head; all weights train.
 
-        Adapters (LoRA) are worked into the copy's weights.
+        Adapters (LoRA) are merged into the copy's weights.
         """
         trunk = merged_trunk(lm.model).requires_grad_(True)
         return cls(trunk, fresh_head(lm.hidden_size, lm.device), lm.tokenizer)
 
     @classmethod
     def from_reward_model(cls, reward_model: RewardModel) -> Critic:
-        """A copy of a reward model, in float32, all of which trains: the value of a whole text is its score.
+        """Make a critic from a float32 copy of a reward model; all weights train. The value of a text is its score.
 
         Raises:
-            ValueError: unless the reward model is causal and gives one raw score, linear in its trunk's output.
+            ValueError: unless the reward model is causal with one raw score, linear in its trunk's output.
         """
         model = plain_model(reward_model.model)
         name, score = type(model).__name__, getattr(model, "score", None)
@@ -79,7 +79,7 @@ class Critic(nn.Module):
     def load(
         cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
     ) -> Critic:
-        """Read what `save` wrote; float32 unless told otherwise."""
+        """Load a critic written by `save`; float32 by default."""
         from safetensors.torch import load_file
         from transformers import AutoModel
 
@@ -91,7 +91,7 @@ class Critic(nn.Module):
         return cls(trunk, head, tokenizer)
 
     def save(self, folder: Path, *, metadata: dict[str, str]) -> None:
-        """Write a plain `transformers` folder (of `AutoModel`), and beside it the head with that metadata."""
+        """Write a plain `transformers` folder (of `AutoModel`), and the head with this metadata into it."""
         from safetensors.torch import save_file
 
         with no_progress_bars():
@@ -99,14 +99,14 @@ class Critic(nn.Module):
         save_file(self.head.state_dict(), folder / HEAD, metadata=metadata)
 
     def train(self, mode: bool = True) -> Critic:
-        """Stay in evaluation mode: dropout would make the values noise."""
+        """Stay in evaluation mode: dropout would add noise to the values."""
         return super().train(False)
 
     def compute_like(self, lm: LanguageModel) -> None:
-        """Take over how a language model saves memory (gradient checkpointing, autocast).
+        """Use a language model's memory options (gradient checkpointing, autocast).
 
         Raises:
-            ValueError: if its tokens are others, or the trunk's layers cannot be checkpointed.
+            ValueError: if the language model's vocabulary differs, or the trunk's layers cannot be checkpointed.
         """
         read = self.tokenizer.get_vocab()
         strange = [token for token, index in lm.tokenizer.get_vocab().items() if read.get(token) != index]
@@ -119,7 +119,7 @@ class Critic(nn.Module):
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
 
     def values(self, tokens: Tensor) -> Tensor:
-        """Value of each row's prefixes: int64 ``[B, L]``, padded on the right, to float32 ``[B, L]``."""
+        """Values of each row's prefixes: int64 ``[B, L]``, padded on the right, to float32 ``[B, L]``."""
         hidden = trunk_output(
             self.trunk,
             gradient_checkpointing=self.gradient_checkpointing,
@@ -132,7 +132,7 @@ class Critic(nn.Module):
 
     @torch.no_grad()
     def _check_scores(self, reward_model: RewardModel) -> None:
-        """The values of a text must be the scores of its prefixes, or the reward model is not causal."""
+        """Raise a ValueError unless the values of a text are the scores of its prefixes (the model is causal)."""
         ids = torch.arange(3, device=self.trunk.device).unsqueeze(0) % reward_model.model.config.vocab_size
         known = torch.ones_like(ids)
         scores = torch.cat([reward_model.score_ids(ids[:, :stop], known[:, :stop]) for stop in (1, 2, 3)])
@@ -147,7 +147,7 @@ class Critic(nn.Module):
 
 
 def fresh_head(hidden_size: int, device: torch.device) -> nn.Linear:
-    """A value head that says 0, so that it adds no noise to the first advantages; float32."""
+    """Value head initialized to zero, float32, so that it adds no noise to the first advantages."""
     head = nn.Linear(hidden_size, 1, device=device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

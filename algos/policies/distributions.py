@@ -1,4 +1,4 @@
-"""What an action space means: how a network's output becomes actions, and how probable they were."""
+"""Action distributions: sampling, log-probability, entropy and KL from a network's output, for each action space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 LOG_2PI = math.log(2 * math.pi)
 SMALL = 2048
-"""Logits up to which NumPy draws from them."""
+"""Maximum number of logits that are sampled with NumPy."""
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
 
 
 class Categorical(nn.Module):
-    """``Discrete(n)``: n logits; the only one that knows action masks.
+    """``Discrete(n)``: n logits; the only distribution that supports action masks.
 
     Args:
         space: the action space.
@@ -35,27 +35,27 @@ class Categorical(nn.Module):
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions int64 ``[N]`` and their log-probabilities ``[N]`` from logits ``[N, n]``; no gradient."""
+        """Sample actions int64 ``[N]`` from logits ``[N, n]``; returns log-probabilities ``[N]`` too; no gradient."""
         action, log_prob = _draw(_masked(output, action_mask), generator, deterministic)
         return (action + self.start if self.start else action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy, nats, of any batch shape."""
+        """Log-probability and entropy, nats; any batch shape."""
         return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), self.index(action))
 
     def index(self, action: Tensor) -> Tensor:
-        """Number of an action among the logits, from 0."""
+        """Index of an action's logit, from 0."""
         return action - self.start if self.start else action
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both outputs, nats, of any batch shape."""
+        """KL(self‖other) from both outputs, nats; any batch shape."""
         return _categorical_kl(_masked(output, action_mask), _masked(other_output, action_mask))
 
 
 class MultiCategorical(nn.Module):
-    """``MultiDiscrete`` or ``MultiBinary``: independent choices, a binary one being a choice of two.
+    """``MultiDiscrete`` or ``MultiBinary``: independent categorical choices; a binary one has two options.
 
     Args:
         space: the action space.
@@ -68,7 +68,7 @@ class MultiCategorical(nn.Module):
     def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
         super().__init__()
         self.shape = tuple(space.shape)
-        # Integers, not a buffer: what an action means is the space's, not learnt.
+        # Not a buffer: the offset comes from the action space and is not saved with the weights.
         self.start = torch.as_tensor(space.start) if isinstance(space, spaces.MultiDiscrete) else torch.tensor(0)
         self.choices = _choices(space).flatten().tolist()
         self.size = sum(self.choices)
@@ -76,7 +76,7 @@ class MultiCategorical(nn.Module):
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions int64 ``[N, *]`` and their log-probabilities ``[N]`` from ``[N, size]``, the logits side by side."""
+        """Sample actions int64 ``[N, *]`` and log-probabilities ``[N]`` from concatenated logits ``[N, size]``."""
         _refuse_mask(action_mask)
         parts = [_draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
         action = torch.stack([action for action, _ in parts], dim=-1)
@@ -84,7 +84,7 @@ class MultiCategorical(nn.Module):
         return action.reshape(*log_prob.shape, *self.shape) + self.start.to(action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy, nats, of any batch shape."""
+        """Log-probability and entropy, nats; any batch shape."""
         _refuse_mask(action_mask)
         chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
         parts = [
@@ -97,22 +97,22 @@ class MultiCategorical(nn.Module):
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both outputs, nats, of any batch shape: the sum over the independent choices."""
+        """KL(self‖other) from both outputs, nats, summed over the independent choices; any batch shape."""
         _refuse_mask(action_mask)
         both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
         return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
 
 
 class Gaussian(nn.Module):
-    """A ``Box`` of floats: the output is the mean; the log standard deviation is free, one a dimension.
+    """``Box`` of floats: the output is the mean; each dimension has one trainable log standard deviation.
 
-    Samples are not squashed: where the box has bounds, `algos.collection` clips what the environment is given.
+    Samples are not squashed: if the box has bounds, `algos.collection` clips the action for the environment.
 
     Args:
         space: the action space.
 
     Raises:
-        ValueError: if it holds integers.
+        ValueError: if the box has an integer dtype.
 
     Example:
         >>> Gaussian(spaces.Box(-1, 1, (2,))).log_std
@@ -131,7 +131,7 @@ class Gaussian(nn.Module):
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` and their log-densities ``[N]`` from means ``[N, size]``; no gradient."""
+        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` from means ``[N, size]``; no gradient."""
         _refuse_mask(action_mask)
         if deterministic:
             noise = torch.zeros_like(output)
@@ -141,31 +141,30 @@ class Gaussian(nn.Module):
         return action.view(len(output), *self.shape), self.score(output, action)[0]
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-density and differential entropy, nats, of any batch shape."""
+        """Log-density and differential entropy, nats; any batch shape."""
         _refuse_mask(action_mask)
         return _gaussian_log_prob_and_entropy(output, self.log_std, action)
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both means, nats, of any batch shape; the other's deviation is a constant."""
+        """KL(self‖other) from both means, nats; any batch shape. No gradient to the other's standard deviation."""
         _refuse_mask(action_mask)
         return _gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
 
 
 class StateDependentGaussian(nn.Module):
-    """A ``Box`` of floats whose noise is a linear function of the state: gSDE.
+    """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
 
-    Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning": the noise is φ(s) E with a matrix
-    E ~ N(0, σ²) that is held for several steps, so that equal states are perturbed alike
-    (`algos.policies.random_streams`).
-    At each step the action is Gaussian with variance φ(s)² σ² + 1e-6. An output is the mean and the features φ(s),
-    side by side; no gradient passes into the features. σ is learnt, one a feature and dimension. Samples are not
-    squashed.
+    gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
+    matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise
+    (`algos.policies.random_streams`). At each step the action is Gaussian with variance φ(s)² σ² + 1e-6. The network
+    output is the mean and the features φ(s), concatenated; the features get no gradient from here. σ is trained, one
+    per feature and dimension. Samples are not squashed.
 
     Args:
         space: the action space.
-        features: how many there are.
+        features: number of features.
 
     Raises:
         ValueError: unless it is a Box of floats.
@@ -186,7 +185,7 @@ class StateDependentGaussian(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(features, self.size))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Matrices of standard normal numbers, float32 ``[count, features, size]``; E is σ times one of them."""
+        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
         return torch.randn(count, self.features, self.size, generator=generator)
 
     @torch.no_grad()
@@ -199,7 +198,7 @@ class StateDependentGaussian(nn.Module):
         deterministic: bool,
         matrices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` and their log-densities ``[N]``, no gradient; by these matrices or new ones."""
+        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` with given or new matrices; no gradient."""
         _refuse_mask(action_mask)
         action, features = self._split(output)
         if not deterministic:
@@ -208,14 +207,14 @@ class StateDependentGaussian(nn.Module):
         return action.reshape(len(output), *self.shape), self.score(output, action)[0]
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-density and differential entropy, nats, of any batch shape; E is integrated out."""
+        """Log-density and differential entropy with E integrated out, nats; any batch shape."""
         _refuse_mask(action_mask)
         return _gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both outputs, nats, of any batch shape; the other's deviation is a constant."""
+        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
         _refuse_mask(action_mask)
         return _gaussian_kl(
             self._split(output)[0],
@@ -239,10 +238,10 @@ ActionDistribution = Categorical | MultiCategorical | Gaussian | StateDependentG
 
 
 def action_distribution(space: spaces.Space) -> ActionDistribution:
-    """The distribution over an action space.
+    """Make the default distribution for an action space.
 
     Raises:
-        ValueError: for a space that no policy here chooses from.
+        ValueError: if the space is not supported.
     """
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
@@ -257,7 +256,7 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
 
 
 def _choices(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
-    """How many values each choice has, in the space's shape."""
+    """Number of options of each choice, in the space's shape."""
     return space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
 
 
@@ -266,7 +265,7 @@ def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
 
 
 def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
-    """A choice by logits ``[*, n]`` and its log-probability, ``[*]`` each, without a gradient.
+    """Sample an action from logits ``[*, n]``; returns it and its log-probability, ``[*]`` each, no gradient.
 
     Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
     """
@@ -283,13 +282,13 @@ def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tu
 
 
 def _draw_few(logits: np.ndarray, generator: torch.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The same in NumPy, whose calls cost a third of torch's, by the same noise."""
-    with np.errstate(all="ignore"):  # what is not finite is found and named later, as where torch computes it
+    """Equivalent of `_draw` in NumPy, with the same noise: faster for few logits."""
+    with np.errstate(all="ignore"):  # as with torch, later checks report numbers that are not finite
         log_probs = logits - logits.max(-1, keepdims=True)
         log_probs -= np.log(np.exp(log_probs).sum(-1, keepdims=True))
         chosen = log_probs
         if not deterministic:
-            noise = np.empty(logits.shape, dtype=np.float32)  # torch.empty takes five times as long
+            noise = np.empty(logits.shape, dtype=np.float32)  # faster than torch.empty
             torch.from_numpy(noise).exponential_(generator=generator)
             chosen = log_probs - np.log(noise, out=noise)
     action = chosen.argmax(-1)

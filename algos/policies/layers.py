@@ -1,4 +1,4 @@
-"""Layers with orthogonal weights, drawn from a generator of one's own."""
+"""Layers with orthogonal weights, initialized from a given generator."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Widths of hidden layers; raises a ValueError unless they are a sequence."""
+    """Convert the widths of hidden layers to a tuple; raises a ValueError unless they are a sequence."""
     if not isinstance(hidden, Sequence):
         raise ValueError(f"hidden is {hidden!r}, expected the width of each hidden layer, such as (64, 64)")
     return tuple(hidden)
 
 
 def linear(before: int, after: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with orthogonal weights of this gain and zero biases (Huang et al. 2022)."""
+    """Linear layer with orthogonal weights of this gain and zero biases (Huang et al. 2022)."""
     if not (isinstance(before, int) and isinstance(after, int) and before > 0 and after > 0):
         raise ValueError(f"layer sizes must be positive integers, got in_features={before!r}, out_features={after!r}")
-    # Created without values: nn.Linear's own initialisation would draw from the global generator.
+    # Created uninitialized: nn.Linear's own initialization would draw from the global generator.
     return _orthogonal(nn.utils.skip_init(nn.Linear, before, after), gain, generator)
 
 
 def convolution(before: int, after: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    """A convolution without padding, with orthogonal weights of gain √2 and zero biases."""
+    """Convolution without padding, with orthogonal weights of gain √2 and zero biases."""
     return _orthogonal(nn.utils.skip_init(nn.Conv2d, before, after, kernel, stride), SQRT_2, generator)
 
 
@@ -42,7 +42,7 @@ def tower(
     generator: torch.Generator,
     activation: type[nn.Module] = nn.Tanh,
 ) -> nn.Sequential:
-    """Linear layers with an activation between them; ``gain`` is that of the last one."""
+    """MLP: linear layers with an activation between them; ``gain`` is that of the last layer."""
     widths = [size, *hidden]
     layers: list[nn.Module] = []
     for before, after in zip(widths[:-1], widths[1:], strict=True):

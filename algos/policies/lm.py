@@ -28,33 +28,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CRITIC = "critic"
-"""Folder of the critic inside that of a saved policy."""
+"""Subfolder for the critic in a saved policy's folder."""
 
 
 class LMPolicy(nn.Module):
-    """Any decoder-only model as a recurrent policy: its cache is the hidden state, the prefix is the state.
+    """Decoder-only language model as a recurrent policy: the prefix is the state, the cache the hidden state.
 
-    The value is that of a linear head on the model's trunk, zero at the start and computed in fp32 whatever the model's
-    dtype, or of a critic with a trunk of its own.
+    The value comes from a linear head on the model's trunk, initialized to zero and computed in fp32 whatever the
+    model's dtype, or from a critic with its own trunk.
 
     Args:
-        model: a decoder-only `transformers` model; the policy trains it in place, or only the adapters inside its
-            layers where it is a `peft` model.
-        tokenizer: its tokenizer.
-        temperature: one for acting and scoring; a reference made by `reference` has it too.
-        critic: a value model instead of the head on the trunk. It is trained too, and saves memory by the two options
-            below as the policy does.
-        detach_value: True keeps the value's gradient out of the shared trunk.
-        gradient_checkpointing: compute activations again in the backward pass (`LanguageModel`).
-        autocast: ``torch.bfloat16`` computes in it, of float32 weights, in acting and scoring alike (`LanguageModel`).
-        top_k: sample from that many most probable tokens only. For generation: a policy that samples so cannot be
-            trained, for its probabilities would be those of a support that moves with its weights.
-        top_p: sample from the fewest tokens whose probabilities reach this, > 0 and <= 1; likewise.
-        seed: of the sampled tokens.
+        model: a decoder-only `transformers` model, trained in place; of a `peft` model only the adapters inside its
+            layers are trained.
+        tokenizer: the model's tokenizer.
+        temperature: temperature for both acting and scoring; a `reference` has the same.
+        critic: a value model instead of the head on the trunk. It is trained too, with the policy's settings of
+            ``gradient_checkpointing`` and ``autocast``.
+        detach_value: keep the value's gradient out of the shared trunk.
+        gradient_checkpointing: recompute activations in the backward pass (`LanguageModel`).
+        autocast: ``torch.bfloat16`` computes in that dtype with float32 weights, both acting and scoring
+            (`LanguageModel`).
+        top_k: sample only from the k most probable tokens. For generation: such a policy cannot be trained, because
+            the support of its distribution changes with the weights.
+        top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only too.
+        seed: seed of token sampling.
 
     Raises:
-        ValueError: as `LanguageModel` does, on a ``top_k`` or ``top_p`` that is out of range, and on a critic of other
-            tokens or beside ``detach_value``.
+        ValueError: as `LanguageModel` does; if ``top_k`` or ``top_p`` is out of range; or if the critic has another
+            vocabulary or is combined with ``detach_value``.
 
     Example:
         >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
@@ -111,16 +112,14 @@ class LMPolicy(nn.Module):
         critic: Critic | str | Path | None = None,
         **options: Any,
     ) -> LMPolicy:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 unless told otherwise.
-
-        A saved policy comes back with its value head or its critic.
+        """Load model and tokenizer; a saved policy is restored with its value head or critic.
 
         Args:
-            name: the model.
-            dtype: of the weights.
-            critic: as in the constructor, ``"copy"`` to begin as a copy of the model, or a reward model's folder or hub
-                name (`Critic.from_reward_model`).
-            options: those of the constructor.
+            name: ``"embedded"``, a local folder, or a hub name.
+            dtype: dtype of the weights; None means float32.
+            critic: as in the constructor, ``"copy"`` to start from a copy of the model, or a reward model's folder or
+                hub name (`Critic.from_reward_model`).
+            options: constructor arguments; they override saved ones.
         """
         lm = LanguageModel.load(name, dtype=dtype)
         critic = _critic(critic, lm)
@@ -137,35 +136,35 @@ class LMPolicy(nn.Module):
 
     @property
     def num_actions(self) -> int:
-        """Tokens to choose from."""
+        """Number of tokens to choose from."""
         return self.lm.num_tokens
 
     @property
     def sampling_only(self) -> bool:
-        """Whether actions come from less than the whole distribution, so that the policy cannot be trained."""
+        """True if top-k or top-p truncates the distribution, so that the policy cannot be trained."""
         return self.top_k is not None or self.top_p is not None
 
     @property
     def temperature(self) -> float:
-        """What divides the logits, in acting and scoring."""
+        """Divisor of the logits, in acting and scoring."""
         return self.lm.temperature
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """What trunk and logits are computed in, in acting and scoring; None is the dtype of the weights."""
+        """Dtype of the computation of trunk and logits, in acting and scoring; None means the dtype of the weights."""
         return self.lm.autocast
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer; an environment takes the same one."""
+        """The model's tokenizer; the environment needs the same one."""
         return self.lm.tokenizer
 
     def reference(self) -> LanguageModel:
-        """The model as it is now, for a KL penalty: a copy of what trains (of LoRA the adapter), no more."""
+        """Frozen copy of the model for a KL penalty; only trained weights are copied (with LoRA, the adapter)."""
         return self.lm.frozen_copy()
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
-        """See `Policy.act`; the observation is that of `TextVectorEnv`. Only new tokens are read."""
+        """See `Policy.act`; the observation is that of `TextVectorEnv`. Only tokens not yet in the cache are read."""
         if not isinstance(observation, dict):
             raise TypeError(
                 "a language model reads the observations of a text environment: give it one, or an MLPPolicy"
@@ -175,7 +174,7 @@ class LMPolicy(nn.Module):
             self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
         decoder = self._decoder
         allowed = None if action_mask is None else action_mask.to(decoder.device)
-        # Before the forward pass: a device would have to finish it before it is handed numbers.
+        # Before the forward pass: a later copy to the device would have to wait for it.
         streams = None if deterministic else self._streams
         uniform = None if streams is None else streams.next().to(decoder.device)
         logits = restrict(decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
@@ -185,9 +184,9 @@ class LMPolicy(nn.Module):
         return Step(*sample(logits, generator=self.generator, uniform=uniform))
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Forget what was read in these slots, and begin the streams of their seeds; see `Policy.reset`."""
+        """Clear the cache of these slots, and start the streams of their seeds; see `Policy.reset`."""
         if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
-            self._decoder = None  # the policy was moved
+            self._decoder = None  # the policy is on another device now
         if self._decoder is not None:
             self._decoder.reset(rows)
         if seeds is None or rows is None or self._streams is None:
@@ -196,7 +195,7 @@ class LMPolicy(nn.Module):
             self._streams.begin(rows, seeds)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """See `Policy.evaluate`; logits exist only at the True entries."""
+        """See `Policy.evaluate`; logits are computed only at the True entries."""
         tokens = rollout["observation"]
         hidden = self.lm.hidden(tokens)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
@@ -204,7 +203,7 @@ class LMPolicy(nn.Module):
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | LMPolicy) -> Tensor:
-        """See `Policy.divergence`; the other is a language model, or another policy of this kind."""
+        """See `Policy.divergence`; ``other`` is a language model or an `LMPolicy`."""
         return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
 
     @torch.no_grad()
@@ -220,20 +219,20 @@ class LMPolicy(nn.Module):
         return (self.value_head if self.critic is None else self.critic).parameters()
 
     def update_normalizer(self, rollout: TensorDict) -> None:
-        """Nothing is normalised."""
+        """Do nothing: tokens are not normalized."""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`. The folder is a plain `transformers` folder with a value head, or ``critic/``, beside it.
+        """See `Policy.save`. Writes a plain `transformers` folder, with the value head or ``critic/`` added.
 
-        Of a model with an adapter it is a `peft` folder: the adapter, and the name of its base (`textenv.lm.loading`).
+        A model with an adapter becomes a `peft` folder: the adapter and the name of its base (`textenv.lm.loading`).
         """
         self._write(self.lm.model, folder)
         return {}
 
     def merge(self, folder: str | Path) -> Path:
-        """Write the policy with its adapter (LoRA) worked into the weights: a plain `transformers` folder.
+        """Write the policy with its adapter (LoRA) merged into the weights, as a plain `transformers` folder.
 
-        Value head or critic stand beside it, as in `save`.
+        Value head or critic are added as in `save`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,7 +252,7 @@ class LMPolicy(nn.Module):
             "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
         }
         metadata = {"options": json.dumps(options)}
-        # What another kind of policy left in the folder would come back with this one.
+        # Otherwise `load` would restore the value head or critic of a policy saved here earlier.
         (folder / HEAD).unlink(missing_ok=True)
         shutil.rmtree(folder / CRITIC, ignore_errors=True)
         if self.critic is None:
@@ -275,7 +274,7 @@ def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | N
 
 
 def _read_head(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights of a saved value head, and the policy's options beside them."""
+    """Weights of a saved value head, and the policy's options from its metadata."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

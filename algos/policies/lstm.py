@@ -1,4 +1,4 @@
-"""`LSTMPolicy`: a policy that remembers, for environments that hide part of their state."""
+"""`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from textenv.rollout import Evaluation
 
 
 class LSTMPolicy(ControlPolicy):
-    """A linear encoder with tanh and an LSTM, both shared by a linear actor and a linear critic.
+    """Linear encoder with tanh and an LSTM, both shared by a linear actor and a linear critic.
 
-    The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell. Whole rows are the unit of a
-    minibatch: `evaluate` goes on from the state that the rollout recorded at the row's start and back-propagates
-    through the row, or to the episode's beginning in it. Its `reference` does the same, so up to the beginning of a row
-    amid an episode both remember what the policy did. Initialisation as in `MLPPolicy`.
+    The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell state. Minibatches consist of whole rows:
+    `evaluate` starts from the state recorded at the start of the row and back-propagates through the row, or to the
+    start of an episode within it. A `reference` does the same, so in a row that starts mid-episode both start from the
+    policy's recorded state. Initialization as in `MLPPolicy`.
 
     Args:
-        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
-        action_space: of one environment; see `algos.policies.distributions`.
+        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of encoder and LSTM.
-        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
-        seed: of the initial weights and of the sampled actions.
+        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
+        seed: seed of the initial weights and of action sampling.
 
     Raises:
-        ValueError: on another kind of space, or when acting in other slots than before without a reset.
+        ValueError: if a space is of an unsupported kind; when acting, if the number of slots changes without a reset.
 
     Example:
         >>> policy = LSTMPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), hidden=8)
@@ -64,7 +64,7 @@ class LSTMPolicy(ControlPolicy):
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
-        # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
+        # Not a buffer; replaced at every step and never changed in place, so a shallow copy keeps its own state.
         self._state: Tensor | None = None
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class LSTMPolicy(ControlPolicy):
         return Step(action, log_prob, before)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Forget these slots (bool ``[N]``), or all."""
+        """Clear the state of these slots (bool ``[N]``), or of all."""
         super().reset(rows, seeds=seeds)
         if rows is None or self._state is None:
             self._state = None
@@ -97,7 +97,7 @@ class LSTMPolicy(ControlPolicy):
             self._state = torch.where(forget[:, None, None], 0.0, self._state)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """See `Policy.evaluate`; rows ``[B, T]``, 0 on False entries. What stands there has no effect, NaN included."""
+        """See `Policy.evaluate`; rows ``[B, T]``. False entries are ignored, NaN included, and give 0."""
         mask, hidden = rollout["mask"], self._remembered(rollout)
         action_mask = rollout.get("action_mask", None)
         log_prob, entropy = self.distribution.score(
@@ -106,7 +106,7 @@ class LSTMPolicy(ControlPolicy):
         return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
 
     def divergence(self, rollout: TensorDict, other: LSTMPolicy) -> Tensor:
-        """See `Policy.divergence`; rows ``[B, T]``, 0 on False entries."""
+        """See `Policy.divergence`; rows ``[B, T]``, 0 at False entries."""
         check_same_kind(self, other)
         mask, action_mask = rollout["mask"], rollout.get("action_mask", None)
         with torch.no_grad():
@@ -121,7 +121,7 @@ class LSTMPolicy(ControlPolicy):
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """See `Policy.values`; at the end of a stretch the LSTM takes one more step, on the final observation."""
+        """See `Policy.values`; at the end of a segment the LSTM takes one more step, on the final observation."""
         mask, stretches = rollout["mask"], _stretches(rollout)
         if not mask.any():
             nothing = torch.zeros(mask.shape, device=mask.device)
@@ -134,35 +134,35 @@ class LSTMPolicy(ControlPolicy):
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
 
     def _remembered(self, rollout: TensorDict) -> Tensor:
-        """The LSTM's output ``[m, hidden]`` at the True entries."""
+        """LSTM outputs ``[m, hidden]`` at the True entries."""
         stretches = _stretches(rollout)
         observation = rollout["observation"][rollout["mask"]]
         hidden = self._unroll(self._encode(observation).split(stretches.lengths.tolist()), stretches)
         return hidden[stretches.entries()]
 
     def _unroll(self, features: Sequence[Tensor], stretches: _Stretches) -> Tensor:
-        """The LSTM's outputs ``[S, L, hidden]``, padded on the right, of S stretches side by side."""
+        """LSTM outputs ``[S, L, hidden]`` of a batch of S segments, padded on the right."""
         return self.lstm(pad_sequence(list(features), batch_first=True), _pair(stretches.state))[0]
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """What the LSTM is given: flat, float32, normalised, encoded."""
+        """LSTM input: flat, float32, normalized, encoded."""
         return self.encoder(self._read(observation.to(self.critic.weight)))
 
     def arguments(self) -> dict[str, Any]:
-        """What it is made with besides its spaces."""
+        """Constructor arguments other than the spaces, for JSON."""
         return {"hidden": self.hidden, "normalize_observations": self.normalizer is not None}
 
 
 class _Stretches(NamedTuple):
-    """The parts of a rollout's rows between beginnings of episodes: what the LSTM reads without a break."""
+    """Segments of a rollout's rows, split at episode starts: the LSTM reads each one without a reset."""
 
     lengths: Tensor
-    """int64 ``[S]``; they stand one after the other in the rollout's True entries."""
+    """int64 ``[S]``; the segments are consecutive in the rollout's True entries."""
     state: Tensor
-    """``[S, 2, hidden]`` before each one's first entry: as recorded at the row's start, 0 at an episode's."""
+    """``[S, 2, hidden]``: state before each segment, as recorded at the row's start, or 0 at an episode's start."""
 
     def entries(self) -> Tensor:
-        """Bool ``[S, L]``: what is no padding."""
+        """Bool ``[S, L]``: False on padding."""
         longest = int(self.lengths.max())
         return torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]
 
@@ -175,10 +175,10 @@ def _stretches(rollout: TensorDict) -> _Stretches:
 
 
 def _pair(state: Tensor) -> tuple[Tensor, Tensor]:
-    """``[N, 2, hidden]`` as `torch.nn.LSTM` takes it: output and cell, ``[1, N, hidden]`` each."""
+    """Split a state ``[N, 2, hidden]`` for `torch.nn.LSTM`: output and cell state, ``[1, N, hidden]`` each."""
     return state[None, :, 0].contiguous(), state[None, :, 1].contiguous()
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """What belongs to the True entries, at its place in ``[B, T]``; 0 elsewhere."""
+    """Scatter values of the True entries to their places in ``[B, T]``; 0 elsewhere."""
     return x.new_zeros(mask.shape).masked_scatter(mask, x)

@@ -24,25 +24,25 @@ from textenv.rollout import Evaluation
 
 
 class MLPPolicy(ControlPolicy):
-    """Two towers with tanh: what the action distribution is made from (logits or a mean), and a value.
+    """Two tanh networks: an actor for the action distribution (logits or mean), and a critic for the value.
 
-    Initialisation is orthogonal with gain √2, .01 for the actor's output and 1 for the critic's (Engstrom et al.
+    Initialization is orthogonal with gain √2, 0.01 for the actor's output layer and 1 for the critic's (Engstrom et al.
     2020, "Implementation matters in deep policy gradients"; Huang et al. 2022, "The 37 implementation details").
 
     Args:
-        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
-        action_space: of one environment; see `algos.policies.distributions`.
+        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of each hidden layer.
-        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
-        sde_sample_freq: of a Box of actions, makes the noise a function of the state that is drawn anew after this
-            many steps and at an episode's start (`algos.policies.distributions.StateDependentGaussian`;
-            the features are the actor's last hidden layer); None draws each step's noise by itself.
-        log_std_init: of a Box of actions, the log standard deviation at the start; that of each element of the
-            matrix where the noise depends on the state.
-        seed: of the initial weights and of the sampled actions.
+        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
+        sde_sample_freq: for Box actions, use state-dependent noise (gSDE), resampled after this many steps and at the
+            start of an episode (`algos.policies.distributions.StateDependentGaussian`; the features are the actor's
+            last hidden layer). None: independent noise at each step.
+        log_std_init: for Box actions, the initial log standard deviation; with gSDE that of each element of the
+            noise matrix.
+        seed: seed of the initial weights and of action sampling.
 
     Raises:
-        ValueError: on another kind of space.
+        ValueError: if a space is of an unsupported kind.
 
     Example:
         >>> policy = MLPPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
@@ -64,7 +64,7 @@ class MLPPolicy(ControlPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         self.hidden, size = widths(hidden), math.prod(self._shape)
-        # No buffer, and rebound at every step, never written into: a shallow copy has a memory of its own.
+        # Not a buffer; replaced at every step and never changed in place, so a shallow copy keeps its own state.
         self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
         if self._held is None:
             self.distribution = action_distribution(action_space)
@@ -79,9 +79,9 @@ class MLPPolicy(ControlPolicy):
 
     @property
     def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless it is a Box.
+        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless actions are a Box.
 
-        Where the noise depends on the state it is that of each element of the matrix, ``[features, size]``.
+        With gSDE that of each element of the noise matrix, ``[features, size]``.
         """
         if not isinstance(self.distribution, (Gaussian, StateDependentGaussian)):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
@@ -103,7 +103,7 @@ class MLPPolicy(ControlPolicy):
         return self._act_held(torch.from_numpy(seen), action_mask, deterministic)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Have the noise of these slots (bool ``[N]``), or of all, drawn anew; nothing else is remembered."""
+        """Mark the gSDE noise of these slots (bool ``[N]``), or of all, for resampling; there is no other state."""
         super().reset(rows, seeds=seeds)
         if self._held is not None:
             self._held = self._held.forget(rows)
@@ -120,15 +120,15 @@ class MLPPolicy(ControlPolicy):
         return Evaluation(log_prob, entropy, value.squeeze(-1))
 
     def output(self, rollout: TensorDict) -> Tensor:
-        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
         return self._output(self._read(rollout["observation"]))
 
     def value(self, observation: Tensor) -> Tensor:
-        """Value of observations ``[*batch, *]``, ``[*batch]``."""
+        """State values ``[*batch]`` of observations ``[*batch, *]``."""
         return tower_output(self._read(observation), self.critic).squeeze(-1)
 
     def arguments(self) -> dict[str, Any]:
-        """What it is made with besides its spaces; ``log_std_init`` and ``seed`` only made its first weights."""
+        """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
         return {
             "hidden": list(self.hidden),
             "normalize_observations": self.normalizer is not None,
@@ -137,7 +137,7 @@ class MLPPolicy(ControlPolicy):
 
     @torch.no_grad()
     def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Choose by matrices that are held for several steps."""
+        """Act with gSDE, whose noise matrices are held for several steps."""
         assert self._held is not None
         assert isinstance(self.distribution, StateDependentGaussian)
         output = self._output(seen)
@@ -153,7 +153,7 @@ class MLPPolicy(ControlPolicy):
         return Step(*drawn)
 
     def _output(self, observation: Tensor) -> Tensor:
-        """What the action distributions are made from, of observations as `_read` gives them."""
+        """Parameters of the action distributions, from observations preprocessed by `_read`."""
         if self._held is None:
             return self.actor(observation)
         features = self.actor[:-1](observation)

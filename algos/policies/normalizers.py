@@ -1,4 +1,4 @@
-"""Running statistics: of observations, inside a policy, and of discounted returns, beside an agent."""
+"""Running statistics: of observations (part of a policy) and of discounted returns (for an agent's rewards)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 EPSILON = 1e-8
 """Added to every variance, as in Gymnasium and Stable-Baselines3."""
 CLIP = 10.0
-"""Normalised observations beyond this many standard deviations are cut off, as in Stable-Baselines3."""
+"""Normalized observations are clipped to this many standard deviations, as in Stable-Baselines3."""
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all that was ever seen, float64 ``[size]``; 0 and 1 before anything was.
+    """Running mean and variance of all samples, float64 ``[size]``; 0 and 1 before the first sample.
 
     Args:
-        size: of one sample.
+        size: length of one sample.
 
     Example:
         >>> moments = RunningMoments(1)
@@ -39,7 +39,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def add(self, samples: Tensor) -> None:
-        """Take samples ``[n, size]`` in (Chan, Golub and LeVeque 1979, the parallel formula)."""
+        """Add samples ``[n, size]`` by the parallel formula of Chan, Golub and LeVeque 1979."""
         if not len(samples):
             return
         variance, mean = torch.var_mean(samples.to(self.mean), dim=0, correction=0)
@@ -52,35 +52,35 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(RunningMoments):
-    """Observations to mean 0 and variance 1, cut off at 10."""
+    """Normalize observations to mean 0 and variance 1, clipped to ±10."""
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalise ``[*, size]``; a gradient passes."""
+        """Normalize ``[*, size]``; differentiable."""
         scale = (self.variance + EPSILON).rsqrt()
         shifted = (observation - self.mean.to(observation.dtype)) * scale.to(observation.dtype)
         return shifted.clamp(-CLIP, CLIP)
 
 
 class RewardNormalizer:
-    """Divides rewards by the running standard deviation of the discounted return (Engstrom et al. 2020, §2).
+    """Divide rewards by the running standard deviation of the discounted return (Engstrom et al. 2020, §2).
 
-    The return runs along each slot, over the rollouts, from an episode's beginning to its end:
-    ``R_t = r_t + γ R_{t-1}``. No mean is subtracted. All of a rollout is divided by one number, the deviation with
-    this rollout taken in: that of Gymnasium's ``NormalizeReward`` and Stable-Baselines3's ``VecNormalize``, which
-    divide each step by what they know so far.
+    The return of each slot accumulates from the start of an episode to its end, across rollouts:
+    ``R_t = r_t + γ R_{t-1}``. No mean is subtracted. All rewards of a rollout are divided by one number, the standard
+    deviation including this rollout. Gymnasium's ``NormalizeReward`` and Stable-Baselines3's ``VecNormalize`` use the
+    same statistic, but divide each step by its value at that step.
 
     Args:
-        gamma: discount a step.
+        gamma: discount factor per step.
     """
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
         self.moments = RunningMoments(1)
         self.running = torch.zeros(0, dtype=torch.float64)
-        """``[B]``: the return so far of the episode under way in each slot."""
+        """``[B]``: discounted return so far of each slot's current episode."""
 
     def __call__(self, rollout: TensorDict) -> Tensor:
-        """Take a rollout in; returns its scaled rewards, float32 ``[B, T]``. The rollout is left as it is."""
+        """Add a rollout to the statistics; returns its scaled rewards, float32 ``[B, T]``, in a new tensor."""
         reward, mask, is_init = (rollout[name] for name in ("reward", "mask", "is_init"))
         running = self.running.to(mask.device)
         if len(running) != len(mask):
@@ -95,12 +95,12 @@ class RewardNormalizer:
         return reward / (self.moments.variance + EPSILON).sqrt().to(reward.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that was learnt, for JSON."""
+        """Statistics and running returns, for JSON."""
         tensors = self.moments.state_dict() | {"running": self.running}
         return {name: x.tolist() for name, x in tensors.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Restore the state from `state_dict`."""
         tensors = {name: torch.tensor(x, dtype=torch.float64) for name, x in state.items()}
         self.running = tensors.pop("running")
         self.moments.load_state_dict(tensors)

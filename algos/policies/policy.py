@@ -1,4 +1,4 @@
-"""What a policy is: the one interface between algorithms and networks."""
+"""`Policy`, the interface between algorithms and networks, and `ControlPolicy`, the base of policies for control."""
 
 from __future__ import annotations
 
@@ -25,75 +25,75 @@ Observation = np.ndarray | dict[str, np.ndarray]
 
 
 class Step(NamedTuple):
-    """One action a slot."""
+    """One action per slot."""
 
     action: Tensor
     """int64 ``[N]`` (Discrete) or ``[N, *]`` (MultiDiscrete, MultiBinary), or float32 ``[N, *]`` (Box)."""
     log_prob: Tensor
     """Log-probability under the distribution that the action was drawn from, float32 ``[N]``, nats."""
     state: Tensor | None = None
-    """What a recurrent policy remembered before this action, ``[N, *]``, without gradient; None from the others."""
+    """Recurrent state before this action, ``[N, *]``, detached; None if the policy records no state."""
 
 
 class Policy(Protocol):
-    """Acts in slots and scores rollouts. Algorithms know `sequential` and nothing else about its kind."""
+    """Interface of policies: act in slots and score rollouts. Algorithms only distinguish policies by `sequential`."""
 
     sequential: bool
     """Minibatch unit: True for whole rows, False for single steps."""
     generator: torch.Generator
-    """Source of every sampled action."""
+    """Random generator for action sampling."""
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
-        """Choose an action for each slot; keeps whatever state the next call needs."""
+        """Choose an action for each slot, and keep the recurrent state for the next call."""
         ...
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Forget what is remembered of these slots (bool ``[N]``), or of all.
+        """Clear the recurrent state of these slots, or of all.
 
         Args:
-            rows: which.
-            seeds: int64 ``[N]``, given for texts: from now on these slots draw their actions from a stream of uniform
-                numbers that belongs to the episode, so that it does not depend on what is played beside it. None
-                goes back to ``generator``. A policy that cannot do so raises a ValueError.
+            rows: slots, bool ``[N]``; None means all.
+            seeds: int64 ``[N]``, used for text: these slots then sample from one uniform stream per episode, so
+                samples do not depend on the other slots. None returns to ``generator``. A policy without such streams
+                raises a ValueError.
         """
         ...
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """Log-probability, entropy and (never None here) value of the rollout's actions and states; differentiable."""
+        """Log-probability and entropy of the rollout's actions, and state values (never None here); differentiable."""
         ...
 
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """Value of each state and of the one after it (`textenv.rollout`), ``[B, T]`` each; no gradient."""
+        """Value of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         ...
 
     def reference(self) -> Reference:
-        """The policy as it is now, which no optimiser touches: what a KL penalty refers to."""
+        """Frozen copy of the current policy: the reference model of a KL penalty."""
         ...
 
     def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
         """Exact KL(self‖other) at the rollout's True entries, nats, differentiable in self alone.
 
-        The other is a reference of the same kind; masks and temperature count as in `evaluate`.
+        ``other`` is a reference of the same kind; masks and temperature apply as in `evaluate`.
         """
         ...
 
     def update_normalizer(self, rollout: TensorDict) -> None:
-        """Take a rollout's observations (True entries) into the running statistics, if there are any.
+        """Add a rollout's observations (True entries) to the running statistics, if there are any.
 
-        Called once after every update: what `act` normalised by stays in force to the last epoch.
+        Called once after every update, so that all epochs normalize as `act` did.
         """
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What the optimiser trains."""
+        """Parameters for the optimizer."""
         ...
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of them that only the value depends on: a critic or a value head."""
+        """Parameters that affect only the value: a critic or a value head."""
         ...
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the weights into a folder; returns the JSON-able rest that `algos.load` needs."""
+        """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
         ...
 
 
@@ -101,14 +101,14 @@ AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
 
 
 def frozen_copy(policy: AnyPolicy) -> AnyPolicy:
-    """A copy that shares neither weights nor random numbers, remembers nothing and does not train."""
+    """Copy with its own weights and random generator, no recurrent state and no gradients."""
     copied: Any = copy.deepcopy(policy).requires_grad_(False)
     copied.reset()
     return copied
 
 
 def check_same_kind(policy: Any, other: Any) -> None:
-    """Raise a TypeError unless another policy's distributions can be compared with this one's, action by action."""
+    """Raise a TypeError unless both policies are of one class, so that their exact KL can be computed."""
     if type(other) is not type(policy):
         raise TypeError(
             f"the exact KL of a {type(policy).__name__} needs a reference of its kind, not {type(other).__name__}: "
@@ -117,16 +117,16 @@ def check_same_kind(policy: Any, other: Any) -> None:
 
 
 def numpy_action(action: Tensor) -> np.ndarray:
-    """The action as an environment wants it."""
+    """Convert actions to a NumPy array for the environment."""
     return action.cpu().numpy()
 
 
 def check_spaces(env: VectorEnv, policy: Any) -> None:
-    """Refuse a policy that was made for other observations or actions than the environment has.
+    """Check that a policy's spaces match the environment's.
 
     Raises:
-        TypeError: on a control policy for text.
-        ValueError: on spaces of all slots, or of another environment.
+        TypeError: if a control policy is used with a text environment.
+        ValueError: if the policy has the batched spaces of all slots, or those of another environment.
     """
     read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
     if read is None or chosen is None:
@@ -150,28 +150,28 @@ def check_spaces(env: VectorEnv, policy: Any) -> None:
 
 
 def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
-    """Whether two spaces hold actions of one kind; limits of a Box are not saved with a policy."""
+    """True if two action spaces match; bounds of a Box are ignored, since they are not saved with a policy."""
     both = isinstance(one, spaces.Box) and isinstance(other, spaces.Box)
     return one.shape == other.shape if both else one == other
 
 
 WEIGHTS = "policy.safetensors"
-"""File of a control policy's weights."""
+"""File name of a control policy's weights."""
 BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
 """Dtypes that a saved Box may have."""
 
 
 class ControlPolicy(nn.Module):
-    """What all policies for control share; a subclass has ``distribution``, networks, `act`, `evaluate` and `output`.
+    """Base of policies for control; a subclass adds ``distribution``, networks, `act`, `evaluate` and `output`.
 
     Args:
-        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
-        action_space: of one environment; see `algos.policies.distributions`.
-        normalize_observations: True scales them by their running mean and variance; see `update_normalizer`.
-        seed: of the initial weights and of the sampled actions.
+        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: that of one environment; see `algos.policies.distributions`.
+        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
+        seed: seed of the initial weights and of action sampling.
 
     Raises:
-        ValueError: on an observation space without a fixed size.
+        ValueError: if the observation space has no fixed size.
     """
 
     sequential = False
@@ -189,19 +189,19 @@ class ControlPolicy(nn.Module):
 
     @property
     def num_actions(self) -> int | None:
-        """Actions to choose from; None where they cannot be counted off."""
+        """Number of actions; None unless the action space is Discrete."""
         return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Nothing is remembered."""
+        """Refuse seeds (`refuse_seeds`); there is no recurrent state to clear."""
         refuse_seeds(seeds, self)
 
     def output(self, rollout: TensorDict) -> Tensor:
-        """What the action distributions of a rollout are made from, ``[*, size]``."""
+        """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
         raise NotImplementedError
 
     def value(self, observation: Tensor) -> Tensor:
-        """Value of observations ``[*batch, *]``, ``[*batch]``."""
+        """State values ``[*batch]`` of observations ``[*batch, *]``."""
         raise NotImplementedError
 
     def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
@@ -219,7 +219,7 @@ class ControlPolicy(nn.Module):
         return step_values(self.value, rollout)
 
     def reference(self) -> Self:
-        """See `Policy.reference`: a frozen copy, the normaliser's statistics included, as they are."""
+        """See `Policy.reference`; the copy includes the normalizer's current statistics."""
         return frozen_copy(self)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
@@ -232,7 +232,7 @@ class ControlPolicy(nn.Module):
             self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
 
     def arguments(self) -> dict[str, Any]:
-        """What a policy is made with besides its spaces, for JSON."""
+        """Constructor arguments other than the spaces, for JSON."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class ControlPolicy(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
-        """Rebuild what `save` wrote; it remembers nothing."""
+        """Load a policy written by `save`, without recurrent state."""
         from safetensors.torch import load_model
 
         arguments = {name: x for name, x in saved.items() if name not in ("observation", "action")}
@@ -254,19 +254,19 @@ class ControlPolicy(nn.Module):
         return policy
 
     def _read(self, observation: Tensor) -> Tensor:
-        """What the networks are given: flat, float32, normalised."""
+        """Network input: flat, float32, normalized."""
         flat = self._flat(observation)
         return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flat(self, observation: Tensor) -> Tensor:
-        """Flatten the observation's own dimensions, whatever stands before them."""
+        """Flatten the observation's own dimensions and keep the leading ones."""
         if len(self._shape) != 1:
             observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
         return observation if observation.dtype is torch.float32 else observation.to(torch.float32)
 
 
 def describe_space(space: spaces.Space) -> dict[str, Any]:
-    """What `restore_space` needs, for JSON."""
+    """Describe a space for JSON, as input of `restore_space`."""
     if isinstance(space, spaces.Dict):
         return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
     if isinstance(space, spaces.Tuple):
@@ -281,10 +281,10 @@ def describe_space(space: spaces.Space) -> dict[str, Any]:
 
 
 def restore_space(saved: dict[str, Any]) -> spaces.Space:
-    """A space that is read and acted on alike; the bounds of a Box are forgotten.
+    """Rebuild a space from `describe_space`; the bounds of a Box are not restored.
 
     Raises:
-        ValueError: on another dtype of a Box than environments have.
+        ValueError: if the dtype of a Box is not in `BOX_DTYPES`.
     """
     if "dict" in saved:
         return spaces.Dict({name: restore_space(part) for name, part in saved["dict"]})
@@ -305,15 +305,15 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:
-    """Value of each observation and of the one after it, ``[B, T]`` each; see `Policy.values`.
+    """Value of each observation and of its successor, ``[B, T]`` each; see `Policy.values`.
 
     Args:
-        value_of: from observations ``[*batch, *]`` to values ``[*batch]``.
+        value_of: function from observations ``[*batch, *]`` to values ``[*batch]``.
         rollout: ``[B, T]``.
     """
     value = value_of(rollout["observation"])
     following = torch.cat([value[:, 1:], value[:, -1:]], dim=1)
-    # The next row's observation is the successor, but where an episode was cut or the rollout ends.
+    # The successor is the next step's observation, except where an episode or the rollout ends.
     cut = rollout["truncated"] | rollout["terminated"]
     cut[:, -1] = True
     following[cut] = value_of(rollout["next_observation"][cut])

@@ -1,4 +1,4 @@
-"""`QPolicy`: a network that says what each action is worth, and acts on it ε-greedily."""
+"""`QPolicy`: a Q-network with an ε-greedy policy."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from textenv.rollout import Evaluation
 
 
 class QPolicy(ControlPolicy):
-    """One tower with ReLU: Q(s, a) of every action. What `algos.dqn.DQN` trains.
+    """ReLU network for Q(s, a) of every action, trained by `algos.dqn.DQN`.
 
-    Its distribution is the ε-greedy one: 1 - ε on the best action and ε spread over all (Sutton and Barto 2018, §2.2).
-    Its value is that of the best action.
+    Its distribution is ε-greedy: 1 - ε on the best action, plus ε spread over all (Sutton and Barto 2018, §2.2).
+    Its value is the Q-value of the best action.
 
     Args:
-        observation_space: of one environment; other spaces than a Box are read as `algos.envs.flatten` says.
-        action_space: of one environment, ``Discrete(n)``.
+        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: that of one environment, ``Discrete(n)``.
         hidden: width of each hidden layer.
-        seed: of the initial weights and of the sampled actions.
+        seed: seed of the initial weights and of action sampling.
 
     Raises:
-        ValueError: on another kind of space.
+        ValueError: if a space is of an unsupported kind.
 
     Example:
         >>> policy = QPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
@@ -61,7 +61,7 @@ class QPolicy(ControlPolicy):
             activation=nn.ReLU,
         )  # fmt: skip
         self.exploration = 0.0
-        """ε, the probability of an action drawn from all."""
+        """ε, the probability of an action drawn uniformly from all."""
 
     def action_values(self, observation: Tensor) -> Tensor:
         """Q(s, a) of every action: ``[*batch, *]`` to float32 ``[*batch, n]``."""
@@ -98,15 +98,15 @@ class QPolicy(ControlPolicy):
         return value, following
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        """See `Policy.value_parameters`: the values choose the actions, so there are none."""
+        """See `Policy.value_parameters`; empty, because the Q-values also determine the actions."""
         return iter(())
 
     def arguments(self) -> dict[str, Any]:
-        """What it is made with besides its spaces."""
+        """Constructor arguments other than the spaces, for JSON."""
         return {"hidden": list(self.hidden)}
 
     def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
-        """The ε-greedy distribution over the actions that are open."""
+        """Log-probabilities of the ε-greedy distribution over the allowed actions."""
         open_actions = torch.ones_like(worth, dtype=torch.bool) if action_mask is None else action_mask
         lowest = torch.finfo(worth.dtype).min
         best = worth.masked_fill(~open_actions, lowest).argmax(-1, keepdim=True)
@@ -115,5 +115,5 @@ class QPolicy(ControlPolicy):
 
 
 def _best(worth: Tensor, action_mask: Tensor | None) -> Tensor:
-    """Value of the best open action, ``[*, n]`` to ``[*]``."""
+    """Q-value of the best allowed action, ``[*, n]`` to ``[*]``."""
     return (worth if action_mask is None else worth.masked_fill(~action_mask, -torch.inf)).max(-1).values

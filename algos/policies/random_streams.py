@@ -1,4 +1,4 @@
-"""Random numbers of slots: matrices that are held for several steps (gSDE), and streams of an episode's own."""
+"""Random numbers per slot: noise matrices held for several steps (gSDE), and one uniform stream per episode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class HeldMatrices:
-    """What each slot's noise is made by until it is drawn anew. Nothing here is written into: a change is a new one.
+    """Noise matrix of each slot, held until it is resampled. Immutable: a change returns a new object.
 
-    The matrices are standard normal and are multiplied by σ when they are used, so that a step's action has the
-    density it is scored by even where σ was learnt since the matrix was drawn.
+    The matrices are standard normal and are multiplied by σ when they are used, so an action has the density that it
+    is scored with, even if σ was updated after the matrix was drawn.
 
     Example:
         >>> held = HeldMatrices(sample_freq=4)
@@ -25,22 +25,22 @@ class HeldMatrices:
     """
 
     sample_freq: int
-    """Steps after which a slot's matrix is drawn anew (the name is Stable-Baselines3's)."""
+    """Steps after which a slot's matrix is resampled (Stable-Baselines3's name)."""
     matrices: Tensor = field(default_factory=lambda: torch.zeros(0))
     """float32 ``[N, features, dimensions]``, standard normal."""
     steps_left: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """int64 ``[N]``: steps for which each slot's matrix still serves."""
+    """int64 ``[N]``: steps left until each slot's matrix is resampled."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.sample_freq, int) or self.sample_freq < 1:
             raise ValueError(f"sde_sample_freq is {self.sample_freq!r}, expected an integer of at least 1, or None")
 
     def next(self, slots: int, draw: Callable[[int], Tensor]) -> HeldMatrices:
-        """The matrices of the next step: those that have served, or all if the slots are others, are drawn anew.
+        """Matrices for the next step: expired ones are resampled, or all if the number of slots changed.
 
         Args:
-            slots: how many act.
-            draw: makes that many matrices.
+            slots: number of slots.
+            draw: function that samples a given number of matrices.
         """
         if len(self.steps_left) != slots:
             fresh = torch.full((slots,), self.sample_freq - 1)
@@ -53,21 +53,21 @@ class HeldMatrices:
         return replace(self, matrices=matrices, steps_left=torch.where(served, self.sample_freq, self.steps_left) - 1)
 
     def forget(self, rows: np.ndarray | None = None) -> HeldMatrices:
-        """Have the matrices of these slots (bool ``[N]``), or of all, drawn anew at the next step."""
+        """Mark the matrices of these slots (bool ``[N]``), or of all, for resampling at the next step."""
         if rows is None or not len(self.steps_left):
             return HeldMatrices(sample_freq=self.sample_freq)
         return replace(self, steps_left=torch.where(torch.from_numpy(rows), 0, self.steps_left))
 
 
 NUMBERS_AT_ONCE = 64
-"""Uniform numbers that a stream gives at a time."""
+"""Uniform numbers that a stream generates at a time."""
 
 
 class UniformStreams:
-    """Uniform numbers for slots, in each from a stream that a seed has begun: the same whatever stands beside it.
+    """One independent uniform stream per slot, so samples do not depend on the rest of the batch.
 
     Args:
-        seeds: int64 ``[N]``, not negative.
+        seeds: seed of each stream, int64 ``[N]``, not negative.
 
     Example:
         >>> streams = UniformStreams(np.array([1, 2]))
@@ -84,13 +84,13 @@ class UniformStreams:
         self._slots = np.arange(len(seeds))
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Give these slots (bool ``[N]``) the streams of their seeds (int64 ``[N]``)."""
+        """Start new streams in these slots (bool ``[N]``) from their seeds (int64 ``[N]``)."""
         for slot in np.flatnonzero(rows):
             self._generators[slot] = np.random.default_rng(int(seeds[slot]))
         self._used[rows] = NUMBERS_AT_ONCE
 
     def next(self) -> Tensor:
-        """The next number of every slot, float32 ``[N]``, at least 0 and below 1."""
+        """Next number of every slot, float32 ``[N]``, in [0, 1)."""
         for slot in np.flatnonzero(self._used == NUMBERS_AT_ONCE):
             self._numbers[slot] = self._generators[slot].random(NUMBERS_AT_ONCE, dtype=np.float32)
             self._used[slot] = 0
@@ -100,13 +100,13 @@ class UniformStreams:
 
 
 def episode_seeds(count: int, generator: torch.Generator) -> np.ndarray:
-    """Seeds of that many episodes, int64, drawn from a policy's random numbers."""
+    """Draw int64 seeds for that many episodes from a policy's generator."""
     drawn = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     return np.random.SeedSequence(int(drawn.item())).generate_state(count, np.uint64).astype(np.int64) & (2**63 - 1)
 
 
 def refuse_seeds(seeds: np.ndarray | None, policy: object) -> None:
-    """Raise a ValueError if a policy that draws for all its slots from one generator is given a stream for each."""
+    """Raise a ValueError if seeds are passed to a policy that has one generator for all slots."""
     if seeds is not None:
         raise ValueError(
             f"a {type(policy).__name__} draws the actions of all slots from policy.generator: leave seeds out, for "

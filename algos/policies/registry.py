@@ -1,4 +1,4 @@
-"""Policies by name, and the one that fits an environment."""
+"""Policies by name, and the default policy for an environment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CONTROL_POLICIES = {
     "lstm": "algos.policies.lstm:LSTMPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
-"""Where the policies live that one file of weights and JSON arguments restore."""
+"""Module and class of each policy that is saved as one weights file and JSON arguments."""
 
 
 def find_policy(name: str) -> Any:
-    """The class of a control policy, by its name in `CONTROL_POLICIES` or its class's; raises a ValueError."""
+    """Class of a control policy, by its key in `CONTROL_POLICIES` or class name; raises a ValueError."""
     for short, home in CONTROL_POLICIES.items():
         module, _, own = home.partition(":")
         if name in (short, own):
@@ -34,14 +34,14 @@ def find_policy(name: str) -> Any:
 def make_policy(
     env: VectorEnv, *, policy: PolicyName = "auto", model: str = "embedded", seed: int = 1, **options: Any
 ) -> Policy:
-    """A policy for this environment.
+    """Make a policy for an environment.
 
     Args:
-        env: whose spaces it is made for.
-        policy: which one; ``auto`` is a language model for text, a CNN for images, else two perceptrons.
-        model: text only, as `LMPolicy.load` takes it.
-        seed: of initial weights and sampled actions.
-        options: further arguments of that policy's class.
+        env: environment whose spaces the policy takes.
+        policy: name of the policy; ``auto`` means a language model for text, a CNN for images, else an MLP.
+        model: for text only: the model, as in `LMPolicy.load`.
+        seed: seed of the initial weights and of action sampling.
+        options: further constructor arguments of the policy.
 
     Raises:
         ValueError: if the choices do not fit the environment.
@@ -65,7 +65,7 @@ def make_policy(
 
 
 def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a language model in which dtypes may stand by name, as on a command line."""
+    """Replace dtype names, as on a command line, by torch dtypes in a language model's options."""
     import torch
 
     known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,7 +77,7 @@ def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:
-    """Call a policy's constructor; an option that it does not know is wrong input, not a bug."""
+    """Call a policy's constructor; raises a ValueError if the options do not match its signature."""
     try:
         inspect.signature(make).bind(*given, **options)
     except TypeError as error:
