@@ -206,7 +206,9 @@ def test_wrong_names_are_refused_in_words(arguments, message):
 
 
 def test_wrong_settings_are_refused_in_words():
-    with pytest.raises(ValueError, match="given seed .the seed is an argument of sample_prompts.; its settings are allow_neg"):
+    with pytest.raises(
+        ValueError, match="given seed .the seed is an argument of sample_prompts.; its settings are allow_neg"
+    ):
         ReasoningGym("chain_sum", seed=1)
     with pytest.raises(ValueError, match=r"does not take the settings {'min_terms': 0}: min_terms must be"):
         ReasoningGym("chain_sum", min_terms=0)

@@ -132,3 +132,7 @@ assert not heavy, heavy
 def test_importing_textenv_registers_and_loads_nothing_heavy():
     program = "import gymnasium, textenv, sys; gymnasium.spec('textenv/Reviews-v0'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
