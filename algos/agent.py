@@ -16,7 +16,6 @@ from tensordict import TensorDict
 
 from algos.collection import Cursor, autoreset_mode, collect
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PolicyName, PPOConfig
-from algos.names import check_names
 from algos.optimize import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_spaces
@@ -26,6 +25,7 @@ from algos.training.metrics import Metrics
 from algos.training.save import save
 from algos.training.serialization import attributes, load_weights, own_attributes, set_attributes, trained_weights
 from textenv.kl.penalty import KLPenalty
+from textenv.names import check_names
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from tensordict import TensorDict, pad
 
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
-from algos.names import check_names
 from algos.policies.policy import Policy, numpy_action
 from algos.policies.random_streams import episode_seeds
+from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env
 
 

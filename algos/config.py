@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from algos.names import NamedFields
+from textenv.names import NamedFields
 
 LARGEST = sys.float_info.max
 """Greatest number of a config."""

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from algos.agent import Agent
 from algos.config import DQNConfig
-from algos.names import refuse_unknown
 from algos.optimize import Sums, scheduled
 from algos.policies.q_network import QPolicy
 from algos.training.metrics import MetricMeans, Metrics
+from textenv.names import refuse_unknown
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""

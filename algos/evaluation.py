@@ -14,10 +14,10 @@ from tensordict import TensorDict
 
 from algos.collection import Cursor, collect
 from algos.make import is_ours, make_vector_environment
-from algos.names import check_names
 from algos.policies.policy import Policy, check_spaces
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from textenv.envs.text_env import TextEnv
+from textenv.names import check_names
 from textenv.rollout import is_episode_env
 
 

@@ -3,7 +3,7 @@
     python tests/bits.py BEFORE AFTER    # folders; exit status 1 if any training differs
 
 Metrics are compared without timings (``time/``), under the names of `KEYS`; config fields of the older checkout are
-translated by the table of names of the newer one (`algos.names`). Bits are those of one machine, so both run here.
+translated by the table of names of the newer one (`textenv.names`). Bits are those of one machine, so both run here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def digest(tensors: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, str
 
 def config(of: type, **values: Any) -> Any:
     """A config by former or present names of its fields."""
-    from algos.names import nearest
+    from textenv.names import nearest
 
     known = [field.name for field in dataclasses.fields(of)]
     return of(**{name if name in known else nearest(name, known) or name: value for name, value in values.items()})

@@ -40,6 +40,13 @@ def test_fields_that_there_are_not_are_refused_with_ours():
         PPO(gymnasium.make("CartPole-v1"))
 
 
+def test_former_names_of_environments_and_penalties_are_answered_with_ours():
+    with refused(TypeError, "has no 'kl_coefficient'", "did you mean 'kl_coef'"):
+        gymnasium.make_vec("textenv/Copy-v0", num_envs=2, kl_coefficient=0.1)
+    with refused(TypeError, "KLPenalty has no 'coefficient'", "did you mean 'coef'"):
+        KLPenalty(None, coefficient=0.1)
+
+
 def text_env(**options):
     tokenizer = make_tokenizer(WORDS)
     return TextVectorEnv(

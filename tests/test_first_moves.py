@@ -20,9 +20,9 @@ from algos import PPO, A2CConfig, DQNConfig, LMPolicy, LSTMPolicy, MLPPolicy, PP
 from algos.cli import main
 from algos.config import Config
 from algos.make import remake_environment
-from algos.names import OURS, nearest
 from algos.training.save import read_description
 from textenv import TextEnv
+from textenv.names import OURS, nearest
 from textenv.registration import NAMES
 
 DATA = Path(__file__).parent / "data"

@@ -395,7 +395,7 @@ def test_wrong_tasks_and_actions_are_refused():
     for task in (["a"], Short, PromptList(["a"])):
         with pytest.raises(TypeError, match="expected an object with sample_prompts and score"):
             TextVectorEnv(task, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="deal of Short returned 1 values for 2"):
+    with pytest.raises(ValueError, match="sample_prompts of Short returned 1 values for 2"):
         TextVectorEnv(Short(["a"]), tokenizer=tokenizer, num_envs=2).reset(seed=0)
     env = make_env(num_envs=2)
     env.start_episodes(2)

@@ -28,7 +28,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress
+        rollout errors rendering progress names
     """,
     "algos": """
         cli
@@ -39,7 +39,7 @@ LAYERS = {
         optimize finetuning
         training collection
         policies
-        fast losses advantages config names envs
+        fast losses advantages config envs
     """,
 }
 """From the top: a room imports from its own line and those below."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
+
+from textenv.names import OURS
 
 if TYPE_CHECKING:
     from textenv.envs.text_env import TextEnv
@@ -54,10 +57,15 @@ def _environment(
     task: str, *, model: str = "embedded", split: str = "train", kl_coef: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
     """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
+    from textenv.envs.vector_env import TextVectorEnv
     from textenv.kl.penalty import KLPenalty
     from textenv.lm.loading import load_tokenizer
     from textenv.tasks.builtin import make_task
 
+    known = {*inspect.signature(TextVectorEnv).parameters, "model", "split", "kl_coef"}
+    for name in arguments:
+        if name not in known and OURS.get(name) in known:
+            raise TypeError(f"textenv/{task}-v0 has no {name!r}: did you mean {OURS[name]!r}?")
     tokenizer = load_tokenizer(model)
     task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
 

@@ -20,10 +20,10 @@ from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
 from algos.cli.train import Train, switches, train_command
 from algos.config import CONFIGS
-from algos.names import nearest
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
+from textenv.names import nearest
 from textenv.rendering import printable
 
 

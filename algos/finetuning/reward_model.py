@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from algos.config import check_range
 from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.reward_data import Kind, RewardRow, RewardRows, read_reward_rows
-from algos.names import NamedFields
+from textenv.names import NamedFields
 from textenv.rewards.reward_model import RewardModel
 
 SUREST = 0.99

@@ -17,11 +17,11 @@ from torch import Tensor
 from algos.config import check_range
 from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
-from algos.names import NamedFields
 from algos.policies.lm import LMPolicy
 from algos.training.logger import Logs
 from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
+from textenv.names import NamedFields
 
 LONGEST = 1024
 """Upper limit of the default ``max_length``, tokens; the context of some models is too long for the memory."""

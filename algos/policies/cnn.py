@@ -10,10 +10,10 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.names import check_names
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, convolution, linear
 from algos.policies.policy import ControlPolicy, Observation, Step
+from textenv.names import check_names
 from textenv.rollout import Evaluation
 
 SMALLEST = 8

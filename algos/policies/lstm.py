@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from algos.envs.flatten import flatten
-from algos.names import check_names
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, linear, lstm
 from algos.policies.policy import ControlPolicy, Observation, Step, check_same_kind
+from textenv.names import check_names
 from textenv.rollout import Evaluation
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from algos.envs.flatten import flatten
 from algos.fast.twin_towers import acting_output, tower_output, twin_towers
-from algos.names import check_names
 from algos.policies.distributions import Gaussian, StateDependentGaussian, action_distribution
 from algos.policies.layers import tower, widths
 from algos.policies.policy import ControlPolicy, Observation, Step
 from algos.policies.random_streams import HeldMatrices
+from textenv.names import check_names
 from textenv.rollout import Evaluation
 
 

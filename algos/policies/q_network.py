@@ -12,10 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.envs.flatten import flatten
-from algos.names import check_names
 from algos.policies.distributions import Categorical
 from algos.policies.layers import tower, widths
 from algos.policies.policy import ControlPolicy, Observation, Step
+from textenv.names import check_names
 from textenv.rollout import Evaluation
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDict
 
-from algos.names import check_names
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
@@ -22,6 +21,7 @@ from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Run
 from algos.training.run_folder import FAILED, checkpoints, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
+from textenv.names import check_names
 from textenv.rollout import is_episode_env
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algos.names import OURS
 from algos.training.run_folder import draft, remove
+from textenv.names import OURS
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy

@@ -20,6 +20,7 @@ from textenv.envs.task import Task, check_count, choose_task, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 from textenv.kl.penalty import KLPenalty
+from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
@@ -73,6 +74,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
     """
 
+    @check_names
     def __init__(
         self,
         task: Task | None = None,
@@ -328,7 +330,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
         """Begin episodes in these rows with the prompts of these numbers."""
         prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
-        check_count(prompts, len(rows), name=f"deal of {type(self.task).__name__}", item="Prompt")
+        check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
             transcript.begin(row, prompt, group=number)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from textenv.errors import InvariantError
 from textenv.kl.coefficients import Coefficient, as_coefficient
 from textenv.kl.estimators import EXACT, Estimator, resolve
+from textenv.names import check_names
 from textenv.rollout import Reference
 
 
@@ -60,6 +61,7 @@ class KLPenalty:
         >>> penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=6.0))  # doctest: +SKIP
     """
 
+    @check_names
     def __init__(
         self,
         reference: Reference | Callable[[], Reference],

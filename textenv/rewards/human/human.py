@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from textenv.names import check_names
 from textenv.rewards.calling import call_reward
 from textenv.rewards.human.annotator import QUIT, SCORES, UNDO, Annotator, Question, Scale
 from textenv.rewards.human.feedback_file import FeedbackFile, Record, canonical, key, scores
@@ -54,6 +55,7 @@ class HumanReward:
         >>> env = TextVectorEnv(prompts=prompts, reward=human, tokenizer=tokenizer)  # doctest: +SKIP
     """
 
+    @check_names
     def __init__(
         self,
         file: str | Path,
