@@ -42,7 +42,7 @@ class History(Sequence[dict[str, float]]):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """Restore the history that returned `state`."""
+        """Restore a history from the result of `state`."""
         history = cls()
         kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
         history._kinds = {kind: kind for kind in kinds}
