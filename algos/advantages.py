@@ -1,4 +1,4 @@
-"""Advantages and their normalisation: pure functions over the True entries of a rollout."""
+"""Advantages and their normalization: pure functions over the True entries of a rollout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
 
     ``delta_t = r_t + gamma * next_value_t * (not terminated_t) - value_t`` and
     ``A_t = delta_t + gamma * lambda * A_next`` unless the episode was terminated or truncated at t, where *next* is

@@ -116,7 +116,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     gamma: float = 0.99
     """Discount per step."""
     gae_lambda: float = 0.95
-    """Trace decay λ of generalised advantage estimation."""
+    """Trace decay λ of generalized advantage estimation."""
     whiten_rewards: bool = False
     """Scale each rollout's rewards, penalty included, to variance 1; their mean stays (Ziegler et al. 2019)."""
     normalize_advantage: Literal["rollout", "minibatch"] | bool | None = None
@@ -152,7 +152,7 @@ class PPOConfig(ActorCriticConfig):
     minibatch_size: int = 128
     """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: float = 0.2
-    """Clip the probability ratio to [1 - clip_range, 1 + clip_range]."""
+    """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
     final_clip_range: float | None = None
     """Final clip range, reached linearly; None keeps it constant."""
     vf_coef: float = 0.5
@@ -179,7 +179,7 @@ class A2CConfig(ActorCriticConfig):
     """Hyper-parameters of A2C; ``gae_lambda=1`` gives the paper's n-step advantages, with n = ``num_steps``."""
 
     gae_lambda: float = 1.0
-    """Trace decay λ of generalised advantage estimation."""
+    """Trace decay λ of generalized advantage estimation."""
     normalize_advantage: Literal["rollout", "minibatch"] | bool | None = False
     """Normalize the advantages of each rollout to mean 0 and variance 1."""
     vf_coef: float = 0.5
@@ -202,7 +202,7 @@ class TRPOConfig(ActorCriticConfig):
     damping: float = 0.1
     """Added to the diagonal of the KL's Hessian."""
     line_search_steps: int = 10
-    """Step sizes to try until one improves the policy inside the trust region; if none does, the step is skipped."""
+    """Step sizes to try until one improves the policy inside the trust region; if none does, no step is taken."""
     line_search_factor: float = 0.8
     """Ratio of each step size in the line search to the previous one."""
     critic_epochs: int = 10
@@ -290,7 +290,7 @@ class GRPOConfig(WholeEpisodesConfig):
     minibatch_size: int = 32
     """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: float = 0.2
-    """Clip the probability ratio to [1 - clip_range, 1 + clip_range]."""
+    """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
     scale_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts its mean."""
     policy_loss: PolicyLossName | Callable[..., Any] = "clipped_policy_loss"

@@ -19,7 +19,7 @@ from textenv.rollout import Evaluation
 
 
 class GRPO(Agent[GRPOConfig]):
-    """Episode return, standardised within its group × clipped ratio.
+    """Episode return, standardized within its group × clipped ratio.
 
     Args:
         env: a vector environment; in control one with a reset seed per slot (`SyncVectorEnv`).

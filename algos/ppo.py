@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017), for control and language models."""
+"""Proximal policy optimization (Schulman et al. 2017), for control and language models."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ CARTPOLE_LSTM = PPOConfig(
 )
 """CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
-For `LSTMPolicy` with normalised observations; a minibatch is 8 rows. Without normalised rewards the gradient
+For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards the gradient
 of the value dominates the policy's in the shared layers, and nothing is learnt.
 """
 
@@ -57,7 +57,7 @@ The value coefficient is 1 instead of .5, because Stable-Baselines3's value loss
 ACROBOT = PPOConfig(
     minibatch_size=256, learning_rate=3e-3, final_learning_rate=1e-4, gae_lambda=0.94, normalize_rewards=True
 )
-"""Acrobot-v1 with 16 environments and normalised observations; tuned here.
+"""Acrobot-v1 with 16 environments and normalized observations; tuned here.
 
 Discount and trace decay are those of rl-baselines3-zoo, the rest is tuned for a tenth of its million steps.
 """
@@ -74,7 +74,7 @@ MOUNTAIN_CAR = PPOConfig(
     num_epochs=10, minibatch_size=1024, learning_rate=3e-3, final_learning_rate=0.0, gae_lambda=0.98, vf_coef=1.0,
     ent_coef=0.03, normalize_rewards=True,
 )  # fmt: skip
-"""MountainCar-v0 with 32 environments and normalised observations; tuned here.
+"""MountainCar-v0 with 32 environments and normalized observations; tuned here.
 
 Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and minibatches of 64 gave a return
 about 20 lower here. With an entropy bonus of .01 one seed in five converged to one swing too many, at -143.
@@ -83,7 +83,7 @@ about 20 lower here. With an entropy bonus of .01 one seed in five converged to 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
     num_epochs=10, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, normalize_rewards=True
 )
-"""MountainCarContinuous-v0 with 16 environments, normalised observations and noise held for 32 steps; tuned here.
+"""MountainCarContinuous-v0 with 16 environments, normalized observations and noise held for 32 steps; tuned here.
 
 The car's own swing has a period of about 72 steps: noise held for 32 steps rocks it up to the goal in the first
 rollouts. Held for 8 steps it failed in both seeds tried, which learnt to stand still.

@@ -1,4 +1,4 @@
-"""Trust region policy optimisation (Schulman et al. 2015): natural-gradient steps of bounded KL."""
+"""Trust region policy optimization (Schulman et al. 2015): natural-gradient steps of bounded KL."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class CheckReward:
     function: tyro.conf.Positional[str]
     """Function to check, my_rewards.py:name or package.module:name."""
     prompts: Path | None = None
-    """File of prompts with the columns that the function needs and, if any, a column completion; default: reviews."""
+    """File of prompts, with the columns that the function needs and optionally completion; default: reviews."""
     rows: int = 32
     """Number of prompts to use from the file."""
     json: bool = False

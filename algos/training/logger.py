@@ -15,7 +15,7 @@ SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference
 
 
 class Logs:
-    """Write each iteration's metrics at once, so that a crash loses nothing.
+    """Log files and progress bar of a run, updated at every iteration, so that a crash loses nothing.
 
     Args:
         run_dir: existing folder for ``metrics.jsonl`` and ``tensorboard/``; None writes no files.

@@ -22,7 +22,7 @@ PANELS = {"episode/length": "tokens an answer", "text/repeated_4": "repeated 4-g
 
 
 class RewardHackingMonitor:
-    """Warn once when the score rises while the texts become alike."""
+    """Monitor that warns once when the score rises while the texts become alike."""
 
     def __init__(self) -> None:
         self._scores: list[float] = []
