@@ -201,7 +201,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
 
     Raises:
-        TypeError: if it is no vector environment, or the algorithm cannot train this kind of policy.
+        TypeError: if it is not a vector environment, or the algorithm cannot train this kind of policy.
         ValueError: if it charges the KL itself or does not declare its autoreset mode, if policy and environment have
             different numbers of actions, or if the config collects steps where whole episodes are needed.
     """

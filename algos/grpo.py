@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation (Shao et al. 2024): PPO's clipped ratio without a critic.
+"""Group-relative policy optimization (Shao et al. 2024): PPO's clipped ratio without a critic.
 
 The paper adds the KL to the loss: ``KLPenalty(reference, coefficient, "k3", place="loss")``. Charging it in the reward
 works too, where ``"k1"`` has the right gradient.

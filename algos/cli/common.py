@@ -49,7 +49,7 @@ def to_remember(arguments: Sequence[str], switches: Collection[str]) -> list[str
     env, given = options(arguments, switches)
     kept = {name: words for name, words in given.items() if name not in ("resume", "run-dir", "overwrite")}
     model = kept.get("model", [])
-    if len(model) == 2 and Path(model[1]).is_dir():  # absolute path
+    if len(model) == 2 and Path(model[1]).is_dir():  # make it absolute
         model[1] = str(Path(model[1]).resolve())
     return _words(env, kept)
 

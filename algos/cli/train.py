@@ -52,7 +52,7 @@ class Train(Generic[ConfigT]):
     """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
     if a step takes longer than this number of seconds (60 suits most)."""
     kl_coef: float | None = None
-    """Text only: reward charged per nat of KL to the initial model; 0 only measures it, None does not."""
+    """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
     num_episodes: int = 20
     """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None

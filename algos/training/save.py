@@ -157,7 +157,7 @@ def _environment(spec: Any) -> dict[str, Any] | None:
     arguments = {
         name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
     }
-    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # absolute path
+    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())
     try:
         json.dumps(arguments)
