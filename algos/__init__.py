@@ -1,6 +1,6 @@
-"""A modular kit: one interface that trains control policies and language models."""
+"""A modular RL kit: one interface that trains control policies and language models."""
 
 import lazy_loader
 
-# The public names stand in __init__.pyi, and are imported at first use: a control run never loads transformers.
+# Public names are listed in __init__.pyi and imported at first use: a control run never loads transformers.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

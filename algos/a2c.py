@@ -1,4 +1,4 @@
-"""Advantage actor-critic (Mnih et al. 2016), synchronous: one step of the policy gradient a rollout."""
+"""Advantage actor-critic (Mnih et al. 2016), synchronous: one policy-gradient step per rollout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from textenv.rollout import Evaluation
 
 
 class A2C(Agent[A2CConfig]):
-    """GAE × policy gradient, one gradient step a rollout.
+    """GAE × policy gradient, one gradient step per rollout.
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`.
+        policy: the policy to train; see `algos.policies.policy`.
         config: hyper-parameters.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
         >>> A2C(env, policy, A2CConfig(steps=16, learning_rate=1e-3)).learn(500_000)  # doctest: +SKIP
@@ -29,7 +29,7 @@ class A2C(Agent[A2CConfig]):
     config_type = A2CConfig
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Take one step on a rollout, which gets its value and advantage columns; returns metrics."""
+        """Take one step on a rollout and add its value and advantage columns; return metrics."""
         add_advantages(self, rollout)
         return optimize(self, rollout, self._terms, normalize_advantage=self.config.normalize_advantage)
 

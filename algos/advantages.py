@@ -1,4 +1,4 @@
-"""Advantages and their normalisation: pure functions over the True entries of a rollout."""
+"""Advantages and their normalization: pure functions over the True entries of a rollout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from textenv.rollout import check_mask, masked_mean
 
 ALIKE = 1e-6
-"""Spread of float32 numbers, as a share of the largest one's size, that is no more than rounding."""
+"""Spread of float32 numbers, relative to the largest magnitude, that is only rounding."""
 
 
 def gae(
@@ -23,30 +23,30 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
 
     ``delta_t = r_t + gamma * next_value_t * (not terminated_t) - value_t`` and
     ``A_t = delta_t + gamma * lambda * A_next`` unless the episode was terminated or truncated at t, where *next* is
     the next True entry. A reward or an end on a False entry inside an episode belongs to the True entry before
-    it; what stands on False entries after an episode's end has no effect.
+    it; False entries after an episode's end have no effect.
 
     Args:
         reward: float32 ``[B, T]``, as are ``value`` and ``next_value``.
-        value: of the state at t.
-        next_value: of the episode's next True entry, or of its final observation.
-        terminated: bool ``[B, T]``: no future.
-        truncated: bool ``[B, T]``: cut, but ``next_value`` counts.
+        value: value of the state at t.
+        next_value: value of the episode's next True entry, or of its final observation.
+        terminated: bool ``[B, T]``: episode over, ``next_value`` is not used.
+        truncated: bool ``[B, T]``: episode cut, ``next_value`` is used.
         mask: bool ``[B, T]``.
         gamma: discount.
-        gae_lambda: trace decay.
+        gae_lambda: trace decay λ.
 
     Returns:
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
     check_mask(mask, reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
-    # In numpy, for a loop of small tensors takes several times as long; time comes first.
+    # In numpy, because a loop over small tensors is slower; time is the first axis.
     columns = (x.detach().cpu().numpy().T for x in (reward, value, next_value, terminated, truncated, mask))
-    with np.errstate(all="ignore"):  # whatever stands on False entries
+    with np.errstate(all="ignore"):  # False entries may hold anything
         advantage, target = _gae(*columns, gamma=gamma, gae_lambda=gae_lambda)
     return torch.from_numpy(advantage.T).to(value), torch.from_numpy(target.T).to(value)
 
@@ -55,10 +55,10 @@ def _gae(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
     mask: np.ndarray, *, gamma: float, gae_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """`gae` of arrays ``[T, B]``."""
+    """`gae` on arrays ``[T, B]``."""
     reward, terminated, truncated = _fold(reward, terminated, truncated, mask)
     delta = np.where(mask, reward - value, 0) + np.where(mask & ~terminated, gamma * next_value, 0)
-    # True entries decay the trace, ended ones cut it, False ones hand it on as it is.
+    # True entries decay the trace, episode ends cut it, False entries pass it on unchanged.
     decay = np.where(mask, gamma * gae_lambda * ~(terminated | truncated), 1).astype(delta.dtype)
     for t in reversed(range(len(delta) - 1)):
         delta[t] += decay[t] * delta[t + 1]
@@ -74,7 +74,7 @@ def _fold(
         return reward, terminated, truncated
     reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
     for t in reversed(range(len(mask) - 1)):
-        # What comes later belongs to this entry, unless the episode ends here.
+        # Later entries belong to this one, unless the episode ends here.
         later = ~mask[t + 1] & ~done[t]
         reward[t] += np.where(later, reward[t + 1], 0)
         terminated[t] |= later & terminated[t + 1]
@@ -85,9 +85,9 @@ def _fold(
 def discounted_returns(
     *, reward: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor, gamma: float
 ) -> Tensor:  # fmt: skip
-    """Discounted sum of the rewards from each True entry to its episode's end: float32 ``[B, T]``, 0 elsewhere.
+    """Discounted sum of rewards from each True entry to its episode's end: float32 ``[B, T]``, 0 elsewhere.
 
-    `gae` with values of 0 and λ = 1; the arguments are its.
+    Computed as `gae` with values of 0 and λ = 1; takes the same arguments.
     """
     zero = torch.zeros_like(reward)
     advantage, _ = gae(
@@ -98,21 +98,21 @@ def discounted_returns(
 
 
 def subtract_mean(x: Tensor, *, mask: Tensor) -> Tensor:
-    """Minus the mean over the True entries: REINFORCE's baseline of the batch (Williams 1992). 0 elsewhere."""
+    """Subtract the mean over the True entries: REINFORCE's batch baseline (Williams 1992). 0 elsewhere."""
     return torch.where(mask, x - masked_mean(x, mask=mask), 0.0)
 
 
 def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
-    """Minus the mean of the *other* scores of the group (Kool et al. 2019; Ahmadian et al. 2024, RLOO, eq. 9).
+    """Subtract the mean of the *other* scores of the group (Kool et al. 2019; Ahmadian et al. 2024, RLOO, eq. 9).
 
     Args:
-        score: float32 ``[B]``, one a row.
+        score: float32 ``[B]``, one per row.
         group: int64 ``[B]``.
-        counts: bool ``[B]``; a row that does not count moves no baseline.
+        counts: bool ``[B]``; rows with False enter no baseline.
 
     Returns:
-        float32 ``[B]``; 0 for rows that do not count, for those alone in their group, which have no baseline, and in a
-        group of equal scores.
+        float32 ``[B]``; 0 for rows that do not count, for rows alone in their group (no baseline), and in a group of
+        equal scores.
     """
     total, size, varied = _group_figures(score, group=group, counts=counts)
     others = size - 1
@@ -120,13 +120,13 @@ def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
 
 
 def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale: bool = True) -> Tensor:
-    """Minus the group's mean, over its standard deviation (Shao et al. 2024, GRPO, section 4.1.2).
+    """Subtract the group's mean and divide by its standard deviation (Shao et al. 2024, GRPO, section 4.1.2).
 
     Args:
-        score: float32 ``[B]``, one a row.
+        score: float32 ``[B]``, one per row.
         group: int64 ``[B]``.
-        counts: bool ``[B]``; a row that does not count moves nothing.
-        scale: False leaves the deviation out, for it favours groups of little spread (Liu et al. 2025, "Dr. GRPO").
+        counts: bool ``[B]``; rows with False do not enter mean or deviation.
+        scale: False does not divide: dividing favours groups of little spread (Liu et al. 2025, "Dr. GRPO").
 
     Returns:
         float32 ``[B]``; 0 for rows that do not count, and in a group of equal scores.
@@ -136,32 +136,32 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
     if not scale:
         return centred
     squares, _, _ = _group_figures(centred.square(), group=group, counts=counts)
-    # Of a sample, n - 1, with TRL's small number against groups of hardly any spread.
+    # Sample standard deviation (n - 1), plus TRL's small constant for groups of almost no spread.
     return centred / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row's group, ``[B]`` each: the sum, how many rows count, and whether this row does and they differ."""
+    """Per row ``[B]``: sum and number of its group's counting rows; True if it counts and their scores differ."""
     names, place = group.unique(return_inverse=True)
     total = x.new_zeros(len(names)).index_add_(0, place, torch.where(counts, x, 0.0))
     size = x.new_zeros(len(names)).index_add_(0, place, counts.to(x.dtype))
-    # Equal scores are told by comparing, for the rounding of a mean is no signal.
+    # Equal scores are found by comparison, since rounding of the mean is not a signal.
     low = x.new_full((len(names),), torch.inf).scatter_reduce_(0, place, torch.where(counts, x, torch.inf), "amin")
     high = x.new_full((len(names),), -torch.inf).scatter_reduce_(0, place, torch.where(counts, x, -torch.inf), "amax")
     return total[place], size[place], counts & (high > low)[place]
 
 
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale to variance 1 over the True entries, and shift to mean 0 unless the mean is to stay.
+    """Scale to variance 1 over the True entries, and shift to mean 0 unless ``shift_mean`` is False.
 
     Args:
         x: ``[B, T]``.
-        mask: bool ``[B, T]``; what stands elsewhere has no effect and comes back 0.
+        mask: bool ``[B, T]``; False entries have no effect and become 0.
         shift_mean: False keeps the mean.
 
     Returns:
-        ``[B, T]``. Entries that are all alike, but for rounding (a spread of `ALIKE` of their size), and fewer than two
-        are only shifted: scaled, they would be noise of size 1.
+        ``[B, T]``. Entries that are equal up to rounding (a spread of `ALIKE` of their size), and fewer than two, are
+        only shifted: scaling them would amplify rounding to size 1.
     """
     check_mask(mask, x=x)
     whole = bool(mask.all())

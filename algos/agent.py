@@ -1,4 +1,4 @@
-"""`Agent`: what every algorithm is built on. An algorithm adds a config and `update(rollout) -> metrics`."""
+"""`Agent`: base class of every algorithm, which adds a config and `update(rollout) -> metrics`."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Agent(Generic[ConfigT]):
-    """An environment, a policy, and the random numbers between them.
+    """An environment, a policy, and their random generators.
 
-    It learns nothing by itself: an algorithm is one file with a config of its own and an `update`.
+    `Agent` itself does not learn: an algorithm is one file with its own config and `update`.
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
+        policy: the policy to train; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
         config: hyper-parameters; None takes the defaults.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
-        kl_coef: reward charged per nat of KL to the policy as it is now (``KLPenalty(policy.reference(), β)``).
-        fields: fields of the config that replace its own, such as ``learning_rate=3e-4``.
+        penalty: KL penalty to charge; by default the environment's own, if any.
+        kl_coef: reward charged per nat of KL to the initial policy (``KLPenalty(policy.reference(), β)``).
+        fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
-        TypeError: on a config of another algorithm, or a policy that it cannot train.
+        TypeError: on a config of another algorithm, or a policy that this algorithm cannot train.
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
     """
 
-    config_type: type[ConfigT] = Config  # type: ignore[assignment]  # of an algorithm that asks for no more
-    """The algorithm's own config."""
+    config_type: type[ConfigT] = Config  # type: ignore[assignment]  # for algorithms without further fields
+    """Config class of the algorithm."""
 
     policy_name: PolicyName = "auto"
-    """The policy that is made where none is given."""
+    """Policy to make if none is given."""
 
     def __init__(
         self,
@@ -83,19 +83,19 @@ class Agent(Generic[ConfigT]):
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
         self.cursor = Cursor(seed=config.seed)
         self.generator = torch.Generator().manual_seed(config.seed)
-        """Of the order of minibatches."""
-        # Another stream than the one that orders the minibatches.
+        """Generator for minibatch order."""
+        # A different stream from the one for minibatch order.
         self.policy.generator.manual_seed(config.seed + 2**32)
         self.progress = 0.0
-        """Share of the training that is done, 0 to 1: schedules read it."""
+        """Fraction of the training that is done, 0 to 1; read by the schedules."""
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """Optimiser of all that the policy trains, made at its first use."""
+        """Optimizer of the policy's trainable parameters, created at first use."""
         return Optimizer(self.policy.parameters(), self.config, policy=self.policy)
 
     def collect(self) -> TensorDict:
-        """Let the policy act: the next rollout."""
+        """Run the policy in the environment and return the next rollout."""
         return collect(
             self.env,
             self.policy,
@@ -106,7 +106,7 @@ class Agent(Generic[ConfigT]):
         )
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout; returns metrics."""
+        """Improve the policy on a rollout; return metrics."""
         raise NotImplementedError(f"{type(self).__name__}.update: an algorithm says how a rollout improves its policy")
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,10 +123,10 @@ class Agent(Generic[ConfigT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, of an agent made in the same way; the environment is set by itself.
+        """Restore what `state_dict` returned, in an agent built the same way; the environment is restored separately.
 
         Raises:
-            ValueError: if the policy is another one.
+            ValueError: if the policy is a different one.
         """
         load_weights(self.policy, state["policy"])
         set_attributes(self.policy, state["policy_memory"])
@@ -142,20 +142,20 @@ class Agent(Generic[ConfigT]):
     learn = check_names(learn)
 
     def save(self, folder: str | Path) -> Path:
-        """Write policy and config; `algos.load` gives the policy back."""
+        """Write policy and config; `algos.load` reads the policy back."""
         return save(self, folder)
 
 
 def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
-    """Fill in what a config leaves to environment and policy.
+    """Fill in the config fields that depend on environment and policy.
 
     Args:
         config: of an algorithm; a field that has a value keeps it.
-        env: text, whose limits are part of the task and whose episodes are collected whole, or control.
-        policy: what is trained.
+        env: text (limits are part of the task, whole episodes are collected) or control.
+        policy: the policy to train.
 
     Raises:
-        ValueError: on an advantage that would be normalised by itself.
+        ValueError: if an advantage would be normalized by itself.
     """
     text = is_episode_env(env)
     found: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         if config.normalize_advantage in (None, True):
             by_steps = isinstance(config, PPOConfig) and config.num_episodes is None
             found["normalize_advantage"] = "minibatch" if by_steps else "rollout"
-        # A sequential policy's row of several steps has a spread.
+        # A sequential policy's row has several steps, so its advantages vary.
         single = isinstance(config, PPOConfig) and config.minibatch_size == 1
         single = single and not (policy.sequential and config.num_episodes is None)
         if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
@@ -183,10 +183,10 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
 def choose_penalty(
     env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | None = None
 ) -> KLPenalty | None:
-    """The penalty given, else one of ``kl_coef``, else the one that the environment carries, else none.
+    """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 
     Raises:
-        ValueError: if ``kl_coef`` is given beside another penalty.
+        ValueError: if ``kl_coef`` is given together with another penalty.
     """
     carried = getattr(env, "penalty", None)
     if kl_coef is None:
@@ -198,12 +198,12 @@ def choose_penalty(
 
 
 def check_environment(env: Any, policy: Any, config: Any) -> None:
-    """Refuse environments that an agent cannot collect from, and policies and configs of another kind.
+    """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
 
     Raises:
-        TypeError: if it is no vector environment, or the policy is not of the kind that the algorithm trains.
-        ValueError: if it charges the KL by itself or does not say its autoreset mode, if policy and environment count
-            different actions, or if the config counts what the environment does not have.
+        TypeError: if it is not a vector environment, or the algorithm cannot train this kind of policy.
+        ValueError: if it charges the KL itself or does not declare its autoreset mode, if policy and environment have
+            different numbers of actions, or if the config collects steps where whole episodes are needed.
     """
     if not isinstance(env, VectorEnv):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Collecting rollouts: the only code that knows autoreset."""
+"""Collecting rollouts: the only module that handles autoreset."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from textenv.rollout import EpisodeEnv, is_episode_env
 
 @dataclass(eq=False)
 class Cursor:
-    """Where collection stopped, for the next call to go on from; a new one resets the environment.
+    """Position where collection stopped and the next call continues; a new one resets the environment.
 
     Args:
-        seed: of the environment's next reset; None once it was used.
+        seed: of the environment's next reset; None once used.
     """
 
     seed: int | None = None
     observation: Any = None
-    """The observation to act on next; None before the first reset."""
+    """Observation to act on next; None before the first reset."""
     ended: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
     action_mask: torch.Tensor | None = None
@@ -40,7 +40,7 @@ class Cursor:
     is_init: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """bool ``[N]``: slots at the first observation of an episode."""
     group_seeds: np.random.Generator | None = None
-    """Where the reset seeds of groups come from (control); None before the first group."""
+    """Generator of the groups' reset seeds (control); None before the first group."""
 
 
 @check_names
@@ -54,28 +54,28 @@ def collect(
     cursor: Cursor | None = None,
     deterministic: bool = False,
 ) -> TensorDict:
-    """Let the policy act and return a rollout in the schema of `textenv.rollout`.
+    """Run the policy and return a rollout in the schema of `textenv.rollout`.
 
     Args:
         env: a vector environment in any of Gymnasium's three autoreset modes, or one of whole episodes
-            (`textenv.rollout.EpisodeEnv`), which takes ``num_episodes``.
-        policy: who acts.
-        num_steps: steps in each slot; the rollout is ``[num_envs, num_steps]``.
-        num_episodes: exactly this many whole episodes. In control each slot plays its share from a fresh reset, so that
-            short episodes are not favoured, and what it does after is False in the mask. An episode that its
-            environment broke off (`algos.envs.subprocess_env`) is False too and another is played, but not in a group.
-        group_size: neighbouring episodes that share a prompt or, in control, the seed that they are reset by; above 1
-            every row is one episode in control too.
-        cursor: where the last call stopped; it is moved on. Without one the environment is reset.
-        deterministic: the most probable action instead of a sample.
+            (`textenv.rollout.EpisodeEnv`), which needs ``num_episodes``.
+        policy: the policy that acts.
+        num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
+        num_episodes: exact number of whole episodes. In control each slot plays its share from a fresh reset, so that
+            short episodes are not favoured, and its later steps are False in the mask. An episode that its
+            environment aborted (`algos.envs.subprocess_env`) is False too, and is replayed except in a group.
+        group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1 every row
+            is one episode in control too.
+        cursor: where the last call stopped; it is updated. Without one the environment is reset.
+        deterministic: take the most probable action instead of a sample.
 
     Returns:
         The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step whose environment failed is
-        an episode without a True entry, ``is_init`` and ``truncated``: so the step before it counts as truncated.
+        an episode without a True entry, with ``is_init`` and ``truncated``, so the step before it counts as truncated.
 
     Raises:
         ValueError: unless exactly one of ``num_steps`` and ``num_episodes`` is given and fits the environment, if the
-            episodes do not divide into groups, or if the environment cannot be reset by a seed for each slot.
+            episodes do not divide into groups, or if the environment cannot be reset with one seed per slot.
     """
     if (num_steps is None) == (num_episodes is None):
         raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
@@ -121,7 +121,7 @@ def _collect_text(
 
 
 def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
-    """The seed of the episode in each slot, int64 ``[num_envs]``; 0 in idle ones, which nobody reads."""
+    """Seed of the episode in each slot, int64 ``[num_envs]``; 0 in idle slots, where it is not read."""
     if seeds is None:
         return None
     found = np.zeros(len(env.running), dtype=np.int64)
@@ -140,7 +140,7 @@ def _collect_steps(env: VectorEnv, policy: Policy, num_steps: int, cursor: Curso
 def _collect_groups(
     env: VectorEnv, policy: Policy, num_episodes: int, group_size: int, cursor: Cursor, deterministic: bool
 ) -> TensorDict:
-    """One episode a row, played slot by slot in as many turns as it takes."""
+    """Collect one episode per row, in as many rounds of all slots as needed."""
     if cursor.group_seeds is None:
         cursor.group_seeds, cursor.seed = np.random.default_rng(cursor.seed), None
     seeds = cursor.group_seeds.integers(2**31, size=num_episodes // group_size).repeat(group_size)
@@ -151,7 +151,7 @@ def _collect_groups(
         _begin(env, policy, cursor, seed=np.resize(own, env.num_envs).tolist())
         turns.append(_collect_shares(env, policy, share, cursor, deterministic, replay=False))
     longest = max(turn.shape[1] for turn in turns)
-    # What is put behind an episode is False in every mask.
+    # Padding after an episode is False in every mask.
     padded = [pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns]
     rollout = TensorDict.cat(padded)
     rollout["group"] = (
@@ -163,15 +163,15 @@ def _collect_groups(
 def _collect_shares(
     env: VectorEnv, policy: Policy, share: np.ndarray, cursor: Cursor, deterministic: bool, *, replay: bool = True
 ) -> TensorDict:
-    """So many whole episodes in each slot; one that breaks off counts for nothing, and is replayed or given up."""
+    """Collect a number of whole episodes per slot; an aborted one is masked out, and replayed or given up."""
     _begin(env, policy, cursor)
     dealt, share = share > 0, share.copy()
-    first = np.zeros(len(share), dtype=int)  # column where the episode under way began
+    first = np.zeros(len(share), dtype=int)  # column where the current episode began
     columns: dict[str, list[Any]] = defaultdict(list)
     while (share > 0).any():
         _one_step(env, policy, cursor, columns, deterministic)
         playing = share > 0
-        # Slots that have played their share step on until the last is done: no step, no end, no episode.
+        # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
         for name in ("mask", "is_init", "terminated", "truncated"):
             columns[name][-1] = columns[name][-1] & playing
         columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
@@ -182,28 +182,28 @@ def _collect_shares(
         share -= done & ~failed if replay else done
         first[done] = len(columns["mask"])
     cursor.observation = None  # the slots are in mid-episode: the next call resets them
-    # A group keeps the row of an episode that was given up.
+    # In a group, an episode that was given up keeps its row.
     return _rollout(columns)[torch.from_numpy(dealt)]
 
 
 def _wipe(columns: dict[str, list[Any]], slot: int, *, since: int) -> None:
-    """Take an episode out of a slot's last columns."""
+    """Clear an episode from a slot's last columns."""
     for name in ("mask", "is_init", "terminated", "truncated", "reward"):
         for column in columns[name][since:]:
             column[slot] = 0
 
 
 _LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
-"""Whose rollout each environment was stepped for last: another one's episodes are not gone on with."""
+"""Last cursor used with each environment: another cursor's episodes are not continued."""
 
 
 def go_on(env: VectorEnv, cursor: Cursor) -> None:
-    """Have the next rollout begin where this cursor stands, in an environment that was put there."""
+    """Let the next rollout start at this cursor, in an environment whose state was restored to match."""
     _LAST_CURSOR[env] = cursor
 
 
 def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | None = None) -> None:
-    """Reset the environment, unless it stands where the cursor does; or in any case by a seed for each slot."""
+    """Reset the environment unless it is already at the cursor; with seeds, always reset, one seed per slot."""
     if seed is None and cursor.observation is not None and _LAST_CURSOR.get(env) is cursor:
         return
     _LAST_CURSOR[env] = cursor
@@ -219,10 +219,10 @@ def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | 
 
 
 def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
-    """Reset every slot by a seed of its own.
+    """Reset every slot with its own seed.
 
     Raises:
-        ValueError: if the environment cannot, as Gymnasium's own batched ones cannot.
+        ValueError: if the environment does not support it; Gymnasium's own batched ones do not.
     """
     advice = (
         "group_size needs an environment that is reset by a seed for each slot: "
@@ -250,7 +250,7 @@ def _one_step(
     done, ended, begins = terminated | truncated, cursor.ended, cursor.is_init
     if FAILED in info:
         ended, begins = ended | info[FAILED], begins | info[FAILED]
-    # Copied, because an environment may write into the array that it handed out.
+    # Copied, because an environment may reuse the array it returned.
     space = env.single_observation_space
     observation = final = flatten(space, observation).copy()
     action_mask = next_mask = _action_mask(info, env)
@@ -274,7 +274,7 @@ def _one_step(
     columns["mask"].append(~ended)
     columns["is_init"].append(begins)
     if mode is AutoresetMode.DISABLED and done.any():
-        # The mask is taken out of the options by some environments, so each call gets its own dictionary.
+        # Some environments remove the mask from the options, so each call gets its own dictionary.
         observation, info = env.reset(options={"reset_mask": done.copy()})
         observation = flatten(space, observation).copy()
         action_mask = _merge(action_mask, _action_mask(info, env), done)
@@ -286,10 +286,10 @@ def _one_step(
 
 
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
-    """Which of Gymnasium's three autoreset modes an environment is in.
+    """Return the environment's autoreset mode, one of Gymnasium's three.
 
     Raises:
-        ValueError: if it does not say.
+        ValueError: if its metadata does not declare one.
     """
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
@@ -302,7 +302,7 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
 
 
 def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> Any:
-    """An episode's last observation in SAME_STEP mode, which some of Gymnasium's wrappers forget to change."""
+    """Return an episode's last observation in SAME_STEP mode, or raise if a wrapper did not transform it."""
     if np.shape(final) != shape:
         raise ValueError(
             f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
@@ -313,15 +313,15 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
 
 
 def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
-    """What Gymnasium's environments say about the actions that are open now; None if they say nothing.
+    """Read the mask of available actions from an info dictionary; None if it has none.
 
     Raises:
-        ValueError: if it is no mask of the action space.
+        ValueError: if it is not a mask of the action space.
     """
     if "action_mask" not in info:
         return None
     here = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
-    # Slots that say nothing are filled with zeros or None by Gymnasium, and mean that all is open.
+    # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
     open_everywhere = np.ones(getattr(env.single_action_space, "n", 1), dtype=bool)
     rows = [np.asarray(row) if said else open_everywhere for row, said in zip(info["action_mask"], here, strict=True)]
     if any(row.shape != open_everywhere.shape for row in rows):
@@ -333,7 +333,7 @@ def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
 
 
 def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
-    """Action masks of the slots that are done from ``after``, and of the others from ``before``; None opens all."""
+    """Take action masks of done slots from ``after`` and of the others from ``before``; None allows all actions."""
     if before is None and after is None:
         return None
     some = before if before is not None else after
@@ -343,7 +343,7 @@ def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.nda
 
 
 def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:
-    """The action that a Box environment is given; the rollout keeps the one that was drawn."""
+    """Clip an action to a Box space, for the environment; the rollout keeps the sampled action."""
     return np.clip(action, space.low, space.high) if isinstance(space, spaces.Box) else action
 
 

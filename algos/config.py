@@ -1,7 +1,7 @@
-"""Hyper-parameters of every algorithm. Nothing here imports torch, so that a command line can show them at once.
+"""Hyper-parameters of every algorithm; imports no torch, so that a command line can show them at once.
 
-A field whose right value depends on environment and policy is None by default and filled in where the agent is made
-(`algos.agent.resolve`); a value that is given stays.
+A field that depends on environment and policy is None by default and filled in by the agent (`algos.agent.resolve`);
+a given value stays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from textenv.names import NamedFields
 
 LARGEST = sys.float_info.max
-"""Greatest number of a config."""
+"""Largest number allowed in a config."""
 PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
 AggregationName = Literal["token_mean", "sequence_mean"]
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
@@ -28,7 +28,7 @@ def check_range(
     not_negative: Sequence[str] = (),
     unit_interval: Sequence[str] = (),
 ) -> None:
-    """Raise a ValueError that names the first field of a config outside its range; None passes where it may stand."""
+    """Raise a ValueError that names the first config field outside its range; None passes for optional fields."""
     rules = [
         (at_least_one, lambda x: isinstance(x, int) and x >= 1, "an integer of at least 1"),
         (positive, lambda x: x > 0, "a number above 0"),
@@ -50,28 +50,28 @@ class Config(NamedFields):
     """Hyper-parameters that every algorithm has."""
 
     num_steps: int | None = 128
-    """Steps that each environment slot takes in a rollout (control); None with num_episodes."""
+    """Steps per environment slot in a rollout (control); None with num_episodes."""
     num_episodes: int | None = None
-    """Whole episodes in a rollout (text); None with num_steps."""
+    """Whole episodes per rollout (text); None with num_steps."""
     learning_rate: float = 2.5e-4
-    """Adam's step size at the start."""
+    """Initial learning rate of Adam."""
     final_learning_rate: float | None = None
-    """Step size at the end, reached linearly; None keeps it constant."""
+    """Final learning rate, reached linearly; None keeps the rate constant."""
     warmup_ratio: float = 0.0
-    """Share of the training in which the step size rises linearly from 0 to where it starts."""
+    """Fraction of the training in which the learning rate rises linearly from 0 to its initial value."""
     adam_eps: float | None = None
-    """Added to the square root in Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
+    """Added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
     gradient of a single weight is far below 1e-5."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay a step of Adam's means of the gradient and of its square."""
+    """Adam's decay rates per step, for the means of the gradient and of its square."""
     weight_decay: float = 0.0
-    """Decoupled (AdamW, Loshchilov and Hutter 2019): a share of each weight, times the step size, taken off a step."""
+    """Decoupled weight decay (AdamW, Loshchilov and Hutter 2019), multiplied by the learning rate at each step."""
     max_grad_norm: float = 0.5
-    """Longest gradient; a longer one is scaled down to it."""
+    """Maximum global gradient norm (clipping)."""
     skip_nonfinite: bool = False
-    """Leave out a step whose loss or gradient is not finite, and count it in the log; False ends the training there."""
+    """Skip a step whose loss or gradient is not finite, and count it in the log; False raises an error instead."""
     seed: int = 1
-    """Of the environment, the sampled actions and the order of minibatches."""
+    """Seed of the environment, the sampled actions and the minibatch order."""
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_episodes is None):
@@ -93,15 +93,15 @@ class Config(NamedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientConfig(Config):
-    """Hyper-parameters of the algorithms that follow a policy gradient."""
+    """Hyper-parameters of the policy-gradient algorithms."""
 
     micro_batch_size: int | None = None
-    """Units evaluated at a time, to save memory; the gradient is the same. None: the whole minibatch."""
+    """Units (steps or rows) per backward pass, to save memory; the gradient is the same. None: the whole minibatch."""
     ent_coef: float = 0.0
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: float | None = None
-    """Most nats by which the log-probabilities of acting and of scoring may differ before the first step of an update.
-    None: 1e-3 in float32 and float64, .1 in shorter dtypes. Low temperatures need more: they multiply rounding."""
+    """Maximum difference, in nats, between log-probabilities when acting and when scoring, before the first step of an
+    update. None: 1e-3 in float32 and float64, .1 in shorter dtypes. Low temperatures amplify rounding and need more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,26 +111,26 @@ class PolicyGradientConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(PolicyGradientConfig):
-    """Hyper-parameters of the algorithms whose advantages come from a learned value, by GAE."""
+    """Hyper-parameters of the algorithms that compute advantages by GAE from a learned value."""
 
     gamma: float = 0.99
-    """Discount a step."""
+    """Discount per step."""
     gae_lambda: float = 0.95
-    """Trace decay of generalised advantage estimation."""
+    """Trace decay λ of generalized advantage estimation."""
     whiten_rewards: bool = False
-    """Scale the rewards of each rollout, penalty included, to variance 1 and keep their mean (Ziegler et al. 2019)."""
+    """Scale each rollout's rewards, penalty included, to variance 1; their mean stays (Ziegler et al. 2019)."""
     normalize_advantage: Literal["rollout", "minibatch"] | bool | None = None
-    """Scale advantages to mean 0 and variance 1: over the whole rollout before it is cut (TRL), or in each minibatch
+    """Normalize advantages to mean 0 and variance 1: over the whole rollout (TRL), or in each minibatch
     (Stable-Baselines3, CleanRL). None and True: the rollout where whole episodes are collected, else the minibatch."""
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return; the rollout and the log keep them."""
+    """Divide rewards by the running standard deviation of the discounted return; rollout and log keep the raw ones."""
     bootstrap_truncated: bool | None = None
-    """Add the value of the state at which a time or length limit cuts an episode. None: in control yes, for text no,
-    where the limit is part of the task and no entry trains that state's value."""
+    """Add the value of the last state when a time or length limit truncates an episode. None: yes in control, no for
+    text, where the limit is part of the task and no entry trains that state's value."""
     value_learning_rate: float | None = None
-    """Step size of what only the value is made of (value head or critic), with the same schedule; None: the same."""
+    """Learning rate of parameters that only the value uses (head or critic), same schedule; None: the same rate."""
     value_max_grad_norm: float | None = None
-    """Longest gradient of these parameters, cut by itself; None cuts the norm of all together."""
+    """Maximum gradient norm of these parameters, clipped separately; None clips all parameters together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,21 +150,21 @@ class PPOConfig(ActorCriticConfig):
     num_epochs: int = 4
     """Passes over each rollout."""
     minibatch_size: int = 128
-    """Steps in a minibatch, or rows where the policy is sequential (text)."""
+    """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: float = 0.2
-    """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
+    """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
     final_clip_range: float | None = None
-    """Clip range at the end, reached linearly; None keeps it constant."""
+    """Final clip range, reached linearly; None keeps it constant."""
     vf_coef: float = 0.5
     """Weight of the value loss (half the squared error)."""
     clip_range_vf: float | None = None
-    """Most that a value may move in an update, in units of the return; None does not clip."""
+    """Maximum change of a value in an update, in units of the return; None does not clip."""
     target_kl: float | None = None
-    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None never does."""
+    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None disables it."""
     policy_loss: PolicyLossName | Callable[..., Any] = "clipped_policy_loss"
-    """One of `algos.losses`, by name or as `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
+    """Loss of `algos.losses`, by name or as `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
     aggregation: AggregationName | Callable[..., Any] = "token_mean"
-    """How entries make one loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
+    """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,12 +176,12 @@ class PPOConfig(ActorCriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class A2CConfig(ActorCriticConfig):
-    """Hyper-parameters of A2C; ``gae_lambda=1`` are the n-step advantages of the paper, n being ``num_steps``."""
+    """Hyper-parameters of A2C; ``gae_lambda=1`` gives the paper's n-step advantages, with n = ``num_steps``."""
 
     gae_lambda: float = 1.0
-    """Trace decay of generalised advantage estimation."""
+    """Trace decay λ of generalized advantage estimation."""
     normalize_advantage: Literal["rollout", "minibatch"] | bool | None = False
-    """Scale the advantages of each rollout to mean 0 and variance 1."""
+    """Normalize the advantages of each rollout to mean 0 and variance 1."""
     vf_coef: float = 0.5
     """Weight of the value loss (half the squared error)."""
 
@@ -196,19 +196,19 @@ class TRPOConfig(ActorCriticConfig):
     """Hyper-parameters of TRPO; the learning rate is the critic's."""
 
     max_kl: float = 0.01
-    """Radius of the trust region: mean KL(new‖old) of an update, nats a step."""
+    """Radius of the trust region: maximum mean KL(new‖old) of an update, nats per step."""
     conjugate_gradient_steps: int = 15
-    """Steps that solve for the natural gradient."""
+    """Conjugate-gradient iterations for the natural gradient."""
     damping: float = 0.1
-    """Added to the diagonal of the KL's second derivative."""
+    """Added to the diagonal of the KL's Hessian."""
     line_search_steps: int = 10
-    """How often the step is shortened until it improves the policy inside the trust region; then it is given up."""
+    """Step sizes to try until one improves the policy inside the trust region; if none does, no step is taken."""
     line_search_factor: float = 0.8
-    """Length of each step of the line search, as a share of the one before."""
+    """Ratio of each step size in the line search to the previous one."""
     critic_epochs: int = 10
-    """Passes over each rollout that fit the value."""
+    """Passes of the critic over each rollout."""
     minibatch_size: int = 128
-    """Steps in a minibatch of the critic, or rows where the policy is sequential (text)."""
+    """Steps per minibatch of the critic; rows if the policy is sequential (text)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,12 +230,12 @@ class TRPOConfig(ActorCriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeEpisodesConfig(PolicyGradientConfig):
-    """Hyper-parameters of the algorithms that need the return of a whole episode, and no value."""
+    """Hyper-parameters of the algorithms that use returns of whole episodes and no learned value."""
 
     num_steps: int | None = None
-    """Not for this algorithm: a return needs the whole episode."""
+    """Not supported: a return needs the whole episode."""
     num_episodes: int | None = 32
-    """Whole episodes in a rollout; a multiple of the group's size, where there are groups."""
+    """Whole episodes per rollout; a multiple of the group size, where there are groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,9 +251,9 @@ class REINFORCEConfig(WholeEpisodesConfig):
     """Hyper-parameters of REINFORCE."""
 
     gamma: float = 0.99
-    """Discount a step; 1 for text."""
+    """Discount per step; use 1 for text."""
     normalize_advantage: bool = True
-    """Scale the advantages of each rollout to mean 0 and variance 1; False only subtracts the mean."""
+    """Normalize the advantages of each rollout to mean 0 and variance 1; False only subtracts the mean."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,9 +265,9 @@ class RLOOConfig(WholeEpisodesConfig):
     """Hyper-parameters of RLOO."""
 
     group_size: int = 4
-    """Episodes that start alike (text: responses to one prompt): each one's baseline is the mean of the others."""
+    """Episodes with the same start (text: completions of one prompt); each one's baseline is the mean of the others."""
     aggregation: AggregationName | Callable[..., Any] = "token_mean"
-    """How entries make one loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
+    """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,23 +280,23 @@ class GRPOConfig(WholeEpisodesConfig):
     """Hyper-parameters of GRPO.
 
     ``scale_by_std=False`` with `fixed_length_mean` or `token_mean` is "Dr. GRPO" (Liu et al. 2025), which favours
-    neither short answers nor groups of little spread.
+    neither short answers nor groups with a small standard deviation.
     """
 
     group_size: int = 8
-    """Episodes that start alike (text: responses to one prompt), which are compared with one another."""
+    """Episodes with the same start (text: completions of one prompt), compared with one another."""
     num_epochs: int = 2
     """Passes over each rollout."""
     minibatch_size: int = 32
-    """Steps in a minibatch, or rows where the policy is sequential (text)."""
+    """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: float = 0.2
-    """The probability ratio counts between 1 - clip_range and 1 + clip_range."""
+    """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
     scale_by_std: bool = True
-    """Divide by the standard deviation of the group; False only subtracts its mean."""
+    """Divide by the group's standard deviation; False only subtracts its mean."""
     policy_loss: PolicyLossName | Callable[..., Any] = "clipped_policy_loss"
-    """One of `algos.losses`, by name or as `functools.partial(clipped_policy_loss, clip_higher=0.28)`."""
+    """Loss of `algos.losses`, by name or as `functools.partial(clipped_policy_loss, clip_higher=0.28)`."""
     aggregation: AggregationName | Callable[..., Any] = "sequence_mean"
-    """How entries make one loss: one of `algos.losses`, such as ``"token_mean"``, or `fixed_length_mean`."""
+    """Weighting of entries in the loss: one of `algos.losses`, such as ``"token_mean"``, or `fixed_length_mean`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -311,33 +311,33 @@ class DQNConfig(Config):
     """Hyper-parameters of DQN."""
 
     num_steps: int | None = 16
-    """Steps that each environment slot takes between updates."""
+    """Steps per environment slot between updates."""
     learning_rate: float = 1e-3
-    """Adam's step size at the start."""
+    """Initial learning rate of Adam."""
     max_grad_norm: float = 10.0
-    """Longest gradient; a longer one is scaled down to it."""
+    """Maximum global gradient norm (clipping)."""
     gamma: float = 0.99
-    """Discount a step."""
+    """Discount per step."""
     buffer_size: int = 100_000
-    """Steps that are remembered."""
+    """Capacity of the replay buffer, in steps."""
     learning_starts: int = 1_000
-    """Steps before the first update."""
+    """Stored steps before the first update."""
     gradient_steps: int = 8
-    """Steps of the optimiser after each rollout."""
+    """Optimizer steps after each rollout."""
     batch_size: int = 64
-    """Remembered steps in each of them."""
+    """Stored steps in the batch of an optimizer step."""
     target_update_gradient_steps: int = 250
-    """Gradient steps after which the target network becomes the present one."""
+    """Gradient steps between updates of the target network (Stable-Baselines3's interval counts environment steps)."""
     loss: ValueLossName | Callable[..., Any] = "mse_loss"
-    """Of the values ``[b]`` and what they should be: one of `torch.nn.functional` by name, or a function of the two.
-    ``"huber_loss"`` bounds the pull of each, as Mnih et al. do with rewards of at most 1: where values are large it
-    learns their median, which the few ends of episodes do not move, and they can grow without limit (CartPole's do)."""
+    """Loss of the values ``[b]`` against their targets: the name of one in `torch.nn.functional`, or a function.
+    ``"huber_loss"`` bounds the gradient of each entry, as Mnih et al. do with rewards of at most 1. Of large values
+    it learns the median, which the few episode ends do not move, so values can grow without limit (CartPole's do)."""
     double: bool = True
-    """The present network chooses the next action and the target network says what it is worth."""
+    """Double DQN: the online network chooses the next action, the target network evaluates it."""
     exploration_fraction: float = 0.2
-    """Share of the training in which ε falls from 1 to its end."""
+    """Fraction of the training in which ε falls from 1 to its final value."""
     final_exploration: float = 0.05
-    """ε afterwards: the probability of a random action."""
+    """Final ε, the probability of a random action."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -355,23 +355,23 @@ class DQNConfig(Config):
 
 
 AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn"]
-"""What ``--algo`` takes."""
+"""Values of ``--algo``."""
 CONFIGS: dict[str, type[Config]] = {
     "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
     "trpo": TRPOConfig, "dqn": DQNConfig,
 }  # fmt: skip
 """Config of each algorithm."""
 PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
-"""What ``--policy`` takes; ``auto`` is a CNN for images and two perceptrons for other control, ``q`` is DQN's."""
+"""Values of ``--policy``; ``auto`` is a CNN for images and two MLPs (actor, critic) otherwise, ``q`` is DQN's."""
 GROUPED = ("rloo", "grpo")
-"""Those that compare episodes with one start, so that a control environment is reset by a seed for each slot."""
+"""Algorithms that compare episodes with the same start: a control environment is then reset with one seed per slot."""
 
 
 def find_config(name: str) -> type[Config]:
-    """The config class of an algorithm.
+    """Find the config class of an algorithm.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: if the name is unknown.
     """
     if name not in CONFIGS:
         raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(CONFIGS)}")
@@ -379,7 +379,7 @@ def find_config(name: str) -> type[Config]:
 
 
 def _check_choice(config: Config, name: str, choices: Any) -> None:
-    """Raise a ValueError if a field that names a function names one that there is not."""
+    """Raise a ValueError if a field holds the name of an unknown function."""
     named = getattr(config, name)
     if not callable(named) and named not in get_args(choices):
         known = ", ".join(map(repr, get_args(choices)))
@@ -395,7 +395,7 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
 
 
 def _check_groups(config: Config, group_size: int) -> None:
-    """Raise a ValueError unless the episodes are collected in groups that have someone to compare with."""
+    """Raise a ValueError unless the episodes divide into groups of at least 2."""
     assert config.num_episodes is not None
     if not isinstance(group_size, int) or group_size < 2 or config.num_episodes % group_size:
         raise ValueError(

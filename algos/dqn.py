@@ -21,7 +21,7 @@ from algos.training.metrics import MetricMeans, Metrics
 from textenv.names import refuse_unknown
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
-"""Columns of a rollout that go into the replay buffer; a truncated step is one like any other."""
+"""Rollout columns stored in the replay buffer; truncated steps need no special treatment."""
 
 
 class DQN(Agent[DQNConfig]):
@@ -29,12 +29,12 @@ class DQN(Agent[DQNConfig]):
 
     Args:
         env: a vector environment with Discrete actions.
-        policy: its Q-network; None makes one for the spaces.
+        policy: the Q-network to train; None makes one for the spaces.
         config: hyper-parameters.
-        fields: fields of the config that replace its own.
+        fields: config fields to replace.
 
     Raises:
-        TypeError: on a policy that is no `QPolicy`.
+        TypeError: on a policy that is not a `QPolicy`.
 
     Example:
         >>> policy = QPolicy(env.single_observation_space, env.single_action_space)  # doctest: +SKIP
@@ -56,17 +56,17 @@ class DQN(Agent[DQNConfig]):
         self.buffer = _replay_buffer(config, self.generator)
         self.target = self.policy.reference()
         self.gradient_steps = 0
-        """Steps of the optimiser so far."""
+        """Optimizer steps so far."""
 
     def collect(self) -> TensorDict:
-        """ε-greedy steps: the next rollout."""
+        """Collect the next rollout with ε-greedy actions."""
         share = self.config.exploration_fraction
         done = min(self.progress / share, 1.0) if share else 1.0
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
         return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Remember a rollout and learn from what is remembered; returns metrics."""
+        """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
         config, means = self.config, MetricMeans()
         columns = STORED + (("next_action_mask",) if "action_mask" in rollout.keys() else ())
         self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
@@ -78,11 +78,11 @@ class DQN(Agent[DQNConfig]):
                     self.target.load_state_dict(self.policy.state_dict())
                 means.add(self.optimizer.step(self._loss, [self.buffer.sample()]))
                 self.gradient_steps += 1
-        self.policy.exploration = 0.0  # whoever evaluates or saves it means the greedy policy
+        self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Agent.state_dict`; what is remembered and the target network too."""
+        """See `Agent.state_dict`; includes the replay buffer and the target network."""
         remembered = dict(self.buffer[:].items()) if len(self.buffer) else None
         own = {"remembered": remembered, "writer": self.buffer.writer.state_dict()}
         own |= {"target": dict(self.target.named_parameters()), "gradient_steps": self.gradient_steps}
@@ -99,7 +99,7 @@ class DQN(Agent[DQNConfig]):
         self.gradient_steps = state["gradient_steps"]
 
     def _loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
-        """The loss of Q(s, a) against `q_target` on a batch ``[b]``."""
+        """Loss of Q(s, a) against `q_target` on a batch ``[b]``."""
         config, network = self.config, self.policy.action_values
         action = self.policy.distribution.index(batch["action"])
         worth = network(batch["observation"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -128,15 +128,15 @@ def q_target(
     gamma: float,
     open_actions: Tensor | None = None,
 ) -> Tensor:
-    """r + γ Q'(s', argmax_a Q(s', a)), and r alone where the episode was terminated (van Hasselt et al. 2016, eq. 4).
+    """Return r + γ Q'(s', argmax_a Q(s', a)), without the second term at termination (van Hasselt et al. 2016, eq. 4).
 
     Args:
         reward: float32 ``[b]``.
         terminated: bool ``[b]``.
-        next_target: Q' of the target network, ``[b, n]``.
-        next_online: Q of the network that chooses, ``[b, n]``; the target's own for plain DQN.
+        next_target: Q' from the target network, ``[b, n]``.
+        next_online: Q from the network that chooses the action, ``[b, n]``; from the target network for plain DQN.
         gamma: discount.
-        open_actions: bool ``[b, n]``, which actions the next state has; None for all.
+        open_actions: bool ``[b, n]``, actions available in the next state; None for all.
 
     Returns:
         float32 ``[b]``.
@@ -148,10 +148,10 @@ def q_target(
 
 
 def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
-    """torchrl's buffer, imported here, so that nobody else pays for it."""
+    """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage that it makes
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs every storage that it creates
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
     buffer.set_rng(generator)
     return buffer

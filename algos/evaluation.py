@@ -1,4 +1,4 @@
-"""Evaluating a policy: whole episodes, returns, and nothing learnt."""
+"""Evaluation of a policy on whole episodes, without learning."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from textenv.rollout import is_episode_env
 
 
 class Played(NamedTuple):
-    """What `evaluate` returns."""
+    """Result of `evaluate`."""
 
     returns: list[float]
-    """Return of each episode, as the environment paid it."""
+    """Return of each episode, as paid by the environment."""
     rollout: TensorDict
 
     @property
@@ -51,11 +51,11 @@ def evaluate(
     """Play whole episodes.
 
     Args:
-        env: reset with ``seed`` first. Of an id, as `algos.make.make_vector_environment` takes it, up to 16 are
-            played side by side (of text on the prompts of the test split); a single environment is played by itself.
-        policy: who plays; afterwards its generator and what it remembers of its slots are as they were.
-        num_episodes: exactly this many.
-        deterministic: the most probable action instead of a sample.
+        env: reset with ``seed`` first. An id, as for `algos.make.make_vector_environment`, gives up to 16 slots (text:
+            prompts of the test split); a single environment is played alone.
+        policy: the policy to evaluate; its generator and its memory of slots are restored afterwards.
+        num_episodes: exact number of episodes.
+        deterministic: take the most probable action instead of a sample.
         seed: of prompts or start states, and of the sampled actions.
 
     Returns:
@@ -63,18 +63,18 @@ def evaluate(
 
     Raises:
         TypeError: on arguments in another order.
-        ValueError: if the policy was made for other spaces, or there is no environment of that id.
+        ValueError: if the policy was made for other spaces, or the environment id is unknown.
     """
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}, expected at least 1")
     env = _vector_env(env, policy, num_episodes)
     check_spaces(env, policy)
-    # A shallow copy has the same weights and a memory of its own: a policy rebinds its state, never writes into it.
+    # A shallow copy shares the weights, not the memory: a policy rebinds its state, never writes into it.
     player = copy.copy(policy)
     state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     try:
-        # Evaluating in mid-training changes nothing that is trained, nor which prompts come next.
+        # Evaluating during training changes neither what is trained nor which prompts come next.
         with env.fork() if is_episode_env(env) else nullcontext():
             rollout = collect(
                 env, player, num_episodes=num_episodes, cursor=Cursor(seed=seed), deterministic=deterministic
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
-    """The environment given, or a vector environment of it."""
+    """Return the environment given, or a vector environment of it."""
     if not hasattr(policy, "act"):
         raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
     if isinstance(env, str):
@@ -100,16 +100,16 @@ def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
 
 
 def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
-    """`evaluate` in figures.
+    """Evaluate a policy and return the results as numbers.
 
     Args:
-        env: as in `evaluate`; the KL penalty that it carries is measured too.
-        policy: who plays.
-        options: those of `evaluate`.
+        env: as in `evaluate`; its KL penalty, if any, is measured too.
+        policy: the policy to evaluate.
+        options: further arguments of `evaluate`.
 
     Returns:
-        ``mean_return`` and ``std_return`` of what the environment paid, ``steps``, ``seconds``. With a penalty also
-        ``score`` (the same as ``mean_return``: without KL), ``kl`` in nats an episode, ``penalised_return``.
+        ``mean_return`` and ``std_return`` as paid by the environment, ``episodes``, ``steps``, ``seconds``. With a
+        penalty also ``score`` (equal to ``mean_return``, without KL), ``kl`` in nats per episode, ``penalised_return``.
     """
     start = time.perf_counter()
     played = evaluate(env, policy, **options)

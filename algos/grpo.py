@@ -1,7 +1,7 @@
-"""Group-relative policy optimisation (Shao et al. 2024): PPO's clipped ratio without a critic.
+"""Group-relative policy optimization (Shao et al. 2024): PPO's clipped ratio without a critic.
 
-The KL belongs to the loss in the paper: ``KLPenalty(reference, coefficient, "k3", place="loss")``. In the reward it
-works too, and by ``"k1"`` has the right gradient there.
+The paper adds the KL to the loss: ``KLPenalty(reference, coefficient, "k3", place="loss")``. Charging it in the reward
+works too, where ``"k1"`` has the right gradient.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from textenv.rollout import Evaluation
 
 
 class GRPO(Agent[GRPOConfig]):
-    """Return of the episode, standardised in its group × clipped ratio.
+    """Episode return, standardized within its group × clipped ratio.
 
     Args:
-        env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
-        policy: what is trained; see `algos.policies.policy`.
+        env: a vector environment; in control one with a reset seed per slot (`SyncVectorEnv`).
+        policy: the policy to train; see `algos.policies.policy`.
         config: hyper-parameters.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
         >>> GRPO(env, policy, GRPOConfig(episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP
@@ -34,7 +34,7 @@ class GRPO(Agent[GRPOConfig]):
     config_type = GRPOConfig
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout, which gets its advantage column; returns metrics."""
+        """Improve the policy on a rollout and add its advantage column; return metrics."""
         config, mask = self.config, rollout["mask"]
         advantage = standardize_in_group(
             score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1),

@@ -1,7 +1,7 @@
 """Losses: pure functions, elementwise over the entries, 0 where the mask is False.
 
-They return one number an entry and leave the mean to an aggregation, which gives every entry of a whole minibatch its
-weight before the minibatch is cut: so the gradient does not depend on how it is cut.
+They return one number per entry. An aggregation then weights every entry of the whole minibatch before it is split, so
+the gradient does not depend on the split.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from textenv.rollout import check_mask
 
 
 class PolicyLoss(Protocol):
-    """What is minimised at each entry so that the policy improves; numbers of its own by `functools.partial`."""
+    """Loss per entry whose minimization improves the policy; set further parameters by `functools.partial`."""
 
     def __call__(self, *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float) -> Tensor:
-        """One number an entry, 0 where the mask is False."""
+        """Return one number per entry, 0 where the mask is False."""
         ...
 
 
 class Aggregation(Protocol):
-    """How the entries of a minibatch make one loss."""
+    """Weights of the entries of a minibatch in its loss."""
 
     def __call__(self, *, mask: Tensor) -> Tensor:
-        """Weight of each entry, float32, from the whole minibatch's mask; 0 where it is False."""
+        """Return the weight of each entry, float32, from the whole minibatch's mask; 0 where it is False."""
         ...
 
 
 def log_ratio(*, log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """log π(a|s) - log π_old(a|s) at the True entries, 0 elsewhere; no gradient from what stands elsewhere."""
+    """Return log π(a|s) - log π_old(a|s) at the True entries, 0 elsewhere; False entries have no gradient."""
     check_mask(mask, log_prob=log_prob, old_log_prob=old_log_prob)
     return torch.where(mask, log_prob - old_log_prob, 0.0)
 
 
 def policy_gradient_loss(*, log_ratio: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    """The score function's surrogate -A log π(a|s) (Williams 1992; Sutton et al. 2000): ``[B, T]``.
+    """Score-function surrogate -A log π(a|s) (Williams 1992; Sutton et al. 2000): ``[B, T]``.
 
     Args:
-        log_ratio: log π(a|s), or from `log_ratio`: log π_old is a constant, without a gradient.
+        log_ratio: log π(a|s), or from `log_ratio`, where log π_old is a constant without gradient.
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
     """
@@ -58,14 +58,14 @@ def clipped_policy_loss(
         log_ratio: from `log_ratio`.
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
-        clip_range: ε; the ratio counts between 1 - ε and 1 + ε.
-        clip_higher: another ε above 1, usually a wider one (Yu et al. 2025, DAPO); None is the same.
+        clip_range: ε; the ratio is clipped to [1 - ε, 1 + ε].
+        clip_higher: ε of the upper bound, usually larger (Yu et al. 2025, DAPO); None is the same.
     """
     check_mask(mask, log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
     loss = -torch.where(mask, advantage, 0.0)
     most = 1 + (clip_range if clip_higher is None else clip_higher)
-    # The lesser of both products is that of the ratio which is clipped on one side only, by the advantage's sign.
+    # The smaller of the two products has its ratio clipped on one side only, given by the advantage's sign.
     lower = torch.where(loss > 0, 1 - clip_range, -torch.inf)
     upper = torch.where(loss > 0, torch.inf, most)
     return loss * ratio.clamp(lower, upper)
@@ -74,9 +74,9 @@ def clipped_policy_loss(
 def dual_clipped_policy_loss(
     *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, limit: float = 3.0
 ) -> Tensor:
-    """`clipped_policy_loss` that is bounded for negative advantages too (Ye et al. 2020, eq. 5): ``[B, T]``.
+    """`clipped_policy_loss` that is also bounded for negative advantages (Ye et al. 2020, eq. 5): ``[B, T]``.
 
-    Where A < 0 the ratio counts no further than ``limit``, beyond which there is no gradient.
+    Where A < 0 the ratio is limited to ``limit``, beyond which there is no gradient.
 
     Args:
         log_ratio: from `log_ratio`.
@@ -98,17 +98,17 @@ def dual_clipped_policy_loss(
 def thresholded_policy_loss(
     *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, threshold: float = 10.0
 ) -> Tensor:
-    """`clipped_policy_loss` without the rows whose mean ratio has run away: ``[B, T]``.
+    """`clipped_policy_loss` without rows whose mean ratio is too large: ``[B, T]``.
 
-    A row (text: a response; else a single step) whose ratios are above ``threshold`` on average adds nothing. It is TRL
-    0.7's ``ratio_threshold``, by rows, so that it does not depend on how a minibatch is cut.
+    A row (text: a completion; else a single step) whose mean ratio exceeds ``threshold`` contributes nothing. This is
+    TRL 0.7's ``ratio_threshold``, applied per row, so that it does not depend on how a minibatch is split.
 
     Args:
         log_ratio: from `log_ratio`.
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
         clip_range: ε.
-        threshold: greatest mean ratio that still counts, > 1.
+        threshold: largest mean ratio that still counts, > 1.
 
     Raises:
         ValueError: if the threshold is not above 1.
@@ -128,14 +128,14 @@ def value_loss(
 ) -> Tensor:  # fmt: skip
     """Half the squared error of the value, clipped around the old value if a range is given: ``[B, T]``.
 
-    The clipped form takes the worse of both errors (Schulman et al.'s PPO code; torchrl's ``clip_value``).
+    The clipped form takes the larger of the two errors (Schulman et al.'s PPO code; torchrl's ``clip_value``).
 
     Args:
         value: ``[B, T]``, with gradient.
         value_target: ``[B, T]``.
         mask: bool ``[B, T]``.
         old_value: ``[B, T]``, needed with ``clip_range``.
-        clip_range: most that the value may move from the old one, in units of the return.
+        clip_range: maximum change of the value from the old one, in units of the return.
     """
     check_mask(mask, value=value, value_target=value_target)
     value, target = torch.where(mask, value, 0.0), torch.where(mask, value_target, 0.0)
@@ -151,21 +151,21 @@ def value_loss(
 
 
 def token_mean(*, mask: Tensor) -> Tensor:
-    """Every True entry counts the same: an `Aggregation`, and the only one that sequences of single steps need."""
+    """Equal weight for every True entry: an `Aggregation`, and the only one that single steps need."""
     return mask / mask.sum().clamp(min=1)
 
 
 def sequence_mean(*, mask: Tensor) -> Tensor:
-    """Every row counts the same, so a token of a short response counts more (Shao et al. 2024, GRPO)."""
+    """Equal weight for every row, so a token of a short completion counts more (Shao et al. 2024, GRPO)."""
     length = mask.sum(-1, keepdim=True).clamp(min=1)
     return mask / length / mask.any(-1).sum().clamp(min=1)
 
 
 def fixed_length_mean(*, mask: Tensor, length: int) -> Tensor:
-    """Sums over the rows, divided by a constant instead of their lengths (Liu et al. 2025, "Dr. GRPO").
+    """Sum over each row, divided by a constant instead of the row's length (Liu et al. 2025, "Dr. GRPO").
 
     Args:
         mask: bool ``[B, T]``.
-        length: the constant, such as the longest response; by `functools.partial` it is an `Aggregation`.
+        length: the constant, such as the maximum completion length; `functools.partial` makes this an `Aggregation`.
     """
     return mask / (length * mask.any(-1).sum().clamp(min=1))

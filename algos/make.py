@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 def make_vector_environment(
     env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
 ) -> VectorEnv:
-    """The native vector environment where there is one, else one process stepping them in turn.
+    """Make the native vector environment where there is one, else one that steps its copies in turn in this process.
 
     Args:
-        env_id: Gymnasium's; ``module:id`` imports the module that registers it first.
+        env_id: Gymnasium id; ``module:id`` first imports the module that registers it.
         num_envs: slots.
-        seed_each: whether each slot must be reset by a seed of its own (control), which native ones cannot.
-        process_timeout: seconds after which a step counts as failed, in control; each environment then runs in a
-            process of its own (`SubprocessVectorEnv`). None: all run in this process.
-        arguments: further ones of the environment.
+        seed_each: True if each slot needs a reset seed of its own (control), which native ones do not support.
+        process_timeout: seconds after which a step counts as failed, in control; each environment then runs in its own
+            process (`SubprocessVectorEnv`). None: all run in this process.
+        arguments: further arguments of the environment.
 
     Raises:
-        ValueError: if there is no such module, Gymnasium knows no such environment, it takes no such argument, or
-            gives observations of no fixed size; if a text environment is to run in processes.
+        ValueError: if the module or environment is unknown, an argument is not accepted, or the observations have no
+            fixed size; or if process_timeout is given for a text environment.
     """
     module, _, env_id = env_id.rpartition(":")
     if module:
@@ -53,11 +53,11 @@ def make_vector_environment(
             return _named(_in_processes(spec, num_envs, process_timeout, arguments), module)
         options: dict[str, Any] = {}
         if not spec.vector_entry_point or (seed_each and not is_text(env_id)):
-            # SAME_STEP wastes no step on a reset.
+            # SAME_STEP spends no step on a reset.
             options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
         env = gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
         if not is_text(env_id):
-            flat_shape(env.single_observation_space)  # which no policy can read is known now
+            flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
         return _named(env, module)
     except gymnasium.error.Error as error:
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
@@ -69,7 +69,7 @@ def make_vector_environment(
 
 
 def _named(env: VectorEnv, module: str) -> VectorEnv:
-    """The environment, whose spec says which module registers it: for a saved agent."""
+    """Record in the environment's spec which module registers it, for saved agents."""
     if env.spec is not None:
         env.spec = copy.copy(env.spec)
         vars(env.spec)["module"] = module or None
@@ -80,17 +80,17 @@ def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[
     from algos.envs.subprocess_env import SubprocessVectorEnv
 
     env = SubprocessVectorEnv([partial(gymnasium.make, spec, **arguments)] * num_envs, timeout=timeout)
-    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments)  # what a saved agent is played on
+    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments)  # saved with the agent
     return env
 
 
 def is_ours(env_id: str) -> bool:
-    """Whether this is a text environment that we register: it takes a model, a KL coefficient and a split."""
+    """True if the id is a text environment of this kit, which takes a model, a KL coefficient and a split."""
     return env_id.rpartition(":")[2].startswith("textenv/")
 
 
 def is_text(env_id: str) -> bool:
-    """Whether this is a text environment: ours, or one registered by its class, or by a function annotated with it."""
+    """True if the id is a text environment: ours, or registered by its class or by a function annotated with it."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     entry: Any = None if spec is None else spec.vector_entry_point
     if callable(entry) and not isinstance(entry, type):
@@ -100,13 +100,13 @@ def is_text(env_id: str) -> bool:
 
 
 def find_algorithm(name: str) -> type[Agent]:
-    """The class of an algorithm; raises as `find_config` does."""
+    """Find the class of an algorithm; raises as `find_config` does."""
     own = find_config(name).__name__.removesuffix("Config")
     return getattr(importlib.import_module(f"algos.{name}"), own)
 
 
 def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
-    """An algorithm by name; a text environment that carries no KL penalty is charged by ``kl_coef``, if it is given."""
+    """Make an agent by algorithm name; ``kl_coef`` applies to text environments without a KL penalty of their own."""
     from textenv.rollout import is_episode_env
 
     charged = kl_coef is not None and is_episode_env(env) and getattr(env, "penalty", None) is None
@@ -115,16 +115,16 @@ def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: flo
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:
-    """The environment of a saved agent, with the test split's prompts and the KL measured where it is text.
+    """Make the environment of a saved agent; for text with prompts of the test split, and measuring the KL.
 
     Args:
-        description: of the agent.
+        description: the agent's, from `algos.training.save.read_description`.
         num_envs: slots.
         env_id: another environment, or the same one with the module that registers it.
 
     Raises:
-        ValueError: if the agent was trained on an environment that has no name, or whose module is to be imported,
-            which no file may ask for.
+        ValueError: if the saved environment has no name, or a module would be imported for it: a saved file must not
+            cause imports.
     """
     saved = description["environment"]
     if saved is None and env_id is None:

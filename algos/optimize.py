@@ -1,4 +1,4 @@
-"""What all policy-gradient algorithms share: advantages by GAE, the inner loop, and the terms beside their own loss."""
+"""Shared parts of the policy-gradient algorithms: GAE advantages, the inner loop, regularizers and the optimizer."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def optimize(
     target_kl: float | None = None,
     others: Sequence[Callable[[], tuple[Tensor, Sums]]] = (),
 ) -> Metrics:
-    """The inner loop of every algorithm that follows a policy gradient: one step for each minibatch; returns metrics.
+    """Run the inner loop of a policy-gradient algorithm, one step per minibatch; return metrics.
 
     Args:
-        agent: whose policy is improved.
+        agent: the agent whose policy is improved.
         rollout: ``[B, T]`` with advantages.
-        terms_of: the algorithm's own terms of the loss, from a part of a minibatch, what the policy says about it, and
-            the logs of the probability ratios; the entropy bonus and a KL in the loss are added here.
-        size, epochs, normalize_advantage, aggregation: see `weighted_minibatches`.
-        clip_range: of the loss, for the log; None logs no movement of the policy.
-        target_kl: ends the update as soon as a minibatch's ``policy/approx_kl`` exceeds it.
+        terms_of: the algorithm's own loss terms, from a part of a minibatch, the policy's evaluation of it and the
+            log-ratios; the entropy bonus and a KL in the loss are added here.
+        size, num_epochs, normalize_advantage, aggregation: see `weighted_minibatches`.
+        clip_range: clip range of the loss, for the log; None logs no ``approx_kl`` and ``clip_frac``.
+        target_kl: end the update as soon as a minibatch's ``policy/approx_kl`` exceeds this.
         others: further losses, see `Optimizer.step`.
     """
     config, policy, means = agent.config, agent.policy, MetricMeans()
@@ -80,7 +80,7 @@ def optimize(
 
 
 def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
-    """The loss of algorithms without a critic that take one step a rollout."""
+    """Policy-gradient loss of algorithms that take one step per rollout."""
     loss = policy_gradient_loss(log_ratio=log_ratio, advantage=part["advantage"], mask=part["mask"])
     return {"policy/loss": Term(1.0, loss)}
 
@@ -88,11 +88,11 @@ def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor)
 def add_advantages(agent: Learner, rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
-    The rollout keeps the rewards that were paid; the advantages are made from scaled ones if the config says so.
+    The rollout keeps the raw rewards; the advantages use scaled ones if the config says so.
 
     Args:
-        agent: its policy's values; its config's discount, trace decay, scaling of rewards, and whether limits
-            bootstrap.
+        agent: its policy provides the values, its config the discount, trace decay, reward scaling, and whether to
+            bootstrap at limits.
         rollout: ``[B, T]``, see `textenv.rollout`.
     """
     config, policy, normalizer = agent.config, agent.policy, agent.reward_normalizer
@@ -113,14 +113,14 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
 
 
 def episode_returns(rollout: TensorDict) -> Tensor:
-    """Sum of the rewards of each row's episode, float32 ``[B]``, where a row is one; 0 for a row without a step."""
+    """Sum of rewards of each row's episode, float32 ``[B]``, for rows of one episode; 0 for a row without a step."""
     columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
     to_go = discounted_returns(**columns, gamma=1.0)
     return to_go.gather(1, rollout["mask"].int().argmax(1, keepdim=True)).squeeze(1)
 
 
 def by_name(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function of `algos.losses` that a config names; a function is returned as it is."""
+    """Return the function of `algos.losses` with this name; a function is returned unchanged."""
     return getattr(losses, function) if isinstance(function, str) else function
 
 
@@ -134,31 +134,31 @@ def weighted_minibatches(
     normalize_advantage: str | bool | None = False,
     aggregation: Aggregation = token_mean,
 ) -> Iterator[TensorDict]:
-    """Minibatches with what their losses are averaged by, which does not change when they are cut.
+    """Yield minibatches with the weights of their entries in the loss, which do not depend on how they are split.
 
     Args:
         rollout: ``[B, T]`` with advantages.
-        policy: whole rows for a sequential one, else single steps.
-        generator: of the order, where there is more than one.
-        size: units in a minibatch; None takes all.
-        epochs: passes over the rollout.
-        normalize_advantage: over what advantages are scaled to mean 0 and variance 1, ``"rollout"`` or ``"minibatch"``;
-            False leaves them. The rollout itself keeps them as they are.
+        policy: a sequential one gets whole rows, others single steps.
+        generator: for the random order, if there is more than one minibatch.
+        size: units (rows or steps) per minibatch; None takes all.
+        num_epochs: passes over the rollout.
+        normalize_advantage: scale advantages to mean 0 and variance 1 over the ``"rollout"`` or each ``"minibatch"``;
+            False does not. The rollout itself stays unchanged.
         aggregation: weight of each entry in the loss.
 
     Yields:
-        As `minibatches`, with ``weight`` of the entries in the loss and ``share`` in the log.
+        As `minibatches`, with the columns ``weight`` (in the loss) and ``share`` (in the log).
 
     Raises:
-        InvariantError: if the advantages are not finite, or anything counts that stands outside the mask; or if those
-            of the rollout or first minibatch have not mean 0 and deviation 1 after whitening.
+        InvariantError: if the advantages are not finite, or an entry outside the mask counts; or if the whitened
+            advantages of the rollout or first minibatch do not have mean 0 and deviation 1.
     """
     check_advantages(rollout)
     if normalize_advantage == "rollout":
         rollout = rollout.copy()
         whiten_advantage(rollout)
     by_row = aggregation is not token_mean and not policy.sequential
-    if by_row:  # single steps know nothing of their row: weighed before they leave it, 1 on average
+    if by_row:  # weighted by row before flattening into single steps, 1 on average
         rollout["weight"] = aggregation(mask=rollout["mask"]) * rollout["mask"].sum()
     cuts = minibatches(rollout, size=size, sequential=policy.sequential, generator=generator, num_epochs=num_epochs)
     for number, batch in enumerate(cuts):
@@ -176,10 +176,10 @@ def weighted_minibatches(
 
 
 def whiten_advantage(batch: TensorDict, *, check: bool = True) -> None:
-    """Replace ``advantage`` by one of mean 0 and variance 1 over the mask; see `algos.advantages.whiten`.
+    """Scale ``advantage`` to mean 0 and variance 1 over the mask; see `algos.advantages.whiten`.
 
     Raises:
-        InvariantError: if it has not after all, where that is checked.
+        InvariantError: if ``check`` finds another mean or deviation.
     """
     raw = batch["advantage"]
     batch["advantage"] = whiten(raw, mask=batch["mask"])
@@ -190,10 +190,10 @@ def whiten_advantage(batch: TensorDict, *, check: bool = True) -> None:
 def log_ratios(
     part: TensorDict, *, evaluation: Evaluation, policy: Policy, config: PolicyGradientConfig, first: bool
 ) -> Tensor:
-    """`log_ratio` to the policy that acted; before the first step of an update every ratio must be 1.
+    """Return the log-ratios to the policy that acted; before the first step of an update every ratio must be 1.
 
     Raises:
-        InvariantError: if it is not; see `check_first`.
+        InvariantError: if one is not 1; see `check_first`.
     """
     found = log_ratio(log_prob=evaluation.log_prob, old_log_prob=part["log_prob"], mask=part["mask"])
     if first:
@@ -205,7 +205,7 @@ def log_ratios(
 def regularizers(
     part: TensorDict, *, evaluation: Evaluation, policy: Policy, penalty: KLPenalty | None, config: PolicyGradientConfig
 ) -> Terms:
-    """The entropy bonus, and what a KL penalty charges in the loss."""
+    """Loss terms of the entropy bonus and of a KL penalty charged in the loss."""
     entropy = torch.where(part["mask"], evaluation.entropy, 0.0)
     terms = {"policy/entropy": Term(-config.ent_coef, entropy)}
     if penalty is not None:
@@ -215,11 +215,11 @@ def regularizers(
 
 
 ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask")
-"""Columns that advantages are made from and that nothing reads afterwards."""
+"""Columns that only the advantages need; minibatches leave them out."""
 
 
 def places(rollout: TensorDict) -> Tensor:
-    """Where each entry stands, int64 ``[B, T]``, for errors to name it once it was cut out (`PLACE`)."""
+    """Position of each entry in the rollout, int64 ``[B, T]``, for error messages about minibatches (`PLACE`)."""
     rows, columns = (torch.arange(size, device=rollout.device) for size in rollout.batch_size)
     return (rows[:, None] << 32) | columns
 
@@ -227,18 +227,18 @@ def places(rollout: TensorDict) -> Tensor:
 def minibatches(
     rollout: TensorDict, *, size: int | None, sequential: bool, generator: torch.Generator, num_epochs: int = 1
 ) -> Iterator[TensorDict]:
-    """In each epoch every True entry once, in a new random order where there is more than one minibatch.
+    """Yield every True entry once per epoch, in a new random order if there is more than one minibatch.
 
     Args:
         rollout: ``[B, T]``.
-        size: rows in a minibatch if ``sequential``, else steps; None takes all.
-        sequential: whole rows (True), or True entries one by one (False: what the mask leaves out is gone).
-        generator: of the order.
-        epochs: how many.
+        size: rows per minibatch if ``sequential``, else steps; None takes all.
+        sequential: whole rows (True), or single True entries (False: entries outside the mask are dropped).
+        generator: for the random order.
+        num_epochs: passes over the rollout.
 
     Yields:
         ``[size, T]`` or ``[size]``; an epoch's last may be smaller. Rows without a True entry are left out. The column
-        ``place`` says where in the rollout an entry stood (`textenv.errors.PLACE`).
+        ``place`` holds each entry's position in the rollout (`textenv.errors.PLACE`).
     """
     rollout = rollout.exclude(*ADVANTAGES_ONLY)
     rollout[PLACE] = places(rollout)
@@ -252,20 +252,20 @@ def minibatches(
         return
     for _ in range(num_epochs):
         if size is None or size >= len(units):
-            yield units.clone()  # all of them, and so in any order; what is written into it stays out of the next one
+            yield units.clone()  # all, so order does not matter; cloned, so that writes stay out of the next epoch
             continue
         order = torch.randperm(len(units), generator=generator)
-        # One gather an epoch and views after it, rather than a gather a minibatch.
+        # One gather per epoch and views of it, rather than a gather per minibatch.
         yield from units[order].split(size)
 
 
 class Term(NamedTuple):
-    """A part of a loss."""
+    """A term of a loss."""
 
     coefficient: float
-    """What it is multiplied by in the loss; the log has it as it is."""
+    """Factor in the loss; the log has the term without it."""
     entries: Tensor
-    """One number an entry, 0 where the mask is False."""
+    """One number per entry, 0 where the mask is False."""
 
 
 Terms = dict[str, Term]
@@ -273,13 +273,13 @@ Sums = dict[str, Tensor]
 
 
 class Optimizer:
-    """An optimiser with its learning rate's schedule.
+    """Adam with a learning-rate schedule and gradient clipping.
 
     Args:
-        parameters: what is trained; those that need no gradient are left out.
-        config: learning rates, warm-up, Adam's numbers, longest gradient, what becomes of a step that is not finite.
-        policy: whose parameters they are: asked which of them only the value depends on, and what it says about a batch
-            whose gradient is not finite.
+        parameters: the parameters to train; those that need no gradient are left out.
+        config: learning rates, warm-up, Adam's settings, maximum gradient norm, handling of non-finite steps.
+        policy: owner of the parameters, used to find those that only the value depends on, and to explain a non-finite
+            gradient.
 
     Example:
         >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
@@ -294,7 +294,7 @@ class Optimizer:
         self.config, self.policy = config, policy
         groups, self._shares = [self.parameters], [1.0]
         self._cuts: list[tuple[tuple[int, ...], float]] = [((), config.max_grad_norm)]
-        """Groups whose gradient is measured together, all if none is named, and how long it may be."""
+        """Parameter groups whose gradient norm is measured together (empty: all groups), and its maximum."""
         if isinstance(config, ActorCriticConfig) and (config.value_learning_rate or config.value_max_grad_norm):
             own = {id(p) for p in policy.value_parameters()}
             groups = [[p for p in self.parameters if (id(p) in own) is value] for value in (False, True)]
@@ -311,13 +311,13 @@ class Optimizer:
         )
 
     def schedule(self, progress: float) -> None:
-        """Set the learning rate for a share of the training that is done, 0 to 1.
+        """Set the learning rate for a fraction of the training that is done, 0 to 1.
 
-        It rises linearly over the warm-up, to where it starts, and then falls linearly to its end, if it has one.
+        It rises linearly over the warm-up to its initial value, then falls linearly to its final value, if any.
         """
         config = self.config
         if progress < config.warmup_ratio:
-            # The first step is taken at progress 0 and is no step at all if the rate is 0 there.
+            # The first step is taken at progress 0 and would do nothing at a rate of 0.
             rate = config.learning_rate * max(progress / config.warmup_ratio, 0.01)
         else:
             rest = (progress - config.warmup_ratio) / max(1 - config.warmup_ratio, 1e-9)
@@ -326,27 +326,27 @@ class Optimizer:
             group["lr"] = rate * share
 
     def state_dict(self) -> dict[str, Any]:
-        """What the optimiser has learnt."""
+        """Return the state of Adam."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.optimizer.load_state_dict(state)
 
     def step(self, loss_of: LossOf, parts: Sequence[TensorDict], *others: Callable[[], tuple[Tensor, Sums]]) -> Sums:
         """Take one step on the sum of some losses.
 
         Args:
-            loss_of: gives the loss of a part, and quantities for the log.
-            parts: of the minibatch; the gradient of one is taken before the loss of the next.
+            loss_of: returns the loss of a part, and quantities for the log.
+            parts: parts of the minibatch; the backward pass of one runs before the loss of the next.
             others: further losses, which need no batch.
 
         Returns:
-            The sum of each quantity, without gradient, and ``update/grad_norm``, before it is cut. Nothing if the step
-            was skipped (`Config.skip_nonfinite`).
+            The sum of each quantity, without gradient, and ``update/grad_norm``, before clipping. Empty if the step was
+            skipped (`Config.skip_nonfinite`).
 
         Raises:
-            NonFiniteError: if a loss or the gradient is not finite; the weights are left as they are.
+            NonFiniteError: if a loss or the gradient is not finite; the weights stay unchanged.
         """
         for parameter in self.parameters:
             parameter.grad = None
@@ -355,13 +355,13 @@ class Optimizer:
         losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
         for compute in (*losses, *others):
             loss, terms = compute()
-            loss.backward(inputs=self.parameters)  # and no further, where others share the graph
+            loss.backward(inputs=self.parameters)  # only these, where others share the graph
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         norms = [self.optimizer.grad_norm(*groups) for groups, _ in self._cuts]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        # Each is read from the device; the first read waits, and the others find their work done.
+        # Each is read from the device; only the first read has to wait.
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
             if self.config.skip_nonfinite:
                 return {}
@@ -374,32 +374,32 @@ class Optimizer:
         return totals
 
     def _taken(self) -> int:
-        """Steps of the optimiser so far."""
+        """Optimizer steps so far."""
         return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:
-    """Linear from start to end over the training; constant without an end."""
+    """Interpolate linearly from start to end over the training; constant without an end."""
     return start if end is None else start + progress * (end - start)
 
 
 def split(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
-    """A minibatch in parts of so many units; None leaves it whole."""
+    """Split a minibatch into parts of ``size`` units; None leaves it whole."""
     return [batch] if size is None else batch.split(size)
 
 
 def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Sums]:
-    """A loss from its terms.
+    """Combine terms into a loss.
 
     Args:
-        terms: by their names in the log.
+        terms: keyed by their names in the log.
         weight: of each entry in the loss (`algos.losses.Aggregation`).
-        share: of each entry in the log: one over the True entries of the whole minibatch.
+        share: of each entry in the log: one over the number of True entries of the whole minibatch.
 
     Returns:
         The loss, and each term's mean over the True entries.
     """
-    # What a loss leaves out has no gradient either.
+    # A term with coefficient 0 has no gradient.
     columns = [term.entries if term.coefficient else term.entries.detach() for term in terms.values()]
     entries = torch.stack([column.flatten() for column in columns])
     sums = entries @ weight.flatten()

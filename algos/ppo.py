@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017), for control and language models alike."""
+"""Proximal policy optimization (Schulman et al. 2017), for control and language models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from textenv.rollout import Evaluation
 
 
 class PPO(Agent[PPOConfig]):
-    """One algorithm for every environment: what differs between CartPole and text is environment and policy.
+    """GAE × clipped policy loss; CartPole and text differ only in environment and policy.
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
-        config: hyper-parameters; named presets stand in `algos.presets`.
+        policy: the policy to train; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
+        config: hyper-parameters; `algos.presets` has named presets.
         penalty, kl_coef, fields: see `algos.agent.Agent`.
-        auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` makes it PPO-ptx.
+        auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` gives PPO-ptx.
 
     Raises:
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
@@ -55,7 +55,7 @@ class PPO(Agent[PPOConfig]):
         self.clip_range = self.config.clip_range
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Agent.state_dict`; where an auxiliary loss stands in its text, if it says so."""
+        """See `Agent.state_dict`; includes the auxiliary loss's state, if it has one."""
         stands = getattr(self.auxiliary, "state_dict", None)
         return super().state_dict() | {"auxiliary": None if stands is None else stands()}
 
@@ -67,7 +67,7 @@ class PPO(Agent[PPOConfig]):
             auxiliary.load_state_dict(state["auxiliary"])
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
+        """Improve the policy on a rollout and add its value and advantage columns; return metrics."""
         config = self.config
         add_advantages(self, rollout)
         self.clip_range = scheduled(config.clip_range, config.final_clip_range, self.progress)

@@ -1,4 +1,4 @@
-"""Named hyper-parameters: what differs from the defaults of `algos.config`. Where they come from stands beside each."""
+"""Named hyper-parameters that differ from the defaults of `algos.config`, each with its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
     gae_lambda=0.9, max_grad_norm=1.0,
 )  # fmt: skip
-"""CartPole-v1 with 16 environments; found here, see docs/results."""
+"""CartPole-v1 with 16 environments; tuned here, see docs/results."""
 
 CARTPOLE_LSTM = PPOConfig(
     num_steps=64,
@@ -39,10 +39,10 @@ CARTPOLE_LSTM = PPOConfig(
     max_grad_norm=1.0,
     normalize_rewards=True,
 )
-"""CartPole-v1 with its velocities hidden, in 150,000 steps with 32 environments; found here.
+"""CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
-For `LSTMPolicy` with normalised observations; a minibatch is 8 rows. Without normalised rewards the gradient
-of the value drowns the policy's in the layers that they share, and nothing is learnt.
+For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards the gradient
+of the value dominates the policy's in the shared layers, and nothing is learnt.
 """
 
 CARTPOLE_ZOO = PPOConfig(
@@ -51,77 +51,77 @@ CARTPOLE_ZOO = PPOConfig(
 )  # fmt: skip
 """CartPole-v1 in 100,000 steps with 8 environments; rl-baselines3-zoo, ``hyperparams/ppo.yml``.
 
-Its value coefficient of .5 is 1 here, because Stable-Baselines3's value loss is the whole squared error.
+The value coefficient is 1 instead of .5, because Stable-Baselines3's value loss is the whole squared error.
 """
 
 ACROBOT = PPOConfig(
     minibatch_size=256, learning_rate=3e-3, final_learning_rate=1e-4, gae_lambda=0.94, normalize_rewards=True
 )
-"""Acrobot-v1 with 16 environments and normalised observations; found here.
+"""Acrobot-v1 with 16 environments and normalized observations; tuned here.
 
-Discount and trace decay are those of rl-baselines3-zoo, the rest is for a tenth of its million steps.
+Discount and trace decay are those of rl-baselines3-zoo, the rest is tuned for a tenth of its million steps.
 """
 
 PENDULUM = PPOConfig(
     num_epochs=10, minibatch_size=256, learning_rate=3e-3, final_learning_rate=0.0, gamma=0.95, normalize_rewards=True
 )
-"""Pendulum-v1 with 16 environments and noise held for 4 steps; found here.
+"""Pendulum-v1 with 16 environments and exploration noise held for 4 steps; tuned here.
 
-The noise is rl-baselines3-zoo's; its discount of .9 ended some 15 lower here.
+The noise is rl-baselines3-zoo's; its discount of .9 gave a return about 15 lower here.
 """
 
 MOUNTAIN_CAR = PPOConfig(
     num_epochs=10, minibatch_size=1024, learning_rate=3e-3, final_learning_rate=0.0, gae_lambda=0.98, vf_coef=1.0,
     ent_coef=0.03, normalize_rewards=True,
 )  # fmt: skip
-"""MountainCar-v0 with 32 environments and normalised observations; found here.
+"""MountainCar-v0 with 32 environments and normalized observations; tuned here.
 
-Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and 64 in a minibatch ended some 20
-lower here. With an entropy bonus of .01 one seed in five settled for a swing too many, at -143.
+Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and minibatches of 64 gave a return
+about 20 lower here. With an entropy bonus of .01 one seed in five converged to one swing too many, at -143.
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
     num_epochs=10, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, normalize_rewards=True
 )
-"""MountainCarContinuous-v0 with 16 environments, normalised observations and noise held for 32 steps; found here.
+"""MountainCarContinuous-v0 with 16 environments, normalized observations and noise held for 32 steps; tuned here.
 
-The car swings by itself with a period of about 72 steps: noise held for 32 rocks it up to the goal in the first
-rollouts. Held for 8 it did in neither of two seeds, which learnt to stand still.
-With 8 environments one seed in five was lost.
+The car's own swing has a period of about 72 steps: noise held for 32 steps rocks it up to the goal in the first
+rollouts. Held for 8 steps it failed in both seeds tried, which learnt to stand still.
+With 8 environments one seed in five failed.
 """
 
 LUNAR_LANDER = PPOConfig(
     num_steps=512, num_epochs=6, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.999,
     gae_lambda=0.98, vf_coef=1.0, ent_coef=0.01, normalize_rewards=True,
 )  # fmt: skip
-"""LunarLander-v3 with 16 environments; found here.
+"""LunarLander-v3 with 16 environments; tuned here.
 
-Discount, trace decay and entropy are those of rl-baselines3-zoo. A first try with .995, .95 and twice the learning rate
-lost one seed of three.
+Discount, trace decay and entropy bonus are those of rl-baselines3-zoo. With .995, .95 and twice the learning rate, one
+seed of three failed.
 """
 
 TEXT = PPOConfig(
     num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, learning_rate=3e-4, final_learning_rate=1e-4,
     gamma=1.0, max_grad_norm=1.0,
 )  # fmt: skip
-"""Short texts by small models, with a KL penalty; found here, see docs/results."""
+"""Short texts by small models, with a KL penalty; tuned here, see docs/results."""
 
 
 CARTPOLE_A2C = A2CConfig(
     num_steps=32, learning_rate=2e-3, final_learning_rate=0.0, gae_lambda=0.95, normalize_advantage=True
 )
-"""CartPole-v1 with 16 environments; found here. The linear decline and the number of steps are rl-baselines3-zoo's."""
+"""CartPole-v1 with 16 environments; tuned here. The linear schedule and number of steps are rl-baselines3-zoo's."""
 
 CARTPOLE_REINFORCE = REINFORCEConfig(num_episodes=16, learning_rate=5e-3, final_learning_rate=5e-4, gamma=0.98)
-"""CartPole-v1 with 16 environments; found here."""
+"""CartPole-v1 with 16 environments; tuned here."""
 
 CARTPOLE_RLOO = RLOOConfig(
     num_episodes=16, group_size=8, learning_rate=5e-3, final_learning_rate=5e-4, aggregation="sequence_mean"
 )
-"""CartPole-v1 with 16 environments; found here. By sequences, since episodes that are good are long."""
+"""CartPole-v1 with 16 environments; tuned here. Aggregated by sequence, since good episodes are long."""
 
 CARTPOLE_GRPO = GRPOConfig(num_episodes=16, learning_rate=2e-3, final_learning_rate=0.0, minibatch_size=512)
-"""CartPole-v1 with 16 environments; found here."""
+"""CartPole-v1 with 16 environments; tuned here."""
 
 CARTPOLE_TRPO = TRPOConfig(
     num_steps=512, learning_rate=1e-3, max_kl=0.04, conjugate_gradient_steps=25, critic_epochs=20
@@ -132,32 +132,32 @@ CARTPOLE_DQN = DQNConfig(
     learning_rate=2.3e-3, final_learning_rate=0.0, gradient_steps=128, target_update_gradient_steps=128,
     exploration_fraction=0.16, final_exploration=0.04,
 )  # fmt: skip
-"""CartPole-v1 with 16 environments: rl-baselines3-zoo's, but for squared errors and a rate that falls."""
+"""CartPole-v1 with 16 environments; rl-baselines3-zoo's, but with squared error and a falling learning rate."""
 
 TEXT_A2C = A2CConfig(
     num_steps=None, num_episodes=32, learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, gae_lambda=0.95,
     normalize_advantage=True, max_grad_norm=1.0,
 )  # fmt: skip
-"""As `TEXT`; found here."""
+"""Like `TEXT`; tuned here."""
 
 TEXT_REINFORCE = REINFORCEConfig(learning_rate=5e-4, final_learning_rate=1e-4, gamma=1.0, max_grad_norm=1.0)
-"""As `TEXT`; found here."""
+"""Like `TEXT`; tuned here."""
 
 TEXT_RLOO = RLOOConfig(learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
-"""As `TEXT`; found here."""
+"""Like `TEXT`; tuned here."""
 
 TEXT_GRPO = GRPOConfig(num_episodes=128, learning_rate=5e-4, final_learning_rate=1e-4, max_grad_norm=1.0)
-"""As `TEXT`; found here."""
+"""Like `TEXT`; tuned here."""
 
 TEXT_TRPO = TRPOConfig(
     num_steps=None, num_episodes=64, gamma=1.0, conjugate_gradient_steps=10, critic_epochs=2, minibatch_size=32
 )
-"""As `TEXT`, but few and costly steps; found here."""
+"""Like `TEXT`, but with few and costly steps; tuned here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An environment, an algorithm, a policy and their settings: everything that makes an agent."""
+    """An environment, an algorithm, a policy and their settings: everything needed to build an agent."""
 
     env: str | Callable[[int], VectorEnv] = ""
     """Gymnasium id, ``module:id``, or a function of the number of slots."""
@@ -168,20 +168,20 @@ class Recipe:
     policy: str | Callable[[VectorEnv, int], Policy] = "auto"
     """A name of `algos.policies.registry`, or a function of environment and seed."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the policy, by its name."""
+    """Further arguments of the policy, if it is given by name."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the environment, by its id."""
+    """Further arguments of the environment, if it is given by id."""
     model: str = "embedded"
-    """Text only: as `LMPolicy.load` takes it."""
+    """Text only: model name or folder, see `LMPolicy.load`."""
     kl_coef: float | None = None
-    """Text only: reward charged per nat."""
+    """Text only: reward charged per nat of KL."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
 
         Args:
             num_envs: slots; None is the recipe's number.
-            split: of the prompts of a text environment of ours, ``"train"`` or ``"test"``.
+            split: prompts of a text environment of this kit, ``"train"`` or ``"test"``.
         """
         from algos.make import is_ours, make_vector_environment
 
@@ -199,8 +199,8 @@ class Recipe:
         """Make the agent.
 
         Args:
-            seed: of environment, weights, sampled actions and the order of minibatches.
-            env: made already by `environment`.
+            seed: of environment, weights, sampled actions and minibatch order.
+            env: the result of `environment`; None makes it.
         """
         from algos.make import make_agent
         from algos.policies.registry import make_policy
@@ -244,7 +244,7 @@ RECIPES = {
     ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
     ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
 }
-"""By environment and algorithm."""
+"""Recipes by environment and algorithm."""
 
 RECURRENT = Recipe(
     config=CARTPOLE_LSTM,
@@ -253,20 +253,20 @@ RECURRENT = Recipe(
     policy="lstm",
     policy_kwargs={"normalize_observations": True},
 )
-"""Where ``--policy lstm`` starts."""
+"""Default recipe of ``--policy lstm``."""
 
 _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,
          "trpo": TEXT_TRPO}  # fmt: skip
 
 
 def recipe(env_id: str, algorithm: str = "ppo") -> Recipe:
-    """The recipe of an environment and an algorithm.
+    """Find the recipe of an environment and an algorithm.
 
-    For an environment that has none: the algorithm's defaults or, for text, its preset for text with the steps and the
-    KL coefficient of PPO's recipe.
+    Without an entry in `RECIPES`: the algorithm's defaults or, for text, its text preset with the steps and the KL
+    coefficient of PPO's recipe.
 
     Raises:
-        ValueError: if there is no such algorithm, or it is not for text.
+        ValueError: if the algorithm is unknown or not for text.
     """
     from algos.make import is_text
 

@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline (Williams 1992): returns of whole episodes, one step of the policy gradient a rollout."""
+"""REINFORCE with a baseline (Williams 1992): returns of whole episodes, one policy-gradient step per rollout."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from algos.training.metrics import Metrics
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
-    """Return to go minus the batch's mean × policy gradient. No value is learnt.
+    """Return to go minus the batch mean × policy gradient, without a learned value.
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; see `algos.policies.policy`.
+        policy: the policy to train; see `algos.policies.policy`.
         config: hyper-parameters.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
         >>> REINFORCE(env, policy, REINFORCEConfig(episodes=16)).learn(500_000)  # doctest: +SKIP
@@ -27,7 +27,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
     config_type = REINFORCEConfig
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Take one step on a rollout, which gets its advantage column; returns metrics."""
+        """Take one step on a rollout and add its advantage column; return metrics."""
         columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
         returns = discounted_returns(**columns, gamma=self.config.gamma)
         rollout["advantage"] = subtract_mean(returns, mask=rollout["mask"])

@@ -13,13 +13,13 @@ from algos.training.metrics import Metrics, group_metrics
 
 
 class RLOO(Agent[RLOOConfig]):
-    """Return of the episode minus the mean of its group's others × policy gradient, one step a rollout.
+    """Episode return minus the mean return of the group's other episodes × policy gradient, one step per rollout.
 
     Args:
-        env: a vector environment; in control one that is reset by a seed for each slot (`SyncVectorEnv`).
-        policy: what is trained; see `algos.policies.policy`.
+        env: a vector environment; in control one with a reset seed per slot (`SyncVectorEnv`).
+        policy: the policy to train; see `algos.policies.policy`.
         config: hyper-parameters.
-        penalty: KL penalty to charge; by default the one that the environment carries, if any.
+        penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
         >>> RLOO(env, policy, RLOOConfig(episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP
@@ -28,7 +28,7 @@ class RLOO(Agent[RLOOConfig]):
     config_type = RLOOConfig
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Take one step on a rollout, which gets its advantage column; returns metrics."""
+        """Take one step on a rollout and add its advantage column; return metrics."""
         mask = rollout["mask"]
         advantage = leave_one_out(score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1))
         rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)

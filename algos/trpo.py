@@ -1,4 +1,4 @@
-"""Trust region policy optimisation (Schulman et al. 2015): the natural gradient, as far as the KL allows."""
+"""Trust region policy optimization (Schulman et al. 2015): natural-gradient steps of bounded KL."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from textenv.errors import PLACE
 
 
 class TRPO(Agent[TRPOConfig]):
-    """GAE × natural gradient with a line search; the critic learns by itself.
+    """GAE × natural gradient with a line search; the critic is trained separately.
 
-    The critic trains only what the policy's probabilities do not depend on: of a language model its value head, or a
-    critic of its own, for a step of a shared trunk would leave the trust region.
+    The critic step changes only parameters that the action probabilities do not depend on (of a language model the
+    value head or a separate critic), since a step of a shared trunk would leave the trust region.
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: what is trained; it needs `divergence`, differentiable twice.
+        policy: the policy to train; its `divergence` must be twice differentiable.
         config: hyper-parameters.
-        penalty: KL penalty to charge in the reward; by default the one that the environment carries, if any.
+        penalty: KL penalty to charge in the reward; by default the environment's own, if any.
 
     Raises:
-        ValueError: if the penalty is charged in the loss, which TRPO has not.
+        ValueError: if the penalty is charged in the loss, which TRPO does not support.
 
     Example:
         >>> TRPO(env, policy, TRPOConfig(steps=128)).learn(100_000)  # doctest: +SKIP
@@ -63,7 +63,7 @@ class TRPO(Agent[TRPOConfig]):
         self._critic: Optimizer | None = None
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout, which gets its value and advantage columns; returns metrics."""
+        """Improve the policy on a rollout and add its value and advantage columns; return metrics."""
         config = self.config
         add_advantages(self, rollout)
         check_advantages(rollout)
@@ -73,16 +73,16 @@ class TRPO(Agent[TRPOConfig]):
         units = rollout.copy().set(PLACE, places(rollout))
         if config.normalize_advantage:
             whiten_advantage(units)
-        # Single steps leave behind what the mask leaves out, like minibatches.
+        # As in `minibatches`, single steps outside the mask are dropped.
         units = units[mask.any(dim=1) if self.policy.sequential else mask]
-        with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH):  # the only attention backend with second derivatives
             metrics = self._improve(units)
         fitted = self._fit_value(rollout)
         skipped = metrics.get("update/skipped", 0) + fitted["update/skipped"]
         return metrics | fitted | rollout_metrics(rollout) | {"update/skipped": skipped}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Agent.state_dict`; the critic has an optimiser of its own."""
+        """See `Agent.state_dict`; includes the critic's own optimizer."""
         state: dict[str, Any] = {"critic": None, "critic_weights": None}
         if self._critic is not None:
             own = {id(p) for p in self._critic.parameters}
@@ -99,7 +99,7 @@ class TRPO(Agent[TRPOConfig]):
             self._critic.load_state_dict(state["critic"])
 
     def _improve(self, rollout: TensorDict) -> Metrics:
-        """One step of the actor."""
+        """Take one step of the actor."""
         old, config = self.policy.reference(), self.config
         gain = self._gain(rollout, first=True)
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
@@ -113,12 +113,12 @@ class TRPO(Agent[TRPOConfig]):
                 lambda part: (self._gain(part), {}), [rollout], parameters=parameters, policy=self.policy,
                 quantities=quantities, step="the actor's step",
             )  # fmt: skip
-        if not norm.isfinite() or not gradient.any():  # to be skipped; or nothing was better or worse than expected
+        if not norm.isfinite() or not gradient.any():  # skipped, or a zero gradient
             still = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
             return still | {"update/skipped": int(not norm.isfinite())}
         curvature = self._curvature(rollout, old)
         direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
-        # The longest step along it that the second-order model of the KL allows (appendix C).
+        # The longest step in this direction that the second-order model of the KL allows (appendix C).
         length = (2 * config.max_kl / (direction @ curvature(direction))).sqrt()
         return self._line_search(rollout, old, step=length * direction, before=gain.item())
 
@@ -133,7 +133,7 @@ class TRPO(Agent[TRPOConfig]):
         return (kl * token_mean(mask=rollout["mask"])).sum()
 
     def _curvature(self, rollout: TensorDict, old: object) -> Callable[[Tensor], Tensor]:
-        """The product of a vector with the KL's second derivative at the old policy, the Fisher matrix; damped."""
+        """Product of a vector with the damped Hessian of the KL at the old policy (the Fisher matrix)."""
         slope = _flat(torch.autograd.grad(self._kl(rollout, old), self._actor, create_graph=True))
 
         def product(vector: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class TRPO(Agent[TRPOConfig]):
 
     @torch.no_grad()
     def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, before: float) -> Metrics:
-        """Shorten the step until the policy is better and inside the trust region, or leave it where it was."""
+        """Shorten the step until the policy improves inside the trust region; otherwise restore the old policy."""
         start = _flat(self._actor)
         for tried in range(self.config.line_search_steps):
             _write(start + self.config.line_search_factor**tried * step, self._actor)
@@ -155,7 +155,7 @@ class TRPO(Agent[TRPOConfig]):
         return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": self.config.line_search_steps}
 
     def _fit_value(self, rollout: TensorDict) -> Metrics:
-        """Descend on the value loss, by what the policy's probabilities do not depend on."""
+        """Minimize the value loss over the parameters that the action probabilities do not depend on."""
         if self._critic is None:
             own = {id(p) for p in self._actor}
             self._critic = Optimizer(
@@ -187,21 +187,21 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _write(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Put what `_flat` gave into the parameters: copied, for views of one vector cannot be saved one by one."""
+    """Copy a vector from `_flat` into the parameters; views of one vector could not be saved separately."""
     for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
-    """Solve A x = b for a positive definite A that is known by its products (Hestenes and Stiefel 1952).
+    """Solve A x = b for a positive definite A given by its matrix-vector products (Hestenes and Stiefel 1952).
 
     Args:
-        product: from a vector ``[n]`` to A times it.
+        product: maps a vector ``[n]`` to A times it.
         target: b ``[n]``.
-        steps: at most so many; fewer once the residual is gone.
+        steps: maximum number of iterations; stops early once the residual vanishes.
 
     Returns:
-        x ``[n]``, exact after n steps but for rounding.
+        x ``[n]``, exact after n steps up to rounding.
     """
     solution, residual = torch.zeros_like(target), target.clone()
     direction, size = residual.clone(), residual @ residual

@@ -1,4 +1,4 @@
-"""Names that were changed, or that other libraries use: an unknown one is refused with the name that it has here."""
+"""Former names and names of other libraries: an unknown name raises an error that suggests ours."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ OURS = {
     "value_coefficient": "vf_coef", "verbose": "progress", "vf_lr": "value_learning_rate", "warmup": "warmup_ratio",
     "whiten_advantages": "normalize_advantage",
 }  # fmt: skip
-"""Former and foreign names (Stable-Baselines3, CleanRL, TRL), and ours."""
+"""Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one most likely means, by `OURS` or by its spelling; None if there is none."""
+    """Return the known name that an unknown one most likely means, by `OURS` or by spelling; None if there is none."""
     known = list(known)
     if OURS.get(name) in known:
         return OURS[name]
@@ -63,7 +63,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that an unknown keyword is refused by `refuse_unknown`."""
+    """Decorate a function so that `refuse_unknown` checks its keywords."""
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]
 
@@ -76,9 +76,9 @@ def check_names(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class NamedFields:
-    """Base of config dataclasses, which refuse an unknown field by `refuse_unknown`."""
+    """Base of config dataclasses; `refuse_unknown` checks the field names."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
-        """See the class."""
+        """Refuse unknown fields."""
         refuse_unknown(values, [field.name for field in fields(cls)], owner=cls.__name__)  # type: ignore[arg-type]
         return super().__new__(cls)

@@ -1,6 +1,6 @@
 """The command line: ``algos train|evaluate|compare|merge|check|check-reward``; also ``textenv``, ``python -m algos``.
 
-Nothing here imports torch before a command runs: help and errors come at once.
+Nothing here imports torch before a command runs, so that help and errors appear at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
-        told = [str(error), *getattr(error, "__notes__", [])]  # where what the run has produced was saved
+        told = [str(error), *getattr(error, "__notes__", [])]  # notes name the files that a failed run saved
         print("\n".join(f"algos: {printable(line)}" for line in told), file=sys.stderr)
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if command.json:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raise a ValueError that suggests our flag for one of another library, or of a config without its prefix."""
+    """Raise a ValueError that suggests our flag for one of another library, or for a config flag without its prefix."""
     commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
     if not arguments or arguments[0] not in commands:
         return
@@ -80,7 +80,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
-    """Within it models may run code of their own, if that was asked for: by whoever runs this, not in a run's file."""
+    """Let models run code of their own in this context, if the user's arguments allow it (a run's file cannot)."""
     if not getattr(command, "trust_remote_code", False):
         return nullcontext()
     if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):

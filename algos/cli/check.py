@@ -14,17 +14,17 @@ from textenv.rewards.calling import read_module
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Look for the bugs that text environments keep having; exit status 1 if one is found."""
+    """Look for common bugs of text environments; exit status 1 if one is found."""
 
     env: tyro.conf.Positional[str]
-    """Gymnasium id of a text environment; module:id imports the module that registers it first."""
+    """Gymnasium id of a text environment; module:id first imports the module that registers it."""
     env_kwargs: str = "{}"
     """Arguments of the environment as a JSON object."""
     json: bool = False
-    """Print one JSON object last, instead of a table."""
+    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
-        """Check every form that the environment has."""
+        """Check every variant of the environment."""
         import gymnasium
 
         found: dict[str, str] = {}
@@ -50,16 +50,16 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReward:
-    """Look for the bugs that reward functions keep having, and what cheating earns; exit status 1 if one is found."""
+    """Look for common bugs of reward functions, and show what cheating earns; exit status 1 if one is found."""
 
     function: tyro.conf.Positional[str]
-    """my_rewards.py:name or package.module:name."""
+    """Function to check, my_rewards.py:name or package.module:name."""
     prompts: Path | None = None
-    """File of prompts, the columns that the function needs and, if it has one, a column completion; reviews without."""
+    """File of prompts, with the columns that the function needs and optionally completion; default: reviews."""
     rows: int = 32
-    """Prompts of the file that are used."""
+    """Number of prompts to use from the file."""
     json: bool = False
-    """Print one JSON object last, instead of a table."""
+    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Load the function, check it, and print the report."""

@@ -1,4 +1,4 @@
-"""What the commands share: the words of ``algos train`` (by which a run was started, and goes on), JSON, threads.
+"""Shared parts of the commands: arguments of ``algos train`` (remembered for a resume), JSON, threads.
 
 ``switches`` are the names of the options that take no value.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 ARGUMENTS = "arguments.json"
-"""What a run was started by, in its folder."""
+"""File in a run's folder with the arguments that started the run."""
 
 
 def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str]:
-    """The arguments of a run that goes on: those it was started by, and what is given now on top."""
+    """Return the arguments of a resumed run: those that started it, updated by those given now."""
     resume = named(arguments, "--resume", "")
     if arguments[:1] != ["train"] or not resume:
         return arguments
@@ -25,7 +25,7 @@ def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str
     run = Path(resume).parent.parent if Path(resume).parent.name == "checkpoints" else Path(resume)
     given.setdefault("run-dir", ["--run-dir", str(run)])
     path = run / ARGUMENTS
-    if not path.is_file() and env:  # to be started
+    if not path.is_file() and env:  # a new run
         return _words(env, given)
     if not path.is_file():
         raise FileNotFoundError(
@@ -45,17 +45,17 @@ def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str
 
 
 def to_remember(arguments: Sequence[str], switches: Collection[str]) -> list[str]:
-    """The arguments that a run goes on with: less those that say where and how it begins."""
+    """Return the arguments to remember for a resume, without those that set where and how the run starts."""
     env, given = options(arguments, switches)
     kept = {name: words for name, words in given.items() if name not in ("resume", "run-dir", "overwrite")}
     model = kept.get("model", [])
-    if len(model) == 2 and Path(model[1]).is_dir():  # found from anywhere
+    if len(model) == 2 and Path(model[1]).is_dir():  # make it absolute
         model[1] = str(Path(model[1]).resolve())
     return _words(env, kept)
 
 
 def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
-    """The environment (empty if there is none) and the options of ``train``: of each the words of its last use."""
+    """Return the environment (empty if none) and the options of ``train``, each with the words of its last use."""
     place, env = place_of_environment(arguments, switches), ""
     found: dict[str, list[str]] = {}
     words: list[str] = []
@@ -74,7 +74,7 @@ def _words(env: str, options: dict[str, list[str]]) -> list[str]:
 
 
 def place_of_environment(arguments: Sequence[str], switches: Collection[str]) -> int | None:
-    """Where the environment's id stands among the arguments of ``train``; None if it is not given."""
+    """Return the index of the environment's id among the arguments of ``train``; None if it is not given."""
     for place, (before, word) in enumerate(itertools.pairwise(arguments), start=1):
         option = before.removeprefix("--").removeprefix("config.").removeprefix("no-").replace("-", "_")
         is_value = before.startswith("-") and "=" not in before and option not in switches
@@ -84,7 +84,7 @@ def place_of_environment(arguments: Sequence[str], switches: Collection[str]) ->
 
 
 def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
-    """Value of an option, wherever it stands, before everything is read."""
+    """Return the value of an option at any position, before the arguments are parsed."""
     for word, following in zip(arguments, [*arguments[1:], otherwise], strict=True):
         if word == option:
             return following
@@ -94,7 +94,7 @@ def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
-    """The JSON object that an option holds; raises a ValueError that names the option."""
+    """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
 
 
 def one_thread() -> None:
-    """Small models are fastest on one thread; a user's OMP_NUM_THREADS is left in force."""
+    """Use one thread, the fastest for small models, unless OMP_NUM_THREADS is set."""
     import os
 
     import torch

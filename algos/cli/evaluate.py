@@ -1,4 +1,4 @@
-"""``algos evaluate`` and ``algos merge``: what is done with a saved agent."""
+"""``algos evaluate`` and ``algos merge``: commands for a saved agent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from algos.cli.common import one_thread
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Play episodes with a saved agent."""
+    """Evaluate a saved agent on whole episodes."""
 
     folder: tyro.conf.Positional[Path]
     """Run folder of a trained agent."""
     env: str | None = None
-    """Another environment than the agent was trained on; or module:id, where a module registers it."""
+    """Environment other than the agent's own; module:id first imports the module that registers it."""
     num_episodes: int = 20
-    """Episodes to play (prompts of the test split in text)."""
+    """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
     """Take the most probable action instead of a sample."""
     seed: int = 0
-    """Of start states or prompts, and of sampled actions."""
+    """Seed of start states or prompts, and of sampled actions."""
     trust_remote_code: bool = False
-    """Run Python code that the model brings with it. Only for a model that you trust like a program."""
+    """Run Python code that comes with the model. Only for a model that you trust like a program."""
     json: bool = False
-    """Print one JSON object last, instead of a table."""
+    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
-        """Load and play."""
+        """Load the agent and play."""
         from algos.make import remake_environment
         from algos.training.save import load, read_description
 
@@ -51,9 +51,9 @@ class Merge:
     folder: tyro.conf.Positional[Path]
     """Run folder of a trained agent."""
     to: tyro.conf.Positional[Path]
-    """Folder to write; it must not be there yet."""
+    """Folder to write; it must not exist yet."""
     json: bool = False
-    """Print one JSON object last, instead of a table."""
+    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Load, merge, write."""

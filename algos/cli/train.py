@@ -26,51 +26,51 @@ class Train(Generic[ConfigT]):
     """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
 
     env: tyro.conf.Positional[str]
-    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id imports the module that registers it first."""
+    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id first imports the module that registers it."""
     algo: AlgorithmName = "ppo"
-    """Algorithm; --config is its own."""
+    """Algorithm; --config has its hyper-parameters."""
     seed: int | None = None
-    """Of weights, environment, sampled actions and minibatches; the same as --config.seed."""
+    """Seed of weights, environment, sampled actions and minibatches; the same as --config.seed."""
     total_steps: int = 500_000
-    """Steps to train for: actions in control, chosen tokens in text."""
+    """Steps to train for: actions in control, sampled tokens in text."""
     num_envs: int = 8
-    """Environment slots side by side."""
+    """Number of environment slots."""
     run_dir: Path | None = None
     """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
-    """Control only: two perceptrons, a CNN for images or an LSTM; auto takes a CNN for images, else perceptrons.
-    To an LSTM, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
+    """Control only: mlp (actor and critic), cnn for images, or lstm; auto takes cnn for images, else mlp. For lstm,
+    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
     trust_remote_code: bool = False
-    """Text only: run Python code that the model brings with it. Only for a model that you trust like a program."""
+    """Text only: run Python code that comes with the model. Only for a model that you trust like a program."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     process_timeout: float | None = None
-    """Control only, for slow or unstable environments: run each in a process of its own, which is replaced if it
-    crashes or takes more than these seconds for a step (60 suits most)."""
+    """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
+    if a step takes longer than this number of seconds (60 suits most)."""
     kl_coef: float | None = None
-    """Text only: reward charged per nat of KL to the model as loaded; 0 measures it only, None does not."""
+    """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
     num_episodes: int = 20
-    """Episodes of the evaluation after training (prompts of the test split in text)."""
+    """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before they end it."""
+    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
     resume: Path | None = None
-    """Run folder, or one of its checkpoints, to go on from; its other arguments are remembered. With ENV and the others
-    given too it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
+    """Run folder, or one of its checkpoints, to resume; its other arguments are remembered. With ENV and the others
+    given too, it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
     overwrite: bool = False
-    """Remove the run that is in the folder; without it, a folder that holds one is refused."""
+    """Remove the run that is in the folder; without it, a folder with a run is refused."""
     json: bool = False
-    """Print one JSON object last, instead of a table."""
+    """Print one JSON object at the end, instead of a table."""
     config: ConfigT
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Train, save, evaluate; the arguments are what ``--resume`` needs to do so again."""
+        """Train, save and evaluate; the arguments are stored for ``--resume``."""
         start = time.perf_counter()
-        if self.num_envs < 1 or self.num_episodes < 1:  # not after the training, in the evaluation
+        if self.num_envs < 1 or self.num_episodes < 1:  # checked before the training, not in the evaluation after it
             raise ValueError(
                 f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
             )
@@ -95,7 +95,7 @@ class Train(Generic[ConfigT]):
         known = json.dumps(to_remember(arguments, switches())) + "\n"
 
         def remember(metrics: dict[str, float]) -> None:
-            """Not before: what cannot start, or go on, changes nothing."""
+            """Store the arguments only after an iteration: a run that cannot start or resume changes nothing."""
             if not (run_dir / ARGUMENTS).is_file() or (run_dir / ARGUMENTS).read_text(encoding="utf-8") != known:
                 (run_dir / ARGUMENTS).write_text(known, encoding="utf-8")
 
@@ -117,7 +117,7 @@ class Train(Generic[ConfigT]):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
+        """Folder of the run."""
         seed = self.config.seed if self.seed is None else self.seed
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
 
@@ -140,13 +140,13 @@ class Train(Generic[ConfigT]):
 
 
 def train_command(arguments: Sequence[str]) -> Any:
-    """The defaults of ``train`` are those of the environment and algorithm, or recurrent policy, that are named."""
+    """Build the ``train`` command with the defaults of the given environment and algorithm, or recurrent policy."""
     arguments = arguments if arguments[:1] == ["train"] else ["train"]
     algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
     at = place_of_environment(arguments, switches())
     env_id = "" if at is None else arguments[at]
     if ":" in env_id:
-        with suppress(ValueError):  # which is said when it is made
+        with suppress(ValueError):  # raised again when the environment is made
             read_module(env_id.rpartition(":")[0])
     recurrent = policy == "lstm" and algorithm == "ppo"
     recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm)
@@ -164,6 +164,6 @@ def train_command(arguments: Sequence[str]) -> Any:
 
 
 def switches() -> set[str]:
-    """Options of ``train`` that take no value."""
+    """Return the names of the options of ``train`` that take no value."""
     kinds: list[Any] = [Train, *CONFIGS.values()]
     return {field.name for kind in kinds for field in fields(kind) if field.type == "bool"}

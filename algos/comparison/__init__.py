@@ -1,1 +1,1 @@
-"""Comparisons: several trainings, their quantities, and the page about them."""
+"""Comparisons: several training runs, their metrics, and the report."""

@@ -1,4 +1,4 @@
-"""A study: any environments, algorithms and seeds, measured by the same quantities."""
+"""Comparison of any environments, algorithms and seeds by the same metrics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from algos.training.run_folder import holds_run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES, CONTROL_EPISODES = 288, 20
-"""Episodes of each evaluation; prompts of the test split in text."""
+"""Episodes per evaluation; in text, prompts of the test split."""
 
 
 def parse_cases(texts: Iterable[str]) -> list[Case]:
-    """Cases from ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
+    """Parse cases from ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
 
     Raises:
-        ValueError: on an environment or algorithm that there is not, or that do not go together.
+        ValueError: on an unknown environment or algorithm, or on two that do not fit together.
     """
     import gymnasium
 
@@ -74,16 +74,16 @@ def compare(
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
     Args:
-        cases: what is trained; texts as in `parse_cases`.
-        seeds: runs of each, at least 1; from 5 on there are 95 % limits.
+        cases: cases to train; strings as in `parse_cases`.
+        seeds: runs per case, at least 1; with 5 or more the report has 95 % limits.
         run_dir: folder for the report and a run folder for each training.
-        total_steps: budget of every run; None is each case's own.
-        processes: runs at a time, each in a process of its own on one thread; 0 trains in this one, one after another.
-        overwrite: remove runs of these cases and seeds that are in the folder; else they are refused.
+        total_steps: steps of every run; None takes each case's own.
+        processes: runs at a time, each in its own process on one thread; 0 trains in this one, one run after another.
+        overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
 
     Returns:
-        What the table shows of each case, and where the report is.
+        Metrics in the table for each case, and the path of the report.
     """
     from algos.comparison.report import print_table, write_report
 
@@ -119,14 +119,14 @@ def train_all(
     """Train every case with seeds 1, 2, ….
 
     Args:
-        cases: what is trained.
-        seeds: runs of each, at least 1.
-        run_dir: each run gets a folder in it.
-        total_steps: budget of every run; None is each recipe's own.
-        num_episodes: of each evaluation; None is `TEXT_EPISODES` or `CONTROL_EPISODES`.
-        deterministic: evaluate by the most probable actions.
+        cases: cases to train.
+        seeds: runs per case, at least 1.
+        run_dir: parent folder of the run folders.
+        total_steps: steps of every run; None takes each recipe's own.
+        num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
+        deterministic: evaluate with the most probable actions.
         processes: see `compare`.
-        overwrite: remove the runs that are in these folders; else they are refused.
+        overwrite: remove existing runs from these folders; otherwise they are refused.
         quiet: print nothing.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
@@ -134,14 +134,14 @@ def train_all(
     if any(case.env_name.startswith("textenv/") for case in cases):
         from textenv.lm.loading import EMBEDDED, model_folder
 
-        model_folder(EMBEDDED)  # made once, before the workers start
+        model_folder(EMBEDDED)  # created once, before the workers start
     for case, seed in itertools.product(cases, range(1, seeds + 1)):
         if holds_run(_folder(run_dir, case, seed)) and not overwrite:
             raise FileExistsError(
                 f"{_folder(run_dir, case, seed)} holds a run already: give another folder (--run-dir), or remove the "
                 "runs of these cases (--overwrite, in Python overwrite=True)"
             )
-    for case in cases:  # what cannot be made is known now, and not when other cases have been trained
+    for case in cases:  # fail before training, not after other cases have been trained
         try:
             recipe_of(case).build(seed=1)
         except (TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ def train_all(
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     if not processes:
         runs = [_run(*job) for job in jobs]
-    else:  # two processes on one thread each beat one process on two threads
+    else:  # two processes of one thread are faster than one process of two
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             runs = list(pool.map(_run, *zip(*jobs, strict=True)))
     order = [str(case) for case in cases]
@@ -167,7 +167,7 @@ def _run(
     overwrite: bool,
     quiet: bool,
 ) -> RunResult:
-    """Train and evaluate once, in a process of its own."""
+    """Train and evaluate one run, in its own process."""
     import torch
 
     from algos.evaluation import summarise
@@ -203,7 +203,7 @@ def _folder(run_dir: Path, case: Case, seed: int) -> Path:
 
 
 def recipe_of(case: Case) -> presets.Recipe:
-    """The recipe of a case, once its module has registered the environment."""
+    """Return the recipe of a case, after importing the module that registers its environment."""
     from textenv.rewards.calling import read_module
 
     if isinstance(case.env, str):
@@ -220,7 +220,7 @@ def recipe_of(case: Case) -> presets.Recipe:
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
-    """A few prompts of a text environment and the policy's answers; none in control."""
+    """Return a few prompts of a text environment and the policy's completions; none in control."""
     from algos.evaluation import evaluate
     from textenv.rollout import is_episode_env, sequences
 

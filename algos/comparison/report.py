@@ -1,4 +1,4 @@
-"""The page of a comparison: one table, one picture, a few samples, everything inside one HTML file; and CSV files."""
+"""Report of a comparison: a table, a figure and a few samples in one HTML file; and CSV files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from algos.comparison.summary import FEWEST, POINTS, QUANTITIES, Figure, RunResu
 from textenv.rendering import printable
 
 COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
-"""Of the cases, in their order; told apart by line style beyond the eighth."""
+"""Colours of the cases, in their order; beyond the eighth, cases differ by line style."""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2024 }
 h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e } .wide { overflow-x: auto }
@@ -46,14 +46,14 @@ LABELS = {
     "share of time: penalty": "share of time on the KL penalty",
     "share of time: update": "share of time updating",
 }
-"""The rows of the table."""
+"""Rows of the table."""
 
 Result = dict[str, dict[str, Figure]]
 """`summary` of each case."""
 
 
 def table_rows(result: Result) -> list[list[tuple[str, str]]]:
-    """The comparison's table without its header: every row a quantity, every column a case; text and small print."""
+    """Return the comparison's table without its header: a row per quantity, a column per case; text and small print."""
     rows = []
     for key, label in LABELS.items():
         if any(key in column for column in result.values()):
@@ -63,7 +63,7 @@ def table_rows(result: Result) -> list[list[tuple[str, str]]]:
 
 
 def _cell(figure: Figure) -> tuple[str, str]:
-    """A mean, and where the seeds differ its limits; of few seeds, what each has."""
+    """Format a mean and, where the seeds differ, its limits or, of few seeds, each seed's value."""
     if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
         return _number(figure.mean), ""
     if figure.low is None or figure.high is None:
@@ -72,7 +72,7 @@ def _cell(figure: Figure) -> tuple[str, str]:
 
 
 def _spread(seeds: int) -> str:
-    """What stands below a mean."""
+    """Description of the small print below a mean."""
     return "95 % limits by the bootstrap" if seeds >= FEWEST else f"each seed ({FEWEST} give 95 % limits)"
 
 
@@ -81,7 +81,7 @@ def _number(value: float) -> str:
 
 
 def print_table(result: Result) -> None:
-    """Print the chief quantities to the terminal, a case a line; the page has all of them."""
+    """Print the main quantities to the terminal, one line per case; the page has all of them."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -105,7 +105,7 @@ def print_table(result: Result) -> None:
 
 
 def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
-    """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; returns the path of the page."""
+    """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; return the path of the page."""
     cases = list(dict.fromkeys(run.case for run in runs))
     by_case = {case: [run for run in runs if run.case == case] for case in cases}
     result = {name: summary(own, study=runs) for name, own in by_case.items()}
@@ -119,7 +119,7 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
 
 
 def _summary_rows(result: Result, by_case: Mapping[str, Sequence[RunResult]]) -> Iterator[dict[str, Any]]:
-    """One line for each case and quantity."""
+    """Yield one row for each case and quantity."""
     for name, figures in result.items():
         run, seeds = by_case[name][0], len(by_case[name])
         for quantity, figure in figures.items():
@@ -128,7 +128,7 @@ def _summary_rows(result: Result, by_case: Mapping[str, Sequence[RunResult]]) ->
 
 
 def _curve_rows(runs: Sequence[RunResult]) -> Iterator[dict[str, Any]]:
-    """One line for each iteration of each run: everything that was logged."""
+    """Yield one row for each iteration of each run, with all logged metrics."""
     for run in runs:
         for row in run.history:
             yield {"environment": run.env, "algorithm": run.algorithm, "seed": run.seed} | row
@@ -143,7 +143,7 @@ def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _draw(by_case: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> bytes:
-    """A panel for each quantity, with every case over the share of its budget: mean, and limits or every seed."""
+    """Plot a panel per quantity, with every case over the fraction of its budget: mean, and limits or every seed."""
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=(11, 9.5), layout="constrained")
@@ -214,7 +214,7 @@ nothing.</small></p>
 
 
 def _samples_html(by_case: Mapping[str, Sequence[RunResult]]) -> str:
-    """What a language model wrote before and after, of the first run of each text case."""
+    """Samples of the language model before and after training, from the first run of each text case."""
     parts = []
     for name, runs in by_case.items():
         if runs[0].samples:
@@ -236,5 +236,5 @@ def _html_cell(text: str, small: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """A stranger's text, which is neither markup nor changes the direction of what stands around it."""
+    """Escape untrusted text, so that it contains no markup and does not change the direction of text around it."""
     return html.escape(printable(text))

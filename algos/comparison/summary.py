@@ -1,4 +1,4 @@
-"""What a comparison reports: the same quantities for every environment and algorithm, with their spread over seeds."""
+"""Metrics of a comparison: the same for every environment and algorithm, with their spread over seeds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from algos.agent import Agent
 
 POINTS = 101
-"""Of a curve over the budget, from 0 to 1."""
+"""Points of a curve over the budget, from 0 to 1."""
 REACHED = 0.9
-"""Normalised training score whose first iteration is reported."""
+"""Normalised training score to reach; the steps to its first iteration are reported."""
 QUANTITIES = {
     "normalised score": "return of training episodes; 0 is the untrained policy, 1 is solved",
     "update/kl": "KL(old‖new) of a whole update, nats a step (k3)",
@@ -29,12 +29,12 @@ QUANTITIES = {
     "policy/entropy": "entropy, nats a step",
     "reference/kl": "KL to the reference, nats an episode",
 }
-"""What is drawn over the training, under the names of the log."""
+"""Metrics plotted over the training, with their labels, keyed by the names in the log."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: by default the recipe that `algos.presets` has for environment and algorithm.
+    """A case to train, by default with the recipe of `algos.presets` for environment and algorithm.
 
     Functions must be importable (defined in a module), unless everything runs in one process.
     """
@@ -43,14 +43,14 @@ class Case:
     """Gymnasium id, ``module:id``, or a function of the number of slots."""
     algorithm: str = "ppo"
     policy: Callable[[VectorEnv, int], Any] | None = None
-    """A function of environment and seed; None is the recipe's policy."""
+    """Function of environment and seed; None takes the recipe's policy."""
     config: Config | None = None
     total_steps: int | None = None
     num_envs: int | None = None
     kl_coef: float | None = None
     """Text only: reward charged per nat of KL."""
     name: str = ""
-    """In tables and files; by default environment and algorithm."""
+    """Name in tables and files; by default environment and algorithm."""
 
     def __str__(self) -> str:
         return self.name or f"{self.env_name}:{self.algorithm}"
@@ -71,7 +71,7 @@ class RunResult:
     policy: str
     parameters: int
     best: float | None
-    """Return at which Gymnasium calls the environment solved; None if it does not say."""
+    """Return at which Gymnasium counts the environment as solved; None if it has no threshold."""
     before: dict[str, float]
     after: dict[str, float]
     history: list[dict[str, float]]
@@ -82,26 +82,26 @@ class RunResult:
 
     @property
     def case(self) -> str:
-        """Name of what was trained on what."""
+        """Name of the case."""
         return self.name or f"{self.env}:{self.algorithm}"
 
 
 class Figure(NamedTuple):
-    """A quantity over the seeds."""
+    """A quantity over the seeds: mean, limits and values."""
 
     mean: float
     low: float | None
-    """95 % limits of the mean, by the bootstrap; None of fewer than `FEWEST` seeds."""
+    """95 % limits of the mean, by the bootstrap; None with fewer than `FEWEST` seeds."""
     high: float | None
     values: tuple[float, ...]
-    """Of each seed."""
+    """Value of each seed."""
 
 
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
-    """KL(old‖new) of an update, nats a step, by k3 (Schulman 2020); a ``diagnose`` of `algos.training.loop.learn`.
+    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020); a ``diagnose`` of `algos.training.loop.learn`.
 
-    Every algorithm is measured in the same way, after its last step. Empty for Q-learning, whose policy is no
-    distribution that was updated.
+    Every algorithm is measured in the same way, after its last step. Empty for Q-learning, which updates no
+    distribution.
     """
     import torch
 
@@ -122,17 +122,17 @@ Score = Callable[[float], float]
 
 
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
-    """Scores of a case from returns: 0 is the untrained policy (mean over the seeds), 1 is solved.
+    """Return a function from returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
-    Solved is Gymnasium's ``reward_threshold``; where there is none, the best evaluation of the environment in the whole
-    study, so that its algorithms are measured by one scale.
+    Solved is Gymnasium's ``reward_threshold`` or, without one, the best evaluation of the environment in the whole
+    study, so that its algorithms share one scale.
 
     Args:
-        runs: of the case.
-        study: all runs that are compared.
+        runs: runs of the case.
+        study: all runs of the comparison.
 
     Returns:
-        From returns to scores; None where 1 is no better than 0, for then more would count as less.
+        Function from returns to scores; None where 1 is no better than 0, since the scale would be reversed.
     """
     zero = float(np.mean([run.before["mean_return"] for run in runs]))
     here = [run for run in (*runs, *study) if run.env == runs[0].env]
@@ -141,7 +141,7 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
 
 
 def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
-    """A quantity of a run over the share of its budget that is spent; empty if it never had it."""
+    """Return a quantity of a run over the fraction of its budget; empty if the run has no such quantity."""
     if name == "normalised score" and score is None:
         return []
     last = run.history[-1]["steps"]
@@ -151,14 +151,14 @@ def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, f
 
 
 def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] = ()) -> np.ndarray | None:
-    """A quantity of one case on the grid of the budget: ``[seeds, POINTS]``; None if some run never had it."""
+    """Return a quantity of one case on a grid over the budget: ``[seeds, POINTS]``; None if a run does not have it."""
     score = normalise(runs, study=study)
     found = [curve(run, name, score) for run in runs]
     return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
 
 
 def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
-    """Every quantity of one case over its seeds; what a case does not have is left out."""
+    """Summarize every quantity of one case over its seeds; those that a run does not have are left out."""
     score = normalise(runs, study=study)
     columns: dict[str, list[float]] = {}
     for run in runs:
@@ -181,7 +181,7 @@ def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Fi
 
 
 def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
-    """What one run says; every mean is over its iterations."""
+    """Return the quantities of one run; every mean is over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
     figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
     if score is not None:
@@ -209,15 +209,15 @@ def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
 
 
 RESAMPLES = 2_000
-"""Of a bootstrap; 95 % limits then move by about a percent of their distance."""
+"""Resamples of a bootstrap; 95 % limits then vary by about a percent of their width."""
 
 
 FEWEST = 5
-"""Seeds from which on limits are given: those of fewer are no more than the least and the greatest value."""
+"""Fewest seeds with limits; with fewer, limits would be little more than the smallest and the largest value."""
 
 
 def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half along an axis: the lowest and the highest quarter (rounded down) are left out.
+    """Mean of the middle half along an axis, without the lowest and the highest quarter (rounded down).
 
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 3.0, 100.0])))
     2.0
@@ -233,12 +233,12 @@ def bootstrap_interval(
     """95 % limits of a statistic over seeds, by the percentile bootstrap (Efron 1979).
 
     Args:
-        x: ``[seeds, *]``, one row a seed.
+        x: ``[seeds, *]``, one row per seed.
         statistic: called with ``axis``.
-        seed: of the resampling.
+        seed: of the random resampling.
 
     Returns:
-        Low and high, ``[*]`` each; of one seed both are its value, and of fewer than `FEWEST` they mean little.
+        Low and high, ``[*]`` each; of one seed both are its value, and with fewer than `FEWEST` they mean little.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     found = statistic(x[chosen], axis=1)
@@ -247,8 +247,8 @@ def bootstrap_interval(
 
 
 def on_grid(curves: Sequence[Sequence[tuple[float, float]]], grid: np.ndarray) -> np.ndarray:
-    """Curves of (x, y) points with x rising, read at a grid's points by lines between them: ``[curves, points]``.
+    """Interpolate curves of (x, y) points with rising x linearly at the points of a grid: ``[curves, points]``.
 
-    Before its first point a curve has that point's value, after its last one that one's.
+    Beyond its ends a curve keeps the value of its first or last point.
     """
     return np.array([np.interp(grid, *np.array(curve, dtype=float).T) for curve in curves])

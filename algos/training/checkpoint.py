@@ -1,4 +1,4 @@
-"""Checkpoints of a run under way: whole or not there, checked by their checksums, the last good one kept."""
+"""Checkpoints of a run: complete or absent, verified by checksums, with the last good one kept."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from algos.training.run_folder import checkpoints, draft, remove
 from algos.training.serialization import from_json, to_json
 
 FORMAT = 3
-"""Version of a checkpoint's layout."""
+"""Format version of a checkpoint."""
 KEPT = 2
-"""Checkpoints that stay: the newest, and the one before for when that is damaged."""
+"""Checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
 
 
 def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: int) -> Path:
-    """Write a checkpoint beside those that are there, verify it, and only then remove what it replaces.
+    """Write a checkpoint beside the existing ones, verify it, and only then remove those that it replaces.
 
-    It is written under another name, forced to the disk, read back and renamed: a process that is killed leaves the
-    others as they were. Those of more steps go too: the run went on from an earlier one.
+    It is written under a temporary name, flushed to disk, read back and renamed: a killed process leaves the others
+    intact. Checkpoints of more steps are removed too, since the run was resumed from an earlier one.
 
     Args:
-        run_dir: of the run; it goes into ``checkpoints/``.
-        state: what `algos.training.serialization.to_json` takes.
-        steps: of training so far.
+        run_dir: the run's folder; the checkpoint goes into ``checkpoints/``.
+        state: values that `algos.training.serialization.to_json` accepts.
+        steps: training steps so far.
 
     Returns:
-        Its folder.
+        Folder of the checkpoint.
 
     Raises:
-        OSError: if it cannot be written (a full disk, a folder that is read-only).
-        ValueError: if what is read back is not what was written.
+        OSError: if it cannot be written (a full disk, a read-only folder).
+        ValueError: if the files read back differ from those written.
 
-    Both say which checkpoint is the last good one.
+    Both name the last good checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -57,7 +57,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
             _force_to_disk(path)
         _verify(new)
-        remove(folder)  # of the same step, from before a run went on
+        remove(folder)  # same number of steps, from before the run was resumed
         new.rename(folder)
         _force_to_disk(home)
     except (OSError, ValueError, SafetensorError) as failure:
@@ -74,11 +74,11 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
 
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
-    """What was saved, by a run's folder (its newest checkpoint) or a checkpoint's own.
+    """Read a checkpoint from its own folder, or the newest one from a run's folder.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: if it is damaged, or of a newer version; says which one stands before it.
+        ValueError: if it is damaged, or of another format; names the previous checkpoint.
     """
     from safetensors.torch import load_file
 
@@ -102,7 +102,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{error}; {advice}") from error
     try:
         state = from_json(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
-    except Exception as error:  # whole, but not as `write_checkpoint` writes it: anything may be missing
+    except Exception as error:  # complete, but not written by `write_checkpoint`: anything may fail
         raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected what a run saves")
@@ -110,7 +110,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 
 def _verify(folder: Path) -> None:
-    """Raise a ValueError unless a checkpoint is whole and of this version."""
+    """Raise a ValueError unless a checkpoint is complete and of this format."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

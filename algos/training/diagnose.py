@@ -1,4 +1,4 @@
-"""What is done once an invariant is violated: its cause is looked for, and the batch is written to the run's folder."""
+"""Diagnosis of a violated invariant: find its cause and write the batch to the run's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, 
 from textenv.errors import NAMED, PLACE, InvariantError
 
 BATCH, REPORT = "violation.safetensors", "violation.json"
-"""Files in the run's folder: the batch's columns, and in words what was violated."""
+"""Files in the run's folder: the batch's columns, and a description of the violation."""
 
 TERM = (
     "What goes into this term is finite: rewards too large to be squared in float32, or a loss of your own that "
@@ -25,7 +25,7 @@ TERM = (
 GRADIENT = "Every term of the loss is finite: a learning rate that is too high, or a function without a slope there?"
 
 LossOf = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
-"""From a part of a minibatch to its loss, and quantities for the log."""
+"""Function from a part of a minibatch to its loss, and quantities for the log."""
 
 
 def explain_step(
@@ -37,18 +37,18 @@ def explain_step(
     quantities: dict[str, Tensor],
     step: str,
 ) -> NonFiniteError:
-    """Why a step's loss or gradient is not finite: the first tensor that is not, and its rows.
+    """Explain why a step's loss or gradient is not finite: name the first tensor that is not, and its rows.
 
-    Every unit (row or single step) whose own loss or gradient is not finite is found by halving; then its columns, what
-    the policy says about it and the terms of its loss are looked at, in the order in which they are made.
+    Bisection finds every unit (row or single step) whose own loss or gradient is not finite; then its columns, the
+    policy's evaluation and the terms of its loss are checked, in the order in which they are computed.
 
     Args:
         loss_of: the loss that failed.
-        parts: of the minibatch; all in one batch.
-        parameters: what is trained.
-        policy: whose `evaluate` is asked; None asks nobody.
-        quantities: for the log, ``update/grad_norm`` among them.
-        step: which one it is, in words.
+        parts: parts of the minibatch, all in one batch.
+        parameters: the trained parameters.
+        policy: its `evaluate` is called; None skips this check.
+        quantities: values for the log, including ``update/grad_norm``.
+        step: name of the step in the error message.
     """
     batch = parts[0] if len(parts) == 1 else TensorDict.cat(list(parts))
     found: list[int] = []
@@ -59,7 +59,7 @@ def explain_step(
     bad = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
     if found:
         tensor, bad[found], advice = _name(loss_of, batch[found], parameters, policy)
-    else:  # it is in another loss, or only the sum is too great
+    else:  # the cause is another loss, or only the sum overflows
         tensor = _first_term(quantities) or "gradient"
         advice = GRADIENT if tensor == "gradient" else TERM
     figures = ", ".join(f"{name} {x.item():.3g}" for name, x in quantities.items())
@@ -72,7 +72,7 @@ def explain_step(
 
 
 def _spoilt_units(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Parameter], *, most: int) -> list[int]:
-    """The first units of a part whose own loss or gradient is not finite."""
+    """Return the first units of a part whose own loss or gradient is not finite."""
     if most <= 0 or not len(part) or not _spoilt_parameters(loss_of, part, parameters):
         return []
     if len(part) == 1:
@@ -84,7 +84,7 @@ def _spoilt_units(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Par
 
 
 def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Parameter]) -> list[int] | None:
-    """Numbers of the parameters whose gradient is not finite, all if the loss is not; empty if none."""
+    """Return the indices of parameters whose gradient is not finite: all if the loss is not, none if all are."""
     loss, _ = loss_of(part)
     if not loss.isfinite() or not loss.requires_grad:
         return [] if loss.isfinite() else list(range(len(parameters)))
@@ -95,7 +95,7 @@ def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[n
 def _name(
     loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
 ) -> tuple[str, Tensor, str]:
-    """Name of what is not finite in some units, where in them, and advice."""
+    """Return the name of the first non-finite tensor in some units, its position in them, and advice."""
     if (column := first_not_finite(units)) is not None:
         return *column, CAUSES[column[0]]
     everywhere = torch.ones(units.batch_size, dtype=torch.bool, device=units.device)
@@ -118,7 +118,7 @@ def _name(
 
 
 def _first_term(quantities: dict[str, Tensor]) -> str | None:
-    """The first term of a loss, by its name in the log, that is not finite."""
+    """Return the log name of the first loss term that is not finite."""
     terms = (name for name in quantities if not name.startswith("update/"))
     return next((name for name in terms if not math.isfinite(quantities[name].item())), None)
 
@@ -126,11 +126,11 @@ def _first_term(quantities: dict[str, Tensor]) -> str | None:
 def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> Path:
     """Write the batch of an error to ``violation.safetensors``, which `safetensors.torch.load_file` reads.
 
-    Beside it ``violation.json`` says what was violated and when, and holds what is no tensor.
+    Beside it ``violation.json`` has the error message, ``when``, and the columns that are not tensors.
 
     Args:
-        error: with a batch.
-        folder: of the run.
+        error: an error with a batch.
+        folder: the run's folder.
         when: steps and iteration, for JSON.
 
     Returns:
@@ -145,7 +145,7 @@ def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> P
     if PLACE in tensors:
         place = tensors.pop(PLACE)
         tensors |= {"row": place >> 32, "column": place & (2**32 - 1)}
-    # Cloned, for columns may be views of one tensor, which the format refuses.
+    # Cloned, because columns may be views of one tensor, which safetensors refuses.
     save_file({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}, Path(folder) / BATCH)
     report = (
         {"error": str(error), "tensor": error.tensor, "rows": error.rows}

@@ -1,4 +1,4 @@
-"""What an environment is in the middle of, where that can be told from its attributes."""
+"""Save and restore mid-episode state of Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from algos.training.serialization import attributes, set_attributes
 logger = logging.getLogger(__name__)
 KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
          "textenv", "algos")  # fmt: skip
-"""Packages whose environments are what their attributes say. Of others (a simulator's memory) nobody knows."""
+"""Packages whose environments keep all state in attributes; others may hide some (a simulator's memory)."""
 
 _TOLD: WeakSet[Any] = WeakSet()
-"""Environments that cannot be saved and of which this was said."""
+"""Environments that cannot be saved and have been warned about."""
 
 
 def env_state(env: Any) -> list[dict[str, Any]] | None:
-    """State of an environment, wrapper by wrapper, single environments inside a vector included.
+    """Return the state of an environment, wrapper by wrapper, including the single environments of a vector.
 
     Args:
-        env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. One with ``state_dict`` and ``load_state_dict`` says
-            itself what it is; of the others the attributes that are numbers, text, arrays and random generators, and
-            those of the objects that they keep such things in (running statistics).
+        env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. Its ``state_dict`` and ``load_state_dict`` are used if
+            it has them; otherwise its attributes that are numbers, text, arrays and random generators, and those of the
+            objects that hold such values (running statistics).
 
     Returns:
-        What `set_env_state` takes; None if a part is of a package where attributes are not known to be all, keeps
-        something that cannot be saved, or runs in another process. Such an environment is reset when a run goes on.
+        Input for `set_env_state`; None if a part is of a package outside `KNOWN`, holds something that cannot be saved,
+        or runs in another process. Such an environment is reset when a run resumes.
     """
     try:
         return [_state_of(part) for part in _parts(env)]
@@ -45,7 +45,7 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
 
 
 def _state_of(part: Any) -> dict[str, Any]:
-    """State of one wrapper or environment; TypeError if not all of it can be told."""
+    """Return the state of one wrapper or environment; TypeError if part of it cannot be saved."""
     if hasattr(part, "state_dict"):
         return {"class": _name(part), "state": part.state_dict()}
     if not _known(part) or hasattr(part, "processes"):
@@ -61,14 +61,14 @@ def _state_of(part: Any) -> dict[str, Any]:
 
 
 def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
-    """Put an environment into the middle of what another one of its kind was in.
+    """Restore saved mid-episode state in an environment of the same kind.
 
     Args:
-        env: made as the other was; it is reset first, for what it makes then.
+        env: built like the saved one; it is reset first, to create what only a reset creates.
         state: from `env_state`.
 
     Raises:
-        ValueError: if it is wrapped or built otherwise.
+        ValueError: if it is wrapped or built differently.
     """
     env.reset(seed=0)
     parts = list(_parts(env))
@@ -91,7 +91,7 @@ def _known(part: Any) -> bool:
 
 
 def _inert(value: Any) -> bool:
-    """Whether a value remembers nothing of an episode, or is looked at by itself: spaces, functions, environments."""
+    """True for values without episode state, and for those handled separately: spaces, functions, environments."""
     if isinstance(value, (list, tuple)):
         return all(_inert(item) for item in value)
     if isinstance(value, dict):
@@ -101,7 +101,7 @@ def _inert(value: Any) -> bool:
 
 
 def _parts(env: Any) -> Iterator[Any]:
-    """The environment, what it wraps, and the single environments inside."""
+    """Yield the environment, what it wraps, and the single environments inside."""
     yield env
     inner = vars(env).get("envs", None)
     for single in inner if inner is not None else [vars(env)["env"]] if "env" in vars(env) else []:

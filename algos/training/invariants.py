@@ -1,7 +1,7 @@
-"""Checks that fail loudly while training.
+"""Invariants that are checked during training and raise an error when violated.
 
-What is checked at every minibatch is there anyway (the gradient's norm, the loss); the rest is looked at once an
-iteration. Only what fails is looked at more closely.
+Checks at every minibatch use values that are computed anyway (gradient norm, loss); the others run once per
+iteration. Details are computed only after a failure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from textenv.errors import InvariantError as InvariantError
 from textenv.rollout import Evaluation
 
 RATIO_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Largest difference of the sampler's and the scorer's log-probabilities, nats; .1 for the short dtypes."""
+"""Maximum difference of log-probabilities when sampled and when scored, nats; .1 for the shorter dtypes."""
 ENTROPY_TOLERANCE = 1e-3
-"""Nats below 0 that rounding may bring an entropy to."""
+"""Nats below 0 that rounding may give an entropy."""
 WHITE_TOLERANCE = 1e-2
-"""Largest distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
+"""Maximum distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
 EVEN = 1e-5
-"""Spread, as a share of the size, below which float32 advantages are all alike and whitening them is rounding."""
+"""Relative spread below which float32 advantages count as equal, since whitening would only amplify rounding."""
 
 CAUSES = {
     "observation": "The environment returned it: look at its reset() and step().",
@@ -38,34 +38,34 @@ CAUSES = {
     "advantage": "Are rewards or values so great that their sums overflow?",
     "value_target": "Are rewards or values so great that their sums overflow?",
 }
-"""Columns of a rollout in the order in which one spoils the next, and where to look."""
+"""Columns of a rollout, in the order in which non-finite values spread, with advice for each."""
 
 
 class NonFiniteError(InvariantError, FloatingPointError):
-    """A column of a rollout, a loss or a gradient is infinite or not a number."""
+    """A column of a rollout, a loss or a gradient is infinite or NaN."""
 
 
 def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
-    """The floating dtype with the fewest digits: that of the base where a float32 adapter sits on bfloat16 weights."""
+    """Return the floating dtype with the fewest digits: the base's if a float32 adapter is on bfloat16 weights."""
     dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def scoring_dtype(policy: Any) -> torch.dtype:
-    """What a policy computes log-probabilities in: the dtype of its autocast if it has one, else of its weights."""
+    """Return the dtype of a policy's log-probabilities: that of its autocast if it has one, else of its weights."""
     autocast = getattr(policy, "autocast", None)
     return coarsest_dtype(policy.parameters()) if autocast is None else autocast
 
 
 def check_finite(rollout: TensorDict, *names: str) -> None:
-    """The columns of these names are finite at the True entries; columns that are not there pass.
+    """Check that the named columns are finite at the True entries; missing columns pass.
 
     Raises:
-        NonFiniteError: names the first column, in the order of `CAUSES`, that spoilt the others.
+        NonFiniteError: names the column that is not, or an earlier one in `CAUSES` that made it so.
     """
     for name in names:
         column = rollout.get(name, None)
-        # A sum is finite if all its terms are, unless it overflows; then the terms are looked at.
+        # A sum is finite if all its terms are, unless it overflows; then the terms are checked.
         if column is None or not column.is_floating_point() or math.isfinite(column.sum().item()):
             continue
         if not_finite(column, rollout).any():
@@ -77,20 +77,20 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
 
 
 def not_finite(column: Tensor, batch: TensorDict) -> Tensor:
-    """Bool, of the batch's shape: True entries of the mask, if there is one, at which a column is not finite."""
+    """Return a bool tensor of the batch's shape: True where a column is not finite, inside the mask if there is one."""
     bad = ~column.isfinite()
     bad = bad.flatten(batch.ndim).any(-1) if bad.ndim > batch.ndim else bad
     return bad & batch["mask"] if "mask" in batch.keys() else bad
 
 
 def first_not_finite(batch: TensorDict) -> tuple[str, Tensor] | None:
-    """The first of `CAUSES` that is not finite in a batch, and where; None if all are."""
+    """Return the first column of `CAUSES` that is not finite in a batch, and where; None if all are finite."""
     for name in CAUSES:
         column = batch.get(name, None)
         if column is None or not column.is_floating_point():
             continue
         bad = not_finite(column, batch)
-        if name.startswith("next_") and "terminated" in batch.keys():  # of which nothing is made after an end
+        if name.startswith("next_") and "terminated" in batch.keys():  # not used after termination
             bad = bad & ~batch["terminated"]
         if bad.any():
             return name, bad
@@ -98,7 +98,7 @@ def first_not_finite(batch: TensorDict) -> tuple[str, Tensor] | None:
 
 
 def check_inert(rollout: TensorDict, *names: str) -> None:
-    """The columns of these names are 0 outside the mask, so that nothing that stands there counts.
+    """Check that the named columns are 0 outside the mask, so that masked entries have no effect.
 
     Raises:
         InvariantError: names the column.
@@ -120,24 +120,24 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
 
 
 def check_advantages(rollout: TensorDict) -> None:
-    """Advantages, and targets of the value if there are any, are finite, and 0 outside the mask.
+    """Check that advantages, and value targets if any, are finite, and 0 outside the mask.
 
     Raises:
-        InvariantError: names the column that is not, or that spoilt it.
+        InvariantError: names the column that fails, or the one that caused it.
     """
     check_finite(rollout, "advantage", "value_target")
     check_inert(rollout, "advantage", "value_target")
 
 
 def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
-    """A batch's advantages have mean 0 and standard deviation 1 over the mask, unless they were all alike.
+    """Check that advantages have mean 0 and standard deviation 1 over the mask, unless they were all equal before.
 
     Args:
-        batch: with the ``advantage`` to be checked.
-        raw: what it was before.
+        batch: with the ``advantage`` to check.
+        raw: the advantages before whitening.
 
     Raises:
-        InvariantError: if they have not.
+        InvariantError: if they do not.
     """
     mask = batch["mask"]
     white = batch["advantage"]
@@ -167,19 +167,19 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
 def check_first(
     log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype, tolerance: float | None = None
 ) -> None:
-    """Before the first step of an update the policy is the one that acted, and its entropy is one.
+    """Check, before the first step of an update, that all ratios are 1 and that discrete entropies are not negative.
 
     Args:
         log_ratio: of the minibatch, 0 where the mask is False.
         batch: the minibatch.
-        evaluation: of it.
-        dtype: what the policy computes in.
-        tolerance: nats by which log-probabilities may differ; None is that of the dtype (`RATIO_TOLERANCE`).
+        evaluation: the policy's evaluation of the batch.
+        dtype: dtype in which the policy computes.
+        tolerance: maximum difference of log-probabilities, nats; None takes that of the dtype (`RATIO_TOLERANCE`).
 
     Raises:
-        InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or
-            on an entropy below 0 of actions that can be counted. What is no number is left to the gradient, which is
-            none either (`algos.optimize.Optimizer.step`); an infinite ratio may have a gradient of 0, and is not.
+        InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
+            negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
+            (`algos.optimize.Optimizer.step`); an infinite ratio is not, since its gradient may be 0.
     """
     if log_ratio.isnan().any():
         return

@@ -1,4 +1,4 @@
-"""`Learner`: what the learning loop, checkpoints and the optimizer know about an agent."""
+"""`Learner`: interface of an agent for the learning loop, checkpoints and the optimizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Learner(Protocol):
     reward_normalizer: RewardNormalizer | None
     cursor: Any
     generator: torch.Generator
-    """Order of the minibatches."""
+    """Generator for minibatch order."""
     progress: float
     """Fraction of the training that is done, 0 to 1."""
 

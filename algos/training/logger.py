@@ -11,17 +11,17 @@ from typing import Any
 from algos.training.run_folder import draft
 
 SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
-"""What stands beside the progress bar."""
+"""Metrics shown beside the progress bar, and their labels."""
 
 
 class Logs:
-    """Writes each iteration's metrics as it comes, so that a crash loses nothing.
+    """Log files and progress bar of a run, updated at every iteration, so that a crash loses nothing.
 
     Args:
-        run_dir: folder for ``metrics.jsonl`` and ``tensorboard/``, which is there; None writes no files.
+        run_dir: existing folder for ``metrics.jsonl`` and ``tensorboard/``; None writes no files.
         total_steps: length of the progress bar.
-        progress: show it.
-        before: metrics of the iterations that a run which goes on has behind it; what stood after them goes.
+        progress: show the progress bar.
+        before: metrics of the iterations before a resume; later ones in the files are removed.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Logs:
         if run_dir is not None:
             folder = Path(run_dir)
             path = folder / "metrics.jsonl"
-            new = draft(path)  # renamed, so that what stood there is lost at no moment
+            new = draft(path)  # renamed when complete, so that the old file is never lost
             new.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
             self._file = new.replace(path).open("a", encoding="utf-8")
             self._board = _tensorboard(folder / "tensorboard", after=int(before[-1]["steps"]) if before else None)
@@ -80,7 +80,7 @@ def _progress_bar(total_steps: int) -> tuple[Any, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    # On stderr, so that what a program reads from stdout stays clean.
+    # On stderr, so that stdout stays clean for programs that read it.
     bar = Progress(
         BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f} steps"), TimeRemainingColumn(),
         TextColumn("{task.fields[shown]}"), console=Console(stderr=True),

@@ -1,4 +1,4 @@
-"""The learning loop: collect, penalise, update, log, save. It is here once, for every algorithm."""
+"""The learning loop of every algorithm: collect, penalise, update, log, save."""
 
 from __future__ import annotations
 
@@ -38,39 +38,37 @@ def learn(
     resume: str | Path | None = None,
     overwrite: bool = False,
 ) -> list[Metrics]:
-    """Train until that many steps (True entries) were taken; the iteration under way is finished.
+    """Train for at least ``total_steps`` steps (True entries); the last iteration is completed.
 
     Args:
-        agent: the algorithm.
+        agent: the agent to train.
         total_steps: at least 1.
-        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or at an error, the saved agent; for
+        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or after an error, the saved agent; for
             text also ``frontier.png``.
         progress: show a progress bar.
-        on_iteration: called with the metrics of every iteration, to look at; training ends where it returns anything
-            that is true.
-        diagnose: called with the agent and each rollout once the update is over; what it returns is logged.
-        checkpoint_every: steps after which a checkpoint is written to ``checkpoints/`` in the run's folder, and one at
-            the end. Ctrl-C and SIGTERM then finish the iteration and write one before they end the training.
-        resume: folder of a run, or of one of its checkpoints, to go on from: the rest of the training is the same, to
-            the last bit on a CPU, as if it had never stopped (except for environments that
-            `algos.training.env_state` cannot save). Agent and environment are made as they were for that run. If this
-            is ``run_dir`` and has no checkpoint and no agent yet, training starts at its beginning: one call starts a
-            run and resumes it.
-        overwrite: remove the run that is in ``run_dir`` first; without it such a folder is refused.
+        on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
+        diagnose: called with the agent and each rollout after the update; its result is logged.
+        checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; one more is
+            written at the end. Ctrl-C and SIGTERM then finish the iteration and write one before the training ends.
+        resume: folder of a run, or of one of its checkpoints, to continue: the rest of the training is the same as
+            without the interruption, to the last bit on a CPU (except for environments that `algos.training.env_state`
+            cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
+            no agent yet, training starts from the beginning: the same call starts and resumes a run.
+        overwrite: first remove the run in ``run_dir``; without it such a folder is refused.
 
     Returns:
-        The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean of what
-        the environment paid, over the episodes that ended; it is absent where none did.
+        The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean return paid by
+        the environment, over the episodes that ended; it is absent where none did.
 
     Raises:
         Interrupted: a KeyboardInterrupt, after a signal.
-        FileNotFoundError: if there is no checkpoint to go on from.
-        FileExistsError: if ``run_dir`` holds a run, unless that is gone on with or overwritten.
+        FileNotFoundError: if there is no checkpoint to resume.
+        FileExistsError: if ``run_dir`` holds a run, unless it is resumed or overwritten.
         BlockingIOError: if another process trains in ``run_dir``.
         OSError: if the disk is full or read-only; names the last good checkpoint.
-        ValueError: if that is damaged, or of another agent.
-        InvariantError: if what always holds does not (`algos.training.invariants`); the offending batch is then
-            in the run's folder, in ``violation.safetensors``.
+        ValueError: if the checkpoint is damaged, or of another agent.
+        InvariantError: if an invariant is violated (`algos.training.invariants`); the offending batch is then in the
+            run's folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
     if resume is not None and overwrite:
@@ -112,7 +110,7 @@ def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str 
 
 @contextmanager
 def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
-    """Where training ends by an error, keep what it has produced: the agent, answers not scored, a batch at fault."""
+    """If training ends by an error, save what it has produced: the agent, unscored answers, the offending batch."""
     try:
         yield
     except BaseException as error:  # Ctrl-C too
@@ -122,13 +120,13 @@ def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
         if run_dir is not None:
             try:
                 _save_what_is_left(error, run, Path(run_dir), when)
-            except OSError as failure:  # of a disk that is full, which may be the error itself
+            except OSError as failure:  # a full disk may be the first error too
                 error.add_note(f"not everything could be saved in {run_dir}: {failure}")
         raise
 
 
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
-    """Write the agent, the answers and the batch of an error, and say where they are."""
+    """Write the agent, the answers and the batch of an error, and add notes with their paths."""
     if answers := getattr(error, "answers", None):
         path = run_dir / "unscored.jsonl"
         path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
@@ -147,7 +145,7 @@ def iterate(
     meters: tuple[EpisodeMeter, EpisodeMeter],
     diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
 ) -> Metrics:
-    """One turn of the loop; the meters take the returns before and after the penalty."""
+    """Run one iteration of the loop; the meters record the returns before and after the penalty."""
     clock = [time.perf_counter()]
     rollout = agent.collect()
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
@@ -170,7 +168,7 @@ def iterate(
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)
     clock.append(time.perf_counter())
-    if diagnose is not None:  # before the normaliser moves, which would count as a change of the policy
+    if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)
     agent.policy.update_normalizer(rollout)
     if agent.penalty is not None:

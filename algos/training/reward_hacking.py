@@ -1,4 +1,4 @@
-"""Reward hacking made visible: score against KL, and what becomes of the texts meanwhile."""
+"""Reward-hacking monitor: score against KL, and the variety of the texts over the training."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Metrics = dict[str, float]
 
 SCORE, VARIETY = "episode/return", "text/distinct_2"
 WINDOW = 5
-"""Iterations that are averaged at the start, and lately."""
+"""Iterations to average, at the start and most recently."""
 COLLAPSE = 0.5
-"""Share of its first value below which the variety of the texts has collapsed."""
+"""Fraction of its initial value below which the variety of the texts has collapsed."""
 RISE = 0.1
-"""Rise of the score that counts, as a share of its first value's size."""
+"""Rise of the score that counts, relative to the size of its initial value."""
 
 PANELS = {"episode/length": "tokens an answer", "text/repeated_4": "repeated 4-grams", VARIETY: "distinct 2-grams"}
 
 
 class RewardHackingMonitor:
-    """Warns once, in words, when the score rises while the texts become all alike."""
+    """Monitor that warns once when the score rises while the texts become alike."""
 
     def __init__(self) -> None:
         self._scores: list[float] = []
@@ -30,7 +30,7 @@ class RewardHackingMonitor:
         self.warned = False
 
     def look(self, metrics: Metrics) -> None:
-        """Take the metrics of an iteration; those without texts say nothing.
+        """Record the metrics of an iteration; those without text metrics are ignored.
 
         Warns:
             UserWarning: at most once.
@@ -56,11 +56,11 @@ class RewardHackingMonitor:
 
 
 def plot_frontier(history: Sequence[Metrics], path: Path) -> None:
-    """Draw a text run: score against KL over the training, and length, repetition and variety of the answers.
+    """Plot a text run: score against KL over the training, and length, repetition and variety of the answers.
 
     Args:
-        history: metrics of each iteration, of which some have `VARIETY`.
-        path: of the PNG to write.
+        history: metrics of each iteration, some of which have `VARIETY`.
+        path: PNG file to write.
     """
     from matplotlib.figure import Figure
 

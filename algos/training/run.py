@@ -1,4 +1,4 @@
-"""A training under way: what the learning loop carries from one iteration to the next, saved and found again."""
+"""State of a training run (steps, history, meters) and its checkpoints."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class History(Sequence[dict[str, float]]):
-    """Metrics of each iteration, as bare numbers: dictionaries would make a long run grow by megabytes.
+    """Metrics of each iteration, kept as arrays, which need far less memory than dictionaries in a long run.
 
     Args:
-        metrics: of the iterations so far.
+        metrics: metrics of the iterations so far.
 
     Example:
         >>> History([{"steps": 64, "policy/loss": 0.5}])[-1]
@@ -42,7 +42,7 @@ class History(Sequence[dict[str, float]]):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """What `state` was taken of."""
+        """Restore a history from the result of `state`."""
         history = cls()
         kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
         history._kinds = {kind: kind for kind in kinds}
@@ -54,7 +54,7 @@ class History(Sequence[dict[str, float]]):
         return history
 
     def state(self) -> dict[str, Any]:
-        """All iterations, for a checkpoint: their names, each set of them once, and their values in one array."""
+        """Return all iterations, for a checkpoint: each distinct set of names once, and the values in one array."""
         numbers = {kind: number for number, kind in enumerate(self._kinds)}
         return {
             "kinds": [[[name, as_type is int] for name, as_type in kind] for kind in numbers],
@@ -63,7 +63,7 @@ class History(Sequence[dict[str, float]]):
         }
 
     def append(self, metrics: dict[str, float]) -> None:
-        """Take in one iteration's: integers and floats by name."""
+        """Append the metrics of one iteration: integers and floats by name."""
         kind = tuple((name, int if isinstance(value, int) else float) for name, value in metrics.items())
         self._rows.append((self._kinds.setdefault(kind, kind), array("d", metrics.values())))
 
@@ -82,29 +82,29 @@ class History(Sequence[dict[str, float]]):
 
 
 class Run:
-    """An agent's training from its first step, or from where a checkpoint was written.
+    """State of an agent's training, from its first step or from a checkpoint.
 
     Args:
-        agent: who trains.
+        agent: the agent to train.
     """
 
     def __init__(self, agent: Learner) -> None:
         self.agent = agent
         self.steps = 0
-        """True entries so far."""
+        """Steps (True entries) so far."""
         self.saved = 0
         """Steps at the last checkpoint."""
         self.seconds = 0.0
-        """Of training so far."""
+        """Training time so far, in seconds."""
         self.history = History()
         """Metrics of each iteration."""
         self.meters = EpisodeMeter(), EpisodeMeter()
-        """Of the returns before and after the penalty."""
+        """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
 
     @classmethod
     def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Run:
-        """Put an agent, and its environment, where they were.
+        """Restore an agent and its environment from a checkpoint.
 
         Raises:
             FileNotFoundError: if there is no checkpoint.
@@ -116,20 +116,20 @@ class Run:
             raise ValueError(f"{folder} is a training by {other}, this agent is {type(agent).__name__}")
         try:
             run._restore(state, Path(folder))
-        except Exception as error:  # of another agent or environment: anything may be missing, or of another kind
+        except Exception as error:  # another agent's checkpoint may fail in any way
             reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
         return run
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
-        """Put agent and environment where they were, and what the run counts."""
+        """Restore agent, environment, counters and history."""
         agent = self.agent
         if state["num_envs"] != agent.env.num_envs:
             raise ValueError(
                 f"the run has {state['num_envs']} environments side by side and this one {agent.env.num_envs}: make as "
                 "many (leave --num-envs out)"
             )
-        # First the environment: agents that share a random generator with it would find it moved.
+        # The environment first: it may share a random generator with the agent, whose state is then set last.
         if state["environment"] is not None:
             set_env_state(agent.env, state["environment"])
         agent.load_state_dict(state["agent"])
@@ -137,7 +137,7 @@ class Run:
             go_on(agent.env, agent.cursor)
         else:
             agent.cursor.observation = None
-            # By a seed of its own, so that going on twice from here is the same.
+            # A seed that depends on the steps, so that resuming twice from here gives the same run.
             agent.cursor.seed = agent.config.seed + int(state["steps"])
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
@@ -152,7 +152,7 @@ class Run:
             set_attributes(owner, saved)
 
     def add(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-        """Take an iteration in; returns its metrics with where it stands in the training."""
+        """Record an iteration; return its metrics with step count, iteration number and times."""
         self.steps += int(metrics["rollout/steps"])
         self.seconds = seconds
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
@@ -162,10 +162,10 @@ class Run:
         return metrics
 
     def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
-        """Write a checkpoint where one is due: after so many steps, at the end, and where a signal has asked to stop.
+        """Write a checkpoint if one is due: after ``every`` steps, at the end, or after a signal to stop.
 
         Raises:
-            Interrupted: in the last case.
+            Interrupted: after a signal.
         """
         if over or request.name is not None or self.steps - self.saved >= every:
             folder = self.write(run_dir)

@@ -1,4 +1,4 @@
-"""The folder of a run: held by one run at a time, and never emptied by a second start."""
+"""Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy")
-"""What a run leaves in its folder that would be missed."""
+"""Results of a run in its folder, which a new run must not replace."""
 FAILED = ".failed"
-"""Says that an error ended the run before its first checkpoint: it may be started again in its folder."""
+"""Marker of a run that failed before its first checkpoint: a new run may start in its folder."""
 OTHERS = (
     FAILED,
     "arguments.json",
@@ -26,20 +26,20 @@ OTHERS = (
     "violation.safetensors",
     "violation.json",
 )
-"""What else a run writes."""
+"""Other files that a run writes."""
 LOCK, HOLDER = ".lock", ".holder.json"
 
 
 def holds_run(folder: str | Path) -> bool:
-    """Whether a run has left anything in a folder that would be missed."""
+    """True if a folder holds results of a run."""
     return any(_size(Path(folder) / name) for name in PRODUCED)
 
 
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
-    """Refuse a folder in which a run would replace another one's files.
+    """Refuse a folder in which a new run would replace another one's files.
 
     Raises:
-        FileExistsError: says what to do.
+        FileExistsError: with advice what to do.
     """
     if holds_run(folder) and not overwrite:
         raise FileExistsError(
@@ -50,17 +50,17 @@ def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
 
 @contextmanager
 def hold(folder: str | Path | None, *, goes_on: bool = False, overwrite: bool = False) -> Iterator[None]:
-    """Hold a folder for a run, so that no other one writes into it meanwhile.
+    """Lock a folder for a run, so that no other process writes into it.
 
     Args:
-        folder: is made if it is not there; None holds nothing.
-        goes_on: with the run that is there; else it must be a new one.
-        overwrite: remove the files of the run that is there; whatever else is in the folder stays.
+        folder: created if missing; None locks nothing.
+        goes_on: continue the run in the folder; otherwise the folder must hold none.
+        overwrite: remove the files of the run in the folder; other files stay.
 
     Raises:
-        BlockingIOError: if another process holds it; says which.
+        BlockingIOError: if another process holds the lock; names it.
         FileExistsError: as `check_new`.
-        OSError: if it cannot be made or written to.
+        OSError: if it cannot be created or written to.
     """
     if folder is None:
         yield
@@ -79,34 +79,34 @@ def hold(folder: str | Path | None, *, goes_on: bool = False, overwrite: bool = 
             check_new(folder, overwrite=overwrite)
             for name in (*PRODUCED, *OTHERS) if overwrite else ():
                 remove(folder / name)
-        for draft in [*folder.glob(".draft-*"), *folder.glob("checkpoints/.draft-*")]:  # of processes that were killed
+        for draft in [*folder.glob(".draft-*"), *folder.glob("checkpoints/.draft-*")]:  # left by killed processes
             remove(draft)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         holder = {"process": os.getpid(), "host": platform.node(), "since": since}
         (folder / HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
         yield
     finally:
-        with suppress(OSError):  # nor may it hide the error of a folder that has become read-only
+        with suppress(OSError):  # must not hide the error of a folder that has become read-only
             (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run, the oldest first."""
+    """Checkpoints of a run, oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))
 
 
 def run_of(folder: str | Path) -> Path:
-    """Absolute folder of the run that a checkpoint belongs to; a run's folder is its own."""
+    """Absolute path of the run folder that contains a checkpoint; a run folder is its own."""
     folder = Path(folder).resolve()
     return folder.parent.parent if folder.parent.name == "checkpoints" else folder
 
 
 def starts_again(resume: str | Path) -> bool:
-    """Whether a run's own folder has nothing to go on from because its training has not come that far.
+    """True if a run's own folder has no checkpoint yet, so that training starts from the beginning.
 
     Raises:
-        FileExistsError: if it holds an agent whose training has ended without a checkpoint.
+        FileExistsError: if it holds an agent whose training ended without a checkpoint.
     """
     folder = Path(resume).resolve()
     if folder != run_of(resume) or checkpoints(folder):
@@ -121,12 +121,12 @@ def starts_again(resume: str | Path) -> bool:
 
 
 def draft(path: Path) -> Path:
-    """Where to write what is to be renamed to a path once it is whole."""
+    """Temporary path to write to, before renaming to the final path."""
     return path.with_name(f".draft-{os.getpid()}-{path.name}")
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
+    """Remove a file or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -135,7 +135,7 @@ def remove(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or entries of a folder; 0 if it is not there."""
+    """Bytes of a file, or number of visible entries of a folder; 0 if it is missing."""
     if path.is_dir():
         return sum(not entry.name.startswith(".") for entry in path.iterdir())
     return path.stat().st_size if path.is_file() else 0
@@ -145,5 +145,5 @@ def _holder(folder: Path) -> str:
     try:
         found = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
         return f"process {found['process']} on {found['host']} since {found['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is just being written, or by an older version
+    except (OSError, ValueError, KeyError, TypeError):  # incomplete, or written by an older version
         return "another process"

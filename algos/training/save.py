@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from algos.policies.policy import Policy
 
 FORMAT = 4
-"""Version of the folder's layout; 3 (names of version 0.2) and 2 (observations by shape alone) are read too."""
+"""Format version of the folder; 3 (names of version 0.2) and 2 (observations by shape alone) can be read too."""
 
 
 def save(agent: Any, folder: str | Path) -> Path:
-    """Write an agent's policy and config; a language model lands in ``policy/`` as a `transformers` folder.
+    """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    What the folder held before stays as it was until the new files are whole.
+    Earlier files in the folder stay until the new ones are complete.
 
     Raises:
-        OSError: if they cannot be written (a full disk, a folder that is read-only).
+        OSError: if they cannot be written (a full disk, a read-only folder).
     """
     from safetensors import SafetensorError
 
@@ -49,7 +49,7 @@ def save(agent: Any, folder: str | Path) -> Path:
 
 
 def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says."""
+    """Contents of ``config.json``."""
     rewards, penalty = getattr(agent, "reward_normalizer", None), getattr(agent, "penalty", None)
     return {
         "format": FORMAT,
@@ -64,11 +64,11 @@ def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def load(folder: str | Path) -> Policy:
-    """The policy of a saved agent, ready to act.
+    """Load the policy of a saved agent, ready to act.
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent.
-        ValueError: if it was written by another version, or holds a policy of a class not known here.
+        ValueError: if it was written by another version, or holds a policy of an unknown class.
     """
     description = read_description(folder)
     from algos.policies.registry import CONTROL_POLICIES, find_policy
@@ -86,13 +86,13 @@ def load(folder: str | Path) -> Policy:
         return find_policy(name).load(weights, description["policy_arguments"])
     except ImportError:  # says what to install
         raise
-    except Exception as error:  # a constructor is given what stands in a file, and safetensors has its own errors
+    except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = error if type(error) is ValueError else repr(error)
         raise ValueError(f"{weights} holds no {name} as config.json describes it: {reason}") from error
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """What ``config.json`` says about a saved agent; raises as `load` does."""
+    """Read the ``config.json`` of a saved agent; raises as `load` does."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
@@ -120,7 +120,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     environment = description.get("environment") or {"id": "", "kwargs": {}}
     if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
         environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
-    if ":" in environment["id"]:  # Gymnasium would import what stands before it
+    if ":" in environment["id"]:  # Gymnasium would import the part before it
         raise ValueError(
             f"{path} names the environment {environment['id']!r}, for which a module would be imported: name it "
             f"yourself if you trust it, algos evaluate {path.parent} --env module:id"
@@ -129,7 +129,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_parts(description: dict[str, Any], path: Path) -> None:
-    """Raise a ValueError unless what is read of a description is there, and of its kind."""
+    """Raise a ValueError unless the fields that are read exist and have the expected types."""
     env = description.get("environment", "")
     named = env is None or (
         isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
@@ -143,21 +143,21 @@ def _check_parts(description: dict[str, Any], path: Path) -> None:
 
 
 def _describe(function: Any) -> Any:
-    """A function of a config, such as a loss: its name, and the arguments that `functools.partial` holds."""
+    """Describe a function in a config, such as a loss: its name, and the arguments of `functools.partial`."""
     if isinstance(function, partial):
         return {"function": _describe(function.func), "arguments": function.keywords}
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _environment(spec: Any) -> dict[str, Any] | None:
-    """How to make the environment again; None for one made by hand, or from objects that JSON cannot hold."""
+    """Id and arguments of the environment; None if it was built by hand or has arguments that JSON cannot hold."""
     if spec is None:
         return None
     vector_only = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
     arguments = {
         name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
     }
-    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # found from anywhere
+    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())
     try:
         json.dumps(arguments)

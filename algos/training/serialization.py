@@ -1,6 +1,6 @@
-"""What a run needs to go on as if it had not stopped: numbers, text, arrays and random generators.
+"""Serialization of the state that a run needs to resume: numbers, text, arrays and random generators.
 
-They become JSON and tensors, and come back from them. Nothing is pickled, and nothing that is read is run.
+Values become JSON and tensors. Nothing is pickled, and reading executes no code.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor, nn
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""numpy's, which are made again by name."""
+"""numpy's bit generators, which are restored by name."""
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Where torch's generators may be."""
+"""Devices that torch's generators may be on."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
-"""By what they are called in JSON; a size is a tuple too, and comes first."""
+"""Sequence types by their names in JSON; `torch.Size` is a tuple too, so it comes first."""
 
 
 class Fields(dict[str, Any]):
-    """The fields of a dataclass that was saved; `set_attributes` puts them into the one that stands there."""
+    """Fields of a saved dataclass; `set_attributes` puts them into the present instance."""
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its arrays and tensors go into ``tensors``, each once, under numbers.
+    """Convert a value to JSON; its arrays and tensors go into ``tensors``, each once, under numbers.
 
     Args:
         value: None, a number, text, an array, a tensor, a random generator, or dataclasses, sequences and dictionaries
             of these.
-        tensors: is added to.
+        tensors: dictionary to add to.
 
     Raises:
         TypeError: on anything else.
@@ -66,7 +66,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `to_json` was given."""
+    """Restore a value from the result of `to_json`."""
     if not isinstance(saved, dict):
         return saved
     ((kind, content), *_) = saved.items()
@@ -100,7 +100,7 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def attributes(owner: Any) -> dict[str, Any]:
-    """The attributes of an object that can be saved; the others (models, functions, spaces) are left out."""
+    """Return the attributes of an object that can be saved; the others (models, functions, spaces) are left out."""
     found = {}
     for name, value in vars(owner).items():
         try:
@@ -112,7 +112,7 @@ def attributes(owner: Any) -> dict[str, Any]:
 
 
 def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
-    """Give an object the attributes that were saved; a random generator that others hold too is set where it stands."""
+    """Set saved attributes of an object; random generators, which others may share, are updated in place."""
     for name, value in saved.items():
         present = getattr(owner, name, None)
         if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
@@ -130,10 +130,10 @@ def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
 
 
 def trained_weights(module: Any) -> dict[str, Tensor]:
-    """The weights that train, and all buffers; what is frozen is what it was when it was loaded.
+    """Return the trainable weights and all buffers; frozen weights are restored by loading the model.
 
     Raises:
-        TypeError: if it is no `torch.nn.Module`.
+        TypeError: if it is not a `torch.nn.Module`.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"a {type(module).__name__} cannot be saved: policies with checkpoints are torch.nn.Module")
@@ -142,10 +142,10 @@ def trained_weights(module: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
-    """Put back what `trained_weights` gave.
+    """Restore the weights that `trained_weights` returned.
 
     Raises:
-        ValueError: if the module is another one; names what differs.
+        ValueError: if the module is a different one; names the differing weights.
     """
     present = trained_weights(module)
     other = sorted(present.keys() ^ saved.keys())
@@ -159,12 +159,12 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
 
 
 def own_attributes(module: Any) -> dict[str, Any]:
-    """The attributes of a module that are its class's own, neither weights nor torch's."""
+    """Return a module's own attributes, without weights and without those of `torch.nn.Module`."""
     return {name: value for name, value in attributes(module).items() if name not in vars(nn.Module())}
 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """The tensor's number; one that is the same memory has the same."""
+    """Return the tensor's number; tensors that are the same memory have the same number."""
     for name, other in tensors.items():
         if tensor.data_ptr() == other.data_ptr() and tensor.numel() and _layout(tensor) == _layout(other):
             return name

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: the iteration under way is finished first."""
+"""Ctrl-C and SIGTERM during training: the current iteration is finished first."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was asked to stop and did, at the end of an iteration.
+    """Exception that ends the training at the end of an iteration, after a signal.
 
     Args:
-        name: of the signal.
-        message: where the run stands.
+        name: name of the signal.
+        message: step count of the run and its checkpoint.
     """
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
         self.status = 128 + signal.Signals[name]
-        """Exit status of a program that a signal ended."""
+        """Exit status of a program ended by this signal."""
 
 
 class Request:
-    """Which signal has asked to stop, if any."""
+    """Name of the signal received, if any."""
 
     name: str | None = None
 
 
 @contextmanager
 def noted_signals(*, on: bool) -> Iterator[Request]:
-    """Within it the first signal is only noted; the second acts at once, as without this.
+    """Record the first signal only; a second one acts at once, as outside this context.
 
     Args:
-        on: False, or another thread than the main one, leaves signals as they are.
+        on: False leaves signals unchanged, as do all threads but the main one.
     """
     request = Request()
     if not on or threading.current_thread() is not threading.main_thread():
