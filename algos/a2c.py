@@ -23,7 +23,7 @@ class A2C(Agent[A2CConfig]):
         penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
-        >>> A2C(env, policy, A2CConfig(steps=16, learning_rate=1e-3)).learn(500_000)  # doctest: +SKIP
+        >>> A2C(env, policy, A2CConfig(num_steps=16, learning_rate=1e-3)).learn(500_000)  # doctest: +SKIP
     """
 
     config_type = A2CConfig

@@ -28,7 +28,7 @@ class GRPO(Agent[GRPOConfig]):
         penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
-        >>> GRPO(env, policy, GRPOConfig(episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP
+        >>> GRPO(env, policy, GRPOConfig(num_episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP
     """
 
     config_type = GRPOConfig

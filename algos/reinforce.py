@@ -21,7 +21,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
         penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
-        >>> REINFORCE(env, policy, REINFORCEConfig(episodes=16)).learn(500_000)  # doctest: +SKIP
+        >>> REINFORCE(env, policy, REINFORCEConfig(num_episodes=16)).learn(500_000)  # doctest: +SKIP
     """
 
     config_type = REINFORCEConfig

@@ -22,7 +22,7 @@ class RLOO(Agent[RLOOConfig]):
         penalty: KL penalty to charge; by default the environment's own, if any.
 
     Example:
-        >>> RLOO(env, policy, RLOOConfig(episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP
+        >>> RLOO(env, policy, RLOOConfig(num_episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP
     """
 
     config_type = RLOOConfig

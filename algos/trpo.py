@@ -48,7 +48,7 @@ class TRPO(Agent[TRPOConfig]):
         ValueError: if the penalty is charged in the loss, which TRPO does not support.
 
     Example:
-        >>> TRPO(env, policy, TRPOConfig(steps=128)).learn(100_000)  # doctest: +SKIP
+        >>> TRPO(env, policy, TRPOConfig(num_steps=128)).learn(100_000)  # doctest: +SKIP
     """
 
     config_type = TRPOConfig
