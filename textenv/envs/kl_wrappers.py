@@ -13,6 +13,7 @@ from textenv.kl.estimators import Estimator, resolve
 from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
+from textenv.names import check_names
 
 
 class _ReferenceWrapper(gymnasium.Wrapper):
@@ -69,6 +70,7 @@ class KLReward(_ReferenceWrapper):
         >>> env.step({"token": 7, "log_prob": -1.3})  # doctest: +SKIP
     """
 
+    @check_names
     def __init__(
         self, env: gymnasium.Env, reference: LanguageModel, coef: float, estimator: str | Estimator = "k1"
     ) -> None:

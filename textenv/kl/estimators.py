@@ -87,5 +87,5 @@ def resolve(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator |
             "only add noise: use estimator 'k2' or 'exact' in the loss, or place='reward'"
         )
     if (name, place) in _WRONG:
-        warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG[name, place]}.", stacklevel=3)
+        warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG[name, place]}.", stacklevel=4)
     return name, function
