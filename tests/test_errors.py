@@ -4,10 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, make_gpt2, make_tokenizer
 
 import algos
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv, make_task
 
 EOS = WORDS.index("<eos>")

@@ -16,10 +16,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import EXAMPLES, load_example
 
 from algos import LMPolicy, evaluate, presets
 from algos.cli import main as command_line
+from tests.helpers.models import EXAMPLES, load_example
 from textenv import TextVectorEnv
 
 DATA = EXAMPLES.parents[1] / "shared" / "data"

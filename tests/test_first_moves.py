@@ -10,9 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import WORDS, make_gpt2, make_tokenizer
 from gymnasium import spaces
-from test_errors import refused
 
 import algos
 import textenv
@@ -21,6 +19,8 @@ from algos.cli import main
 from algos.config import Config
 from algos.make import remake_environment
 from algos.training.save import read_description
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.test_errors import refused
 from textenv import TextEnv
 from textenv.names import OURS, nearest
 from textenv.registration import NAMES

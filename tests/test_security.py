@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, make_gpt2, make_tokenizer
 from safetensors.torch import save_file
-from test_compare import run_of
 
 from algos import LMPolicy, TextLoss, load
 from algos.cli import main
@@ -24,6 +22,8 @@ from algos.finetuning.packing import read_example
 from algos.finetuning.reward_data import read_reward_rows
 from algos.make import make_policy, make_vector_environment
 from algos.training.serialization import from_json
+from tests.algos.comparison.test_compare import run_of
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
 from textenv.prompts.prompts import Prompt, as_prompt

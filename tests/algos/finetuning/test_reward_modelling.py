@@ -1,0 +1,288 @@
+"""Training reward models: losses and measures by hand, training against torch alone, and what is refused."""
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from algos import RewardModelConfig, train_reward_model
+from algos.finetuning.reward_data import read_reward_rows
+from algos.finetuning.reward_model import (
+    _losses,
+    _pair_figures,
+    _score_figures,
+    _split,
+    bradley_terry_loss,
+    expected_calibration_error,
+    spearman,
+)
+from tests.algos.policies.test_lora import peft
+from tests.helpers.models import WORDS, load_example, make_tokenizer
+from tests.textenv.envs.test_conversation import CHAT_WORDS, CHATML
+from tests.textenv.rewards.test_reward_model import NAMES, make_model
+from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
+
+EOS = WORDS.index("<eos>")
+LONG = ["".join(f" {word}" for word in words) for words in product("abcd", repeat=3)]
+SCORED = [{"prompt": f"{text} .", "completion": f" {word}", "score": int(word == "good")}
+          for text in LONG for word in ("good", "bad")]  # fmt: skip
+PAIRS = [{"prompt": f"{text} .", "chosen": " good", "rejected": " bad"} for text in LONG]
+FAST = dict(num_epochs=4, batch_size=8, learning_rate=3e-3)
+
+
+def judge(name="gpt2", **options):
+    model = make_model(name, **options)
+    return RewardModel(model, make_tokenizer(WORDS), batch_size=8)
+
+
+# --- losses and measures, by hand ------------------------------------------------------------------------------------
+
+
+def test_bradley_terry_by_hand():
+    """σ(0) = 1/2; σ(log 3) = 3/4; a margin of log 3 takes the latter back to 1/2."""
+    log3 = math.log(3)
+    found = bradley_terry_loss(
+        chosen=torch.tensor([1.0, log3, log3, 200.0]),
+        rejected=torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        margin=torch.tensor([0.0, 0.0, log3, 400.0]),
+    )
+    torch.testing.assert_close(found, torch.tensor([math.log(2), math.log(4 / 3), math.log(2), 200.0]))
+    with pytest.raises(ValueError, match=r"shapes \(2,\), \(2, 1\), \(2,\): they must be equal"):
+        bradley_terry_loss(chosen=torch.zeros(2), rejected=torch.zeros(2, 1), margin=torch.zeros(2))
+
+
+def test_expected_calibration_error_by_hand():
+    """Bins: two at .05 (one came), four at .85 (three came), one at 1 (came): (2·.45 + 4·.1 + 0) / 7."""
+    said = torch.tensor([0.05, 0.05, 0.85, 0.85, 0.85, 0.85, 1.0])
+    came = torch.tensor([1, 0, 1, 1, 1, 0, 1])
+    found = expected_calibration_error(probability=said, outcome=came)
+    assert found == pytest.approx((2 * 0.45 + 4 * 0.10) / 7, abs=1e-6)
+    # Within a bin errors of both signs cancel: it is the bin's means that are compared.
+    both = expected_calibration_error(probability=torch.tensor([0.52, 0.58]), outcome=torch.tensor([True, False]))
+    assert both == pytest.approx(0.05, abs=1e-6)
+    apart = expected_calibration_error(probability=torch.tensor([0.45, 0.55]), outcome=torch.tensor([True, False]))
+    assert apart == pytest.approx(0.55, abs=1e-6)
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        expected_calibration_error(probability=torch.tensor([1.5]), outcome=torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"expected \[n\] of both"):
+        expected_calibration_error(probability=torch.zeros(2), outcome=torch.zeros(2, 1))
+
+
+def test_a_sampler_of_its_own_probabilities_is_calibrated():
+    generator = torch.Generator().manual_seed(0)
+    said = torch.rand(20_000, generator=generator)
+    came = torch.rand(20_000, generator=generator) < said
+    assert expected_calibration_error(probability=said, outcome=came) < 0.02
+    assert expected_calibration_error(probability=said, outcome=came < 0.5) > 0.2
+
+
+def test_spearman_by_hand_and_with_ties():
+    """1 - 6 Σd² / (n (n² - 1)) without ties; with them the correlation of the mean ranks 1, 2.5, 2.5, 4 and 1 to 4."""
+    one, two = torch.tensor([10.0, 20.0, 15.0, 40.0, 30.0]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert spearman(predicted=one, actual=two) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    tied = spearman(predicted=torch.tensor([0.0, 1.0, 1.0, 2.0]), actual=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert tied == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert spearman(predicted=torch.ones(3), actual=torch.arange(3.0)) == 0
+
+
+def test_the_figures_of_scores_and_pairs_by_hand():
+    found = _score_figures(torch.tensor([1.4, 0.25, 0.75]), torch.tensor([1.0, 1.0, 0.0]))
+    assert found["accuracy"] == pytest.approx(1 / 3)
+    assert found["mean_squared_error"] == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
+    assert found["log_likelihood"] == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
+    assert found["calibration_error"] == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
+    marks = _score_figures(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.4, 1.0]))
+    assert marks["accuracy"] is marks["log_likelihood"] is marks["calibration_error"] is None
+    assert marks["spearman"] == pytest.approx(1)
+    log3 = math.log(3)
+    pairs = _pair_figures(torch.tensor([log3, log3, -log3, 0.0]))
+    assert pairs["accuracy"] == 0.5 and pairs["spearman"] is pairs["mean_squared_error"] is None
+    assert pairs["log_likelihood"] == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
+    assert pairs["calibration_error"] == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pad", [8, EOS])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("data", [SCORED, PAIRS], ids=["scores", "pairs"])
+def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
+    model = make_model(name, pad=pad, initializer_range=0.1)
+    rate = RewardModel(model, make_tokenizer(WORDS, pad=WORDS[pad]), batch_size=8)
+    report = train_reward_model(rate, data, RewardModelConfig(**FAST))
+    assert report.kind == ("pairs" if data is PAIRS else "scores")
+    assert report.rows + report.held_out_rows == len(data) and 0 < report.held_out_rows < len(data) / 4
+    assert report.accuracy == 1 and report.history[-1]["reward/loss"] < report.history[0]["reward/loss"]
+    assert [row["steps"] for row in report.history] == [report.rows * n for n in (1, 2, 3, 4)]
+    good, bad = rate(["a b c .", "a b c ."], [" good", " bad"])
+    assert good - bad > 0.5
+    assert not model.training
+
+
+def test_training_scores_a_text_as_paying_does():
+    """Dropout off and a step size of almost 0: the loss that is logged comes from the rewards that it would pay."""
+    rate = judge("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = RewardModelConfig(learning_rate=1e-12, batch_size=8)
+    rows = PAIRS[:9]
+    report = train_reward_model(rate, rows, config, held_out=PAIRS[9:10])
+
+    def paid(rows, name):
+        return rate([row["prompt"] for row in rows], [row[name] for row in rows], terminated=[True] * len(rows))
+
+    rewards = [paid(rows, name) for name in ("chosen", "rejected")]
+    expected = -torch.nn.functional.logsigmoid(torch.tensor(rewards[0]) - torch.tensor(rewards[1])).mean()
+    assert report.history[0]["reward/loss"] == pytest.approx(expected.item(), abs=1e-5)
+    read = read_reward_rows(SCORED, rate).rows
+    for row, source in list(zip(read, SCORED, strict=True))[:20]:
+        found = paid([source], "completion")[0]
+        assert _losses(rate, [row], "scores").item() == pytest.approx((found - source["score"]) ** 2, abs=1e-5)
+
+
+def test_one_epoch_is_what_torch_does_by_hand():
+    """One batch: one AdamW step on the mean of the squared errors, row by row without padding."""
+    options = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    rate, other = judge("bert", **options), make_model("bert", **options)
+    rows = [
+        {"prompt": "a", "completion": " b good", "score": 0.8},
+        {"prompt": "d", "completion": "", "score": 0.3},
+        {"prompt": "b", "completion": " bad", "score": 0},
+    ]
+    config = RewardModelConfig(learning_rate=1e-2, weight_decay=0.0, warmup_ratio=0.0, max_grad_norm=0.1)
+    train_reward_model(rate, rows, config, held_out=[{"prompt": "c", "completion": "", "score": 1}])
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.0)
+    for ids, score in (([0, 1, 5, 7], 0.8), ([3, 7], 0.3), ([1, 6, 7], 0.0)):  # closed by EOS
+        ((other(input_ids=torch.tensor([ids])).logits[0, 0] - score).square() / 3).backward()
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+    optimizer.step()
+    texts = ["a b good", "d", "c c"]
+    found = rate.scores(texts)
+    after = [
+        other.eval()(input_ids=torch.tensor([ids])).logits[0, 0].item() for ids in ([0, 1, 5, 7], [3, 7], [2, 2, 7])
+    ]
+    assert found.tolist() == pytest.approx(after, abs=1e-3)
+
+
+def test_a_margin_asks_for_more():
+    rate = judge()
+    row = read_reward_rows([PAIRS[0]], rate).rows
+    wide = read_reward_rows([PAIRS[0] | {"margin": 2.0}], rate).rows
+    (plain,), (more,) = _losses(rate, row, "pairs"), _losses(rate, wide, "pairs")
+    difference = -math.log(math.expm1(plain.item()))
+    assert more.item() == pytest.approx(math.log1p(math.exp(2 - difference)), abs=1e-5)
+
+
+def test_no_prompt_is_on_both_sides_whatever_its_spacing():
+    rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
+    rate = judge()
+    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_fraction=0.5))
+    train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
+    assert not train & held_out and len(train) + len(held_out) == len(LONG)
+    assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
+    with pytest.raises(ValueError, match="1 prompts of held_out stand in data too"):
+        train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
+
+
+def test_without_prompts_it_is_the_answers_that_are_told_apart():
+    rows = [{"prompt": "", "completion": text, "score": 1} for text in LONG for _ in range(2)]
+    assert len({row.key for row in read_reward_rows(rows, judge()).rows}) == len(LONG)
+
+
+def test_the_lines_of_a_feedback_file_will_do_and_what_was_skipped_is_counted(tmp_path):
+    thumbs, pairs = FeedbackFile(tmp_path / "thumbs.jsonl"), FeedbackFile(tmp_path / "pairs.jsonl")
+    for i, text in enumerate(LONG[:20]):
+        question = Question(prompt=text, responses=(" good",), scale="thumbs")
+        thumbs.append(question, "skip" if i == 7 else "up", annotator="test")
+        question = Question(prompt=text, responses=(" bad", " good"), scale="pairs")
+        pairs.append(question, {3: "tie", 7: "skip"}.get(i, "second"), annotator="test")
+    for file, skipped, kind in ((thumbs, 1, "scores"), (pairs, 2, "pairs")):
+        lines = [json.loads(line) for line in file.path.read_text().splitlines()]
+        report = train_reward_model(judge(), lines, RewardModelConfig(held_out_fraction=0.3))
+        assert (report.kind, report.skipped, report.rows + report.held_out_rows) == (kind, skipped, 20 - skipped)
+    report = train_reward_model(judge(), pairs.preferences(), RewardModelConfig(held_out_fraction=0.3))
+    assert report.skipped == 0
+
+
+def test_a_chat_is_encoded_as_it_is_when_it_pays():
+    tokenizer = make_tokenizer(CHAT_WORDS, eos="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    rate = RewardModel(make_model("gpt2", vocab_size=len(CHAT_WORDS)), tokenizer)
+    row = {"prompt": [{"role": "user", "content": "a b"}], "score": 1}
+    row["completion"] = [{"role": "assistant", "content": "good"}]
+    (read,) = read_reward_rows([row], rate).rows
+    said = " ".join(CHAT_WORDS[token] for token in read.ids[0])
+    assert said == "<|im_start|> user a b <|im_end|> <|im_start|> assistant good <|im_end|>"
+
+
+def test_dropout_follows_the_models_config_and_the_seed():
+    def first_loss(p, seed):
+        rate = judge("bert", hidden_dropout_prob=p)
+        config = RewardModelConfig(learning_rate=1e-12, seed=seed)
+        return train_reward_model(rate, SCORED[:20], config, held_out=SCORED[20:]).history[0]["reward/loss"]
+
+    assert first_loss(0.5, 1) == first_loss(0.5, 1) != pytest.approx(first_loss(0.5, 2), abs=1e-4)
+    assert first_loss(0.5, 1) != pytest.approx(first_loss(0.0, 1), abs=1e-4)
+
+
+def test_of_lora_only_the_adapter_learns():
+    model = make_model("gpt2")
+    adapter = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(model, adapter)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    report = train_reward_model(RewardModel(model, make_tokenizer(WORDS)), SCORED, RewardModelConfig(**FAST))
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name, p in model.named_parameters() if p.requires_grad} != set()
+    assert report.history[-1]["reward/loss"] < report.history[0]["reward/loss"]
+
+
+def test_it_is_the_reward_of_an_environment_at_once():
+    rate = judge()
+    train_reward_model(rate, SCORED, RewardModelConfig(**FAST))
+    env = TextVectorEnv(prompts=["a b ."], reward=rate, tokenizer=make_tokenizer(WORDS), num_envs=1, max_new_tokens=1)
+    env.reset(seed=0)
+    assert env.step([WORDS.index("good")])[1][0] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "0 scored answers and 0 pairs"),
+        ([SCORED[0], PAIRS[0]], "1 scored answers and 1 pairs"),
+        ([{"prompt": "a", "completion": "b"}], "row 0 is"),
+        ([SCORED[0] | {"score": "up"}], "row 0 has the score 'up'"),
+        ([SCORED[0] | {"score": float("nan")}], "row 0 has the score nan"),
+        ([PAIRS[0] | {"margin": "wide"}], "row 0 has the margin 'wide'"),
+        ([SCORED[0] | {"completion": []}], "expected text of both, or chat"),
+        ([SCORED[0] | {"score": None}], "0 rows are left to train on and 0 to measure on"),
+    ],
+)
+def test_wrong_rows_are_refused(data, said):
+    with pytest.raises(ValueError, match=said):
+        train_reward_model(judge(), data)
+
+
+def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
+    with pytest.raises(ValueError, match="the model has 2 outputs, expected one"):
+        train_reward_model(judge("bert", labels=2), SCORED)
+    with pytest.raises(ValueError, match="data is of scores, held_out of pairs"):
+        train_reward_model(judge(), SCORED[:2], held_out=PAIRS[4:])
+    with pytest.raises(ValueError, match=r"RewardModelConfig\.held_out_fraction is 1\.5"):
+        RewardModelConfig(held_out_fraction=1.5)
+
+
+@pytest.mark.slow
+def test_real_thumbs_are_learnt_from_scratch():
+    """SST-2's sentences by the example's model; the best simple classifiers get about .80 on its dev set."""
+    folder = Path(__file__).parents[4] / "shared" / "data" / "sst2"
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}: the data of shared/data is not here")
+    example = load_example("reward_model")
+    train, dev = (example.sst2(folder / name) for name in ("train.tsv", "dev.tsv"))
+    torch.manual_seed(1)
+    rate = example.make_reward_model(example.make_tokenizer(example.texts(train), size=4096))
+    report = train_reward_model(rate, train, RewardModelConfig(num_epochs=4, learning_rate=1e-3), held_out=dev)
+    print(f"accuracy {report.accuracy:.3f}, calibration error {report.calibration_error:.3f}")
+    assert report.accuracy >= 0.76 and report.spearman > 0.5

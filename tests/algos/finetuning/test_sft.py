@@ -1,0 +1,345 @@
+"""Supervised fine-tuning against `transformers`' own loss and the environment's own ids."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from algos import LMPolicy, SFTConfig, sft
+from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
+from algos.finetuning.packing import Example, check_packing, learnt_log_probs, pack, read_example, token_rows
+from algos.finetuning.sft import _add_gradient
+from tests.algos.policies.test_lora import lora_policy
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.textenv.envs.test_conversation import CHAT_WORDS, Parrot, chat_tokenizer
+from tests.textenv.lm.test_lm_runtime import make_bloom, make_mistral
+from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
+
+EOS = WORDS.index("<eos>")
+MAKERS = {"gpt2": make_gpt2, "llama": make_llama, "sliding window": make_mistral}
+ANSWERS = [
+    {"prompt": "a b", "completion": "good ."},
+    "d c b a . good",
+    {"prompt": "c c c c a", "completion": "bad", "score": 1.0},
+    {"prompt": "b", "completion": "a b c d a b c d"},
+    "a a",
+]
+SMALL = dict(max_length=16, learning_rate=1e-2, weight_decay=0.0)
+
+
+def make_lm(name="gpt2", **options):
+    return LanguageModel(MAKERS[name](**options), make_tokenizer(WORDS))
+
+
+def read(examples, tokenizer):
+    return [read_example(i, example, tokenizer) for i, example in enumerate(examples)]
+
+
+def words(example, vocabulary=WORDS):
+    return " ".join(vocabulary[token].upper() if on else vocabulary[token] for token, on in zip(*example, strict=True))
+
+
+def gradients(model):
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def transformers_gradients(model, examples):
+    """Sum of the losses of all learnt tokens, example by example, and the gradient of their mean."""
+    count, total = sum(sum(example.learnt) for example in examples), 0.0
+    for ids, learnt in examples:
+        labels = [token if on else -100 for token, on in zip(ids, learnt, strict=True)]
+        loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss * sum(learnt)
+        (loss / count).backward()
+        total += loss.item()
+    return total, gradients(model)
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bos", [None, "."])
+@pytest.mark.parametrize("completion", ["good bad", "good bad <eos>"])
+def test_a_prompt_and_its_answer_are_the_ids_of_the_environment(bos, completion):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(WORDS, bos=bos)
+    if bos:  # as Llama and Gemma have it, with an EOS that must not end the prompt
+        special = [(".", 4), ("<eos>", EOS)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=". $A <eos>", special_tokens=special)
+    example = read_example(0, {"prompt": "a b", "completion": completion}, tokenizer)
+    env = TextVectorEnv(
+        prompts=["a b"], reward=lambda prompts, **_: [0.0], tokenizer=tokenizer, num_envs=1, max_new_tokens=5
+    )
+    state = env.reset(seed=0)[0]
+    for token in (5, 6, EOS):
+        state = env.step(np.array([token]))[0]
+    ids = state["tokens"][0, : state["length"][0, 0]].tolist()
+    assert example.ids == ids == [4] * bool(bos) + [0, 1, 5, 6, EOS]
+    assert example.learnt == [False] * (len(ids) - 3) + [True] * 3
+
+
+def test_a_chat_is_the_ids_of_the_conversation_and_what_the_assistant_says_is_learnt():
+    tokenizer = chat_tokenizer()
+    messages = [
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "good good"},
+        {"role": "user", "content": "a a"},
+        {"role": "assistant", "content": "bad"},
+        {"role": "user", "content": "b"},
+    ]
+    example = read_example(0, {"messages": messages}, tokenizer)
+    env = TokenVectorEnv(Parrot, tokenizer=tokenizer, num_envs=1, max_prompt_tokens=8, max_new_tokens=4)
+    env.reset(seed=first_greeting(env, "d"))
+    good, bad, end = (CHAT_WORDS.index(word) for word in ("good", "bad", "<|im_end|>"))
+    for token in (good, good, end, bad, end):
+        state = env.step(np.array([token]))[0]
+    assert example.ids == state["tokens"][0, : state["length"][0, 0]].tolist()
+    assert example.ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    learnt = [token for token, on in zip(*example, strict=True) if on]
+    assert learnt == [good, good, end, bad, end]
+
+
+def first_greeting(env, word):
+    """A seed whose first observation says this word."""
+    for seed in range(20):
+        state = env.reset(seed=seed)[0]
+        if CHAT_WORDS.index(word) in state["tokens"][0, : state["length"][0, 0]]:
+            return seed
+    raise AssertionError
+
+
+def test_what_is_learnt_of_each_kind_of_example():
+    tokenizer = make_tokenizer(WORDS)
+    assert [words(example) for example in read(ANSWERS[:3], tokenizer)] == [
+        "a b GOOD . <EOS>",
+        "d C B A . GOOD <EOS>",
+        "c c c c a BAD <EOS>",
+    ]
+    assert words(read_example(0, "a b <eos>", tokenizer)) == "a B <EOS>"
+    chat = {"prompt": [{"role": "user", "content": "d"}], "completion": [{"role": "assistant", "content": "good"}]}
+    shown = words(read_example(0, chat, chat_tokenizer()), CHAT_WORDS)
+    assert shown == "<|im_start|> user d <|im_end|> <|im_start|> assistant GOOD <|IM_END|>"
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ({"prompt": "a"}, "example 3 is {'prompt': 'a'}"),
+        (["a"], "example 3 is"),
+        ("", "prompt 3 is empty"),
+        ({"prompt": "a", "completion": 1}, "example 3 has the completion 1"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "chat of user; expected"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "chat of assistant; expected"),
+        (
+            {"messages": [{"role": role, "content": "a"} for role in ("user", "assistant", "tool")]},
+            "chat of user, assistant, tool; expected",
+        ),
+    ],
+)
+def test_an_example_of_another_kind_is_refused(example, said):
+    with pytest.raises(ValueError, match=said):
+        read_example(3, example, chat_tokenizer())
+
+
+def test_a_tokenizer_without_eos_is_refused():
+    with pytest.raises(ValueError, match=r"set tokenizer\.eos_token"):
+        read_example(0, "a b", make_tokenizer(WORDS, eos=None))
+
+
+# --- loss ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_loss_and_gradient_are_those_of_transformers_example_by_example(name, packing):
+    lm = make_lm(name)
+    examples = read(ANSWERS, lm.tokenizer)
+    expected, expected_gradients = transformers_gradients(lm.model, examples)
+    assert max(map(len, pack(examples, max_length=16))) > 1
+    for micro in (None, 1, 2):
+        config = SFTConfig(packing=packing, micro_batch_size=micro, **SMALL)
+        assert _add_gradient(lm, examples, config).item() == pytest.approx(expected, abs=1e-4)
+        found = gradients(lm.model)
+        assert found.keys() == expected_gradients.keys()
+        for key in sorted(found):
+            torch.testing.assert_close(found[key], expected_gradients[key], atol=1e-5, rtol=1e-5)
+
+
+def test_an_example_does_not_see_its_neighbours_in_a_row():
+    lm = make_lm("llama")
+    first, other, last = read(["a b c", "d d", "good bad"], lm.tokenizer)
+    alone = learnt_log_probs(lm, token_rows([[last]], lm=lm))
+    for row in ([first, last], [other, last], [first, other, last]):
+        torch.testing.assert_close(learnt_log_probs(lm, token_rows([row], lm=lm))[-2:], alone, atol=1e-5, rtol=0)
+
+
+def test_packing_fills_rows_without_losing_or_cutting_anything():
+    sizes = [3, 9, 1, 16, 7, 2, 2, 8, 5]
+    rows = pack([Example([i] * n, [True] * n) for i, n in enumerate(sizes)], max_length=16)
+    assert sorted(example.ids[0] for row in rows for example in row) == list(range(len(sizes)))
+    filled = [sum(len(example.ids) for example in row) for row in rows]
+    assert max(filled) <= 16 and len(rows) == math.ceil(sum(sizes) / 16)
+
+
+def test_a_model_that_cannot_keep_rows_apart_is_refused_and_can_go_unpacked():
+    lm = LanguageModel(make_bloom(), make_tokenizer(WORDS))
+    with pytest.raises(ValueError, match=r"Bloom.*packing=False"):
+        sft(lm, ANSWERS, SFTConfig(**SMALL))
+    assert sft(lm, ANSWERS, SFTConfig(packing=False, **SMALL))[0]["sft/loss"] > 0
+    check_packing(make_lm("gpt2"))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_what_it_is_shown_and_reports_it_as_learn_does(tmp_path):
+    lm, text = make_lm(), "a b c d . good bad"
+    history = sft(lm, [text] * 8, SFTConfig(num_epochs=30, batch_size=8, **SMALL), held_out=[text], run_dir=tmp_path)
+    assert [row["epoch"] for row in history] == list(range(1, 31)) and history[0]["steps"] == 8 * 7
+    assert history[0]["held_out/perplexity"] > 2 and history[-1]["held_out/perplexity"] < 1.1
+    assert history[-1]["held_out/loss"] == pytest.approx(math.log(history[-1]["held_out/perplexity"]))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 30
+
+
+def test_the_first_epochs_loss_is_that_of_the_untrained_model():
+    """One step an epoch: the loss that is logged was measured before it."""
+    lm = make_lm()
+    examples = read(ANSWERS, lm.tokenizer)
+    total, _ = transformers_gradients(lm.model, examples)
+    loss = sft(lm, ANSWERS, SFTConfig(**SMALL))[0]["sft/loss"]
+    assert loss == pytest.approx(total / sum(sum(example.learnt) for example in examples), abs=1e-5)
+
+
+def test_packed_and_unpacked_training_give_the_same_model():
+    config = dict(num_epochs=5, batch_size=len(ANSWERS), **SMALL)
+    one, two = make_lm(), make_lm()
+    history = [sft(lm, ANSWERS, SFTConfig(packing=p, **config)) for lm, p in ((one, True), (two, False))]
+    assert history[0][-1]["sft/loss"] == pytest.approx(history[1][-1]["sft/loss"], abs=1e-4)
+    assert history[0][-1]["sft/loss"] < history[0][0]["sft/loss"] / 2
+
+
+def test_dropout_is_on_while_training_off_while_measuring_and_off_afterwards():
+    policy = LMPolicy(make_gpt2(resid_pdrop=0.5), make_tokenizer(WORDS))
+    seen = []
+    policy.lm.model.transformer.register_forward_hook(
+        lambda module, *_: seen.append((module.h[0].mlp.dropout.training, torch.is_grad_enabled()))
+    )
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = sft(policy, ANSWERS, SFTConfig(packing=False, **SMALL), held_out=ANSWERS)
+    assert seen == [(True, True), (False, False)]
+    assert not any(module.training for module in policy.lm.model.modules())
+    assert torch.equal(torch.get_rng_state(), before)
+    losses = [
+        sft(LMPolicy(make_gpt2(resid_pdrop=p), make_tokenizer(WORDS)), ANSWERS, SFTConfig(seed=seed, **SMALL))
+        for p, seed in ((0.5, 1), (0.5, 2), (0.0, 1))
+    ]
+    found = [history[0]["sft/loss"] for history in losses]
+    assert found[0] == pytest.approx(first[0]["sft/loss"], abs=2.0) and len({round(x, 4) for x in found}) == 3
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+def test_row_34_recomputed_activations_drop_out_what_was_dropped(make):
+    """The gradient with checkpointing is the one without, of the same random numbers."""
+    found = []
+    for checkpointing in (False, True):
+        options = dict(resid_pdrop=0.3, attn_pdrop=0.3) if make is make_gpt2 else dict(attention_dropout=0.3)
+        lm = LanguageModel(make(**options), make_tokenizer(WORDS), gradient_checkpointing=checkpointing)
+        rows = token_rows([[example] for example in read(ANSWERS, lm.tokenizer)], lm=lm)
+        with dropout_on(lm.model, seed=5):
+            learnt_log_probs(lm, rows).sum().backward()
+        found.append({name: p.grad for name, p in lm.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_an_error_leaves_dropout_off():
+    lm = make_lm()
+    with torch.no_grad():
+        lm.model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="weights were left as they are"):
+        sft(lm, ANSWERS, SFTConfig(packing=False, **SMALL))
+    assert not any(module.training for module in lm.model.modules())
+
+
+def test_of_lora_only_the_adapter_learns():
+    policy = lora_policy()
+    before = {name: p.detach().clone() for name, p in policy.lm.named_parameters()}
+    history = sft(policy, ANSWERS, SFTConfig(num_epochs=5, **SMALL))
+    assert history[-1]["sft/loss"] < history[0]["sft/loss"]
+    moved = {name for name, p in policy.lm.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name, p in policy.lm.named_parameters() if p.requires_grad} != set()
+
+
+def test_what_is_too_long_is_cut_at_the_end_and_counted():
+    lm = make_lm()
+    long = {"prompt": "a b", "completion": "c c c c c c c"}
+    asked = {"prompt": "a b c d a b c d", "completion": "good"}
+    with pytest.warns(UserWarning, match=r"of 3 examples 2 are longer than max_length=8 .* 1 were left out"):
+        history = sft(lm, [long, asked, "a b"], SFTConfig(max_length=8))
+    assert history[0]["steps"] == 6 + 2
+    with pytest.raises(ValueError, match="none of the 1 examples has a token to learn among its first 8"):
+        sft(lm, [asked], SFTConfig(max_length=8))
+    with pytest.raises(ValueError, match="max_length is 1024, the model reads 64 tokens"):
+        sft(lm, ["a b"], SFTConfig(max_length=1024))
+    assert sft(lm, ["a b"])[0]["steps"] == 2  # without a number it is what the model reads
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(TypeError, match=r"model is a GPT2LMHeadModel, expected textenv\.LanguageModel"):
+        sft(make_gpt2(), ["a b"])
+    with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
+        sft(LMPolicy(make_gpt2(), make_tokenizer(WORDS)).reference(), ["a b"], SFTConfig(**SMALL))
+    with pytest.raises(ValueError, match=r"SFTConfig\.warmup_ratio is 2"):
+        SFTConfig(warmup_ratio=2)
+
+
+# --- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+def test_the_step_size_rises_and_falls_and_only_matrices_decay():
+    matrix, vector = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1))
+    config = SFTConfig(learning_rate=0.1, warmup_ratio=1 / 3, weight_decay=0.5)
+    descent = CosineOptimizer(iter([matrix, vector]), config, steps=6)
+    sizes, expected = [], 1.0
+    for share in (1 / 2, 1, 1, (2 + math.sqrt(2)) / 4, 1 / 2, (2 - math.sqrt(2)) / 4):
+        matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
+        assert descent.step() == 0
+        sizes.append(descent.optimizer.param_groups[0]["lr"] / 0.1)
+        expected *= 1 - 0.5 * 0.1 * share
+        assert sizes[-1] == pytest.approx(share)
+    assert matrix.item() == pytest.approx(expected) and vector.item() == 1
+
+
+def test_gradients_that_another_training_left_behind_are_not_followed():
+    def trained(left_over):
+        lm = make_lm()
+        for p in lm.parameters():
+            p.grad = torch.ones_like(p) if left_over else None
+        sft(lm, ANSWERS, SFTConfig(**SMALL))
+        return lm.state_dict()
+
+    clean, other = trained(False), trained(True)
+    assert all(torch.equal(clean[name], other[name]) for name in clean)
+
+
+def test_a_long_gradient_is_scaled_down_before_the_step():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    descent = CosineOptimizer(iter([weight]), SFTConfig(max_grad_norm=1.0), steps=1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert descent.step() == 5
+    assert weight.grad is None
+    torch.testing.assert_close(descent.optimizer.state[weight]["exp_avg"], 0.1 * torch.tensor([0.6, 0.8]))
+
+
+def test_length_buckets_hold_each_index_once_and_pad_little():
+    lengths = torch.randint(1, 100, (205,), generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(1)
+    batches, again = (length_buckets(lengths, size=4, generator=generator) for _ in range(2))
+    assert sorted(i for batch in batches for i in batch) == list(range(205)) and len(batches) == 52
+    assert batches != again
+    padding = sum(max(lengths[i] for i in batch) - lengths[j] for batch in batches for j in batch)
+    assert padding < 0.15 * sum(lengths)

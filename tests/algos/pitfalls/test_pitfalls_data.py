@@ -1,0 +1,284 @@
+"""PITFALLS rows about what is in a rollout: padding, EOS, shifts, scores, ends, ids and text."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from algos import LMPolicy, collect
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.pitfall_tools import (
+    EOS,
+    PAD,
+    Script,
+    agent_of,
+    lm_policy,
+    play,
+    random_table,
+    scored,
+    table_model,
+    text_env,
+)
+from tests.textenv.lm.test_lm_runtime import MODELS
+from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
+
+ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
+
+
+# --- row 3: padding --------------------------------------------------------------------------------------------------
+
+
+def padded(rollout, columns, token=PAD):
+    """The rollout with columns of padding on the right."""
+    wide = {name: F.pad(x, (0, columns), value=token if x.dtype == torch.int64 else 0) for name, x in rollout.items()}
+    return type(rollout)(wide, batch_size=[rollout.shape[0], rollout.shape[1] + columns])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_row_03_padding_on_the_right_of_a_rollout_moves_no_log_prob_and_no_value(name):
+    policy = lm_policy(MODELS[name])
+    rollout = play(text_env(), ANSWERS)
+    mask = rollout["mask"]
+    for row in range(len(ANSWERS)):
+        alone = rollout[row : row + 1, : int(mask[row].nonzero().max()) + 1]
+        expected, values = policy.evaluate(alone), policy.values(alone)
+        here = alone["mask"][0]
+        for columns, token in [(0, PAD), (1, PAD), (3, EOS), (7, 0)]:
+            wide = padded(rollout, columns, token)[row : row + 1]
+            steps = len(here)
+            found = policy.evaluate(wide)
+            for one, other in zip([*found, *policy.values(wide)], [*expected, *values], strict=True):
+                torch.testing.assert_close(one[0, :steps][here], other[0][here], atol=1e-5, rtol=1e-5)
+
+
+def unpadded_log_probs(model, tokens):
+    with torch.no_grad():
+        full = model(torch.tensor([tokens])).logits[0, :-1, : len(WORDS)].float().log_softmax(-1)
+    return full.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+@pytest.mark.parametrize("name", MODELS)
+def test_row_03_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
+    lm = LanguageModel(MODELS[name](), make_tokenizer(WORDS))
+    texts = [[1, 2, 3, 5, 0, 2], [4, 0], [6, 6, 1]]
+    expected = torch.cat([unpadded_log_probs(lm.model, text) for text in texts])
+    for pads in range(4):
+        width = 6 + pads
+        left = {"left": 1.0, "right": 0.0, "both": 0.5}[side]
+        ids, mask = torch.full((3, width), PAD), torch.zeros(3, width, dtype=torch.long)
+        for row, text in enumerate(texts):
+            start = int((width - len(text)) * left)
+            ids[row, start : start + len(text)] = torch.tensor(text)
+            mask[row, start : start + len(text)] = 1
+        found = lm.token_log_probs(ids, mask).detach()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def make_classifier_model(name, pad=PAD):
+    import transformers as tr
+
+    common = dict(vocab_size=len(WORDS), pad_token_id=pad, id2label={0: "negative", 1: "positive"},
+                  label2id={"negative": 0, "positive": 1}, initializer_range=0.5)  # fmt: skip
+    small = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if name == "gpt2":
+            return tr.GPT2ForSequenceClassification(tr.GPT2Config(n_layer=2, n_embd=32, n_head=2, **common))
+        if name == "llama":
+            return tr.LlamaForSequenceClassification(tr.LlamaConfig(**small, **common))
+        return tr.BertForSequenceClassification(tr.BertConfig(**small, **common))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_row_03_padding_on_either_side_moves_no_reward_of_a_classifier(name):
+    model = make_classifier_model(name)
+    classifier = RewardModel(model, make_tokenizer(WORDS))
+    texts = [[1, 2, 3, 5], [4], [6, 0]]
+    with torch.no_grad():
+        plain = [model(input_ids=torch.tensor([text])).logits[0].softmax(-1)[1] for text in texts]
+    for left, right in [(0, 0), (3, 0), (0, 7), (2, 2)]:
+        for text, expected in zip(texts, plain, strict=True):
+            ids = torch.tensor([[PAD] * left + text + [PAD] * right, [1] * (left + len(text) + right)])
+            mask = torch.tensor([[0] * left + [1] * len(text) + [0] * right, [1] * (left + len(text) + right)])
+            torch.testing.assert_close(classifier.score_ids(ids, mask)[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pad", [EOS, None])
+def test_row_03_a_classifier_whose_config_names_another_pad_id_still_reads_the_last_real_token(pad):
+    """`transformers` finds the last token by the model's pad id, our padding is the tokenizer's."""
+    right = RewardModel(make_classifier_model("gpt2"), make_tokenizer(WORDS))
+    other = RewardModel(make_classifier_model("gpt2", pad=pad), make_tokenizer(WORDS))
+    texts = ["a b c d good", "b", "bad bad"]
+    torch.testing.assert_close(other.scores(texts), right.scores(texts), atol=1e-6, rtol=0)
+
+
+# --- rows 4, 5, 6: EOS, shifts, the score's place --------------------------------------------------------------------
+
+
+def test_row_04_pad_equal_to_eos_does_not_hide_eos():
+    env = text_env(tokenizer=make_tokenizer(WORDS, pad="<eos>"))
+    rollout = play(env, ANSWERS)
+    chosen = rollout["action"].masked_fill(~rollout["mask"], -1)
+    assert (chosen == EOS).sum(1).tolist() == [1, 1, 0, 1]
+    assert rollout["mask"].sum(1).tolist() == [3, 1, 5, 5]
+    assert rollout["terminated"].sum(1).tolist() == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+def test_row_04_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
+    """Of the weights that make EOS's logit: Σ (1 - p(EOS)) h where EOS was chosen, less Σ p(EOS) h elsewhere."""
+    tokenizer = make_tokenizer(WORDS, pad="<eos>")
+    policy = lm_policy(make, tokenizer=tokenizer)
+    rollout, output = play(text_env(tokenizer=tokenizer), ANSWERS), policy.lm.model.get_output_embeddings()
+    output.weight = nn.Parameter(output.weight.detach().clone())  # not the embeddings', which have a gradient too
+    policy.evaluate(rollout).log_prob.sum().backward()
+    hidden = policy.lm.hidden(rollout["observation"])[rollout["mask"]].detach()
+    ends = rollout["action"][rollout["mask"]] == EOS
+    slope = ends.float() - policy.lm.logits(hidden).detach().softmax(-1)[:, EOS]
+    assert ends.sum() == 3 and slope[ends].min() > 0.01
+    torch.testing.assert_close(output.weight.grad[EOS], slope @ hidden, atol=1e-5, rtol=1e-5)
+
+
+def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
+    """Prompt 1 2, response 3 0 EOS: the entries of the table at (2, 3), (3, 0), (0, EOS), and nothing else."""
+    table, value = random_table(), torch.arange(1.0, 10.0)
+    policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
+    policy.value_head.weight.data[0] = value
+    rollout = play(text_env(Script([(1, 2)])), [(3, 0, EOS)])
+    assert rollout["mask"].tolist() == [[False, True, True, True]]
+    expected = torch.tensor([0.0, table[2, 3], table[3, 0], table[0, EOS]])
+    torch.testing.assert_close(policy.evaluate(rollout).log_prob[0].detach(), expected, atol=1e-5, rtol=0)
+    now, after = policy.values(rollout)
+    assert now[0, 1:].tolist() == value[[2, 3, 0]].tolist()
+    assert after[0, 1:].tolist() == value[[3, 0, EOS]].tolist()
+
+
+def test_row_05_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
+    table = random_table()
+    policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
+    rollout = collect(text_env(), policy, num_episodes=20)
+    mask = rollout["mask"]
+    expected = table[rollout["observation"][mask], rollout["action"][mask]]
+    torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)
+
+
+def test_row_06_the_score_is_discounted_back_from_the_last_token():
+    """KL 0, V 0, γ .9, λ 1: the target k tokens before the end is score·.9^k, whether EOS or the limit ended it."""
+    scores = [2.0, -1.0, 3.0, 0.5]
+    env, policy = text_env(Script(scores=scores)), lm_policy(head=False)
+    rollout = scored(play(env, ANSWERS), policy)
+    KLPenalty(policy.reference(), 0.5)(rollout, policy)
+    agent_of(env, policy, gamma=0.9, gae_lambda=1.0).update(rollout)
+    for row, (score, answer) in enumerate(zip(scores, ANSWERS, strict=True)):
+        expected = [score * 0.9**k for k in reversed(range(len(answer)))]
+        for name in ("value_target", "advantage"):
+            assert rollout[name][row][rollout["mask"][row]].tolist() == pytest.approx(expected, abs=1e-5)
+        assert rollout["value_target"][row][~rollout["mask"][row]].abs().sum() == 0
+
+
+def test_row_06_the_exact_critic_of_a_deterministic_text_has_no_advantage():
+    """Tokens 0 1 2 3 EOS in a row, score 2 at the end, γ .9: V of a token is known, so every advantage is 0."""
+    value = torch.zeros(9)
+    value[[3, 2, 1, 0]] = 2 * 0.9 ** torch.arange(4.0)
+    value[EOS] = 100.0  # after the end: must not count
+    policy = LMPolicy(table_model(random_table()), make_tokenizer(WORDS))
+    policy.value_head.weight.data[0] = value
+    env = text_env(Script([(0,), (0, 1)], scores=[2.0, 2.0]))
+    rollout = scored(play(env, [(1, 2, 3, EOS), (2, 3, EOS)]), policy)
+    agent_of(env, policy, gamma=0.9, gae_lambda=0.95).update(rollout)
+    assert rollout["advantage"].abs().max() < 1e-5
+
+
+# --- row 9: terminated or truncated ----------------------------------------------------------------------------------
+
+
+def test_row_09_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
+    answers = {(3, 3, 3, 3, EOS): (True, False), (3, 3, 3, 3, 3): (False, True), (EOS,): (True, False)}
+    rollout = play(text_env(), answers)
+    for row, (answer, (terminated, truncated)) in enumerate(answers.items()):
+        last = torch.zeros(rollout.shape[1], dtype=torch.bool)
+        last[rollout["mask"][row].nonzero().max()] = True
+        assert torch.equal(rollout["terminated"][row], last & terminated)
+        assert torch.equal(rollout["truncated"][row], last & truncated)
+        env = TextEnv(Script(), tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5)
+        env.reset()
+        steps = [env.step(token)[2:4] for token in answer]
+        assert steps == [(False, False)] * (len(answer) - 1) + [(terminated, truncated)]
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_row_09_the_value_after_a_text_counts_only_at_a_limit_that_bootstraps(bootstrap):
+    """λ 0, γ 1, reward 0: the target is V(next), but 0 after EOS always, and after the limit by choice."""
+    value = torch.arange(1.0, 10.0)
+    policy = LMPolicy(table_model(random_table()), make_tokenizer(WORDS))
+    policy.value_head.weight.data[0] = value
+    env = text_env(Script([(0,)], scores=[0.0, 0.0]), max_new_tokens=3)
+    rollout = scored(play(env, [(1, 2, EOS), (1, 2, 3)]), policy)
+    agent_of(env, policy, gamma=1.0, gae_lambda=0.0, bootstrap_truncated=bootstrap).update(rollout)
+    assert rollout["value_target"].tolist() == [[2.0, 3.0, 0.0], [2.0, 3.0, 4.0 if bootstrap else 0.0]]
+
+
+# --- rows 21, 22: ids and text ---------------------------------------------------------------------------------------
+
+
+def merging_tokenizer(bos=False):
+    """Byte pairs: "ab" is one token, so the ids of a, b never survive decoding and encoding again."""
+    from tokenizers import Tokenizer, decoders, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"a": 0, "b": 1, "ab": 2, "<bos>": 3, "<eos>": 4}
+    inner = Tokenizer(models.BPE(vocab, merges=[("a", "b")]))
+    inner.decoder = decoders.Fuse()
+    if bos:
+        inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 3)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>", pad_token="<eos>")
+
+
+def test_row_21_state_ids_are_prompt_ids_and_action_ids_at_every_step():
+    seen = []
+
+    def reward(prompts, completions, completion_ids, **_):
+        seen.extend(zip(prompts, completions, completion_ids, strict=True))
+        return [0.0] * len(prompts)
+
+    tokenizer = merging_tokenizer()
+    assert tokenizer("ab")["input_ids"] == [2], "the tokenizer must merge, or this test guards nothing"
+    env = TextVectorEnv(prompts=["ba"], reward=reward, tokenizer=tokenizer, max_new_tokens=5)
+    observation, _ = env.reset(seed=0)
+    ids = [1, 0]
+    for action in [1, 0, 1, 0, 4]:
+        assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == ids
+        observation, *_, info = env.step(np.array([action]))
+        ids = ids + [action]
+    assert seen == [("ba", "baba", [1, 0, 1, 0, 4])] and info["completion"][0] == "baba"
+    rollout = play(env, [(1, 0, 1, 0, 4)])
+    assert [*rollout["observation"][0, :1].tolist(), *rollout["action"][0].tolist()] == [1, 0, 1, 0, 1, 0, 4]
+    assert seen[1] == seen[0]
+
+
+@pytest.mark.parametrize("prompt", ["ab", "<bos>ab", (3, 2), "<bos><bos>ab"])
+def test_row_21_a_prompt_begins_with_one_bos(prompt):
+    env = TextVectorEnv(prompts=[prompt], reward=lambda **_: [0.0], tokenizer=merging_tokenizer(bos=True))
+    observation, _ = env.reset(seed=0)
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == [3, 2]
+
+
+def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
+    seen = []
+
+    def score(turns):
+        seen.extend((turn.prompt_text, turn.completion, turn.completion_ids) for turn in turns)
+        return [0.0] * len(turns)
+
+    env = text_env(Script([(0, 1), (2,), (3, 0, 1)], scores=score), num_envs=2)
+    play(env, [(EOS,), (5, 6, EOS)])
+    expected = [("a b", "", [EOS]), ("c", " good bad", [5, 6, EOS])]
+    assert seen == expected
+    seen.clear()
+    env.prompt_order = {"seed": 0, "position": 0}
+    env.reset()
+    for actions in ([EOS, 5], [0, 6], [EOS, EOS]):  # slot 0 is reset by the second step
+        env.step(np.array(actions))
+    assert sorted(seen) == sorted([*expected, ("d a b", "", [EOS])])

@@ -1,0 +1,297 @@
+"""Losses against numbers worked out by hand, value and gradient, and against torchrl's."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+
+from algos.losses import (
+    clipped_policy_loss,
+    dual_clipped_policy_loss,
+    fixed_length_mean,
+    policy_gradient_loss,
+    sequence_mean,
+    thresholded_policy_loss,
+    token_mean,
+    value_loss,
+)
+from algos.optimize import Term, total_loss
+from tests.algos.pitfalls.test_pitfalls_maths import junk
+from tests.helpers.models import WORDS
+
+TRUE = torch.ones((), dtype=torch.bool)
+
+
+def slopes(loss, log_ratio, advantage, mask=None, **options):
+    """Loss and its gradient by the log-ratio, entry by entry."""
+    log_ratio = torch.as_tensor(log_ratio, dtype=torch.float64).clone().requires_grad_()
+    advantage = torch.as_tensor(advantage, dtype=torch.float64)
+    mask = TRUE.expand(log_ratio.shape) if mask is None else mask
+    entries = loss(log_ratio=log_ratio, advantage=advantage, mask=mask, **options)
+    entries.sum().backward()
+    return entries.detach(), log_ratio.grad
+
+
+def check(found, values, gradients):
+    """Values and gradients, within the rounding of a ratio that was given by its logarithm."""
+    for one, other in zip(found, (values, gradients), strict=True):
+        torch.testing.assert_close(one, torch.tensor(other, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+# --- by hand: the gradient by log π is that of ratio · A, for d ratio / d log π = ratio ------------------------------
+
+
+def test_policy_gradient_is_minus_the_advantage_at_every_entry():
+    """-A log π: .5 · 3 = 1.5 and so on; the gradient is -A whatever log π is."""
+    found = slopes(policy_gradient_loss, [-0.5, -2.0, 0.0], [3.0, -1.0, 7.0])
+    check(found, [1.5, -2.0, 0.0], [-3.0, 1.0, -7.0])
+
+
+def test_clip_higher_widens_only_the_upper_side():
+    """ε = .2 below and .28 above (DAPO), A = ±2: 1.25 · 2 still counts, 1.3 · 2 is 1.28 · 2, below it is as ever.
+
+    A > 0: min(r·A, clip·A) is 2.5, min(2.6, 2.56) without a gradient, and min(1.4, 1.6).
+    A < 0: min(-2.6, -2.56) = -2.6 with its gradient, min(-1.4, -1.6) = -1.6 without one.
+    """
+    ratio, advantage = torch.tensor([1.25, 1.3, 0.7, 1.3, 0.7]).double(), [2.0, 2.0, 2.0, -2.0, -2.0]
+    found = slopes(clipped_policy_loss, ratio.log(), advantage, clip_range=0.2, clip_higher=0.28)
+    check(found, [-2.5, -2.56, -1.4, 2.6, 1.6], [-2.5, 0.0, -1.4, 2.6, 0.0])
+    found = slopes(clipped_policy_loss, ratio.log(), advantage, clip_range=0.2)
+    check(found, [-2.4, -2.4, -1.4, 2.6, 1.6], [0.0, 0.0, -1.4, 2.6, 0.0])
+
+
+def test_the_dual_clip_bounds_negative_advantages_alone():
+    """Ye et al. 2020, eq. 5, c = 3: max(min(r·A, clip(r)·A), c·A) where A < 0.
+
+    A = -2: r = 5 gives max(-10, -6) = -6, flat; r = 2 gives max(-4, -6) = -4, slope -A·r = 4; r = .5 gives
+    max(min(-1, -1.6), -6) = -1.6, flat. A = 2: r = 5 gives min(10, 2.4); r = .5 gives 1. A = 0 gives 0.
+    """
+    ratio = torch.tensor([5.0, 2.0, 0.5, 5.0, 0.5, 5.0]).double()
+    found = slopes(dual_clipped_policy_loss, ratio.log(), [-2.0, -2.0, -2.0, 2.0, 2.0, 0.0], clip_range=0.2)
+    check(found, [6.0, 4.0, 1.6, -2.4, -1.0, 0.0], [0.0, 4.0, 0.0, 0.0, -1.0, 0.0])
+    found = slopes(dual_clipped_policy_loss, ratio[:2].log(), [-2.0, -2.0], clip_range=0.2, limit=1.5)
+    check(found, [3.0, 3.0], [0.0, 0.0])
+
+
+def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
+    """MetricMeans 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
+    ratio = torch.tensor([[1.0, 30.0], [2.0, 16.0], [4.0, 1.0]]).double()
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    log_ratio = torch.where(mask, ratio.log(), 0.0)
+    found = slopes(thresholded_policy_loss, log_ratio, torch.full((3, 2), 0.5), mask, clip_range=100.0)
+    kept = [[0.0, 0.0], [-1.0, -8.0], [-2.0, 0.0]]
+    check(found, kept, kept)
+    found = slopes(thresholded_policy_loss, log_ratio, torch.full((3, 2), 0.5), mask, clip_range=100.0, threshold=3.0)
+    check(found, [[0.0] * 2] * 3, [[0.0] * 2] * 3)
+
+
+def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
+    ratio = torch.tensor([1.0, 9.0, 11.0]).double()
+    found = slopes(thresholded_policy_loss, ratio.log(), [1.0, 1.0, 1.0], clip_range=100.0)
+    check(found, [-1.0, -9.0, 0.0], [-1.0, -9.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"), [(dual_clipped_policy_loss, {"limit": 1.0}), (thresholded_policy_loss, {"threshold": 0.5})]
+)
+def test_bounds_of_a_ratio_that_would_forbid_the_old_policy_are_refused(loss, options):
+    with pytest.raises(ValueError, match=r"expected a ratio above 1"):
+        slopes(loss, [0.0], [1.0], clip_range=0.2, **options)
+
+
+def test_the_value_loss_has_no_gradient_where_clipping_makes_it_worse():
+    """Target 3, old value 0, range .5: the clipped value is .5 for 2, .1 for .1 and -.5 for -1.
+
+    Errors 1 against 6.25, 8.41 against 8.41 and 16 against 12.25, halved; slope value - target where it is the worse.
+    """
+    value = torch.tensor([2.0, 0.1, -1.0], dtype=torch.float64, requires_grad=True)
+    mask, target, old = TRUE.expand(3), torch.full((3,), 3.0).double(), torch.zeros(3).double()
+    entries = value_loss(value=value, value_target=target, mask=mask, old_value=old, clip_range=0.5)
+    entries.sum().backward()
+    check((entries.detach(), value.grad), [3.125, 4.205, 8.0], [0.0, -2.9, -4.0])
+
+
+ROWS = torch.tensor([[True, True, True, True], [False, True, False, False], [False] * 4])
+"""A row of 4 entries, a row of 1 and an empty row."""
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        (token_mean, [1 / 5, 1 / 5]),  # 5 entries
+        (sequence_mean, [1 / 4 / 2, 1 / 1 / 2]),  # over its own length, over 2 rows that have any
+        (lambda *, mask: fixed_length_mean(mask=mask, length=4), [1 / 4 / 2, 1 / 4 / 2]),  # over 4, whatever they have
+    ],
+    ids=["token_mean", "sequence_mean", "fixed_length_mean"],
+)
+def test_aggregations_weigh_entries_as_worked_out_by_hand(aggregation, weights):
+    """Loss of -A log π with A = 1, 2, 3, 4 and 5, log π = -1; the gradient of an entry is -A times its weight."""
+    long, short = weights
+    weight = aggregation(mask=ROWS)
+    expected = torch.tensor([[long] * 4, [0, short, 0, 0], [0.0] * 4])
+    torch.testing.assert_close(weight, expected)
+    advantage = torch.tensor([[1.0, 2, 3, 4], [9, 5, 9, 9], [9, 9, 9, 9]])
+    log_prob = torch.full((3, 4), -1.0, requires_grad=True)
+    entries = policy_gradient_loss(log_ratio=log_prob, advantage=advantage, mask=ROWS)
+    loss, totals = total_loss({"policy/loss": Term(2.0, entries)}, weight=weight, share=token_mean(mask=ROWS))
+    assert loss.item() == pytest.approx(2 * (10 * long + 5 * short))
+    assert totals["policy/loss"].item() == pytest.approx(15 / 5)  # the log has the mean over the entries
+    loss.backward()
+    torch.testing.assert_close(log_prob.grad, -2 * advantage * expected)
+
+
+@pytest.mark.parametrize(
+    "aggregation", [token_mean, sequence_mean, lambda *, mask: fixed_length_mean(mask=mask, length=3)]
+)
+def test_a_batch_without_entries_weighs_nothing(aggregation):
+    assert aggregation(mask=torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[0.0] * 3] * 2
+
+
+CLIPPED = dict(clip_range=0.2)
+POLICY_LOSSES = [
+    (policy_gradient_loss, {}),
+    (clipped_policy_loss, CLIPPED | dict(clip_higher=0.28)),
+    (dual_clipped_policy_loss, CLIPPED | dict(limit=1.5)),
+    (thresholded_policy_loss, CLIPPED | dict(threshold=1.3)),
+]
+
+
+@pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_row_13_no_policy_loss_looks_outside_the_mask(loss, options):
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(6, 9, generator=generator) < 0.5
+    advantage, log_ratio = (torch.randn(6, 9, generator=generator) * mask for _ in range(2))
+    expected = slopes(loss, log_ratio, advantage, mask, **options)
+    found = slopes(loss, log_ratio, torch.where(mask, advantage, junk(mask.shape)), mask, **options)
+    assert (expected[0] != 0).sum() > 5 and (expected[0][~mask] == 0).all() and (expected[1][~mask] == 0).all()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_row_29_policy_losses_refuse_shapes_that_would_broadcast(loss, options):
+    right = dict(log_ratio=torch.zeros(4, 1), advantage=torch.ones(4, 1), mask=TRUE.expand(4, 1)) | options
+    for name in ("log_ratio", "advantage"):
+        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
+            loss(**(right | {name: right[name][:, 0]}))
+
+
+# --- torchrl ---------------------------------------------------------------------------------------------------------
+
+
+def columns(n=200, seed=0):
+    """Random states of 6 features, actions of 5, advantages, targets."""
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDict(
+        {
+            "observation": torch.randn(n, 6, generator=generator),
+            "action": torch.randint(5, (n,), generator=generator),
+            "advantage": torch.randn(n, 1, generator=generator),
+            "value_target": torch.randn(n, 1, generator=generator),
+        },
+        batch_size=[n],
+    )
+
+
+def networks(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Linear(6, 5), nn.Linear(6, 1)
+
+
+def torchrl_networks(actor, critic):
+    probabilistic = ProbabilisticTensorDictSequential(
+        TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )  # fmt: skip
+    return probabilistic, TensorDictModule(critic, in_keys=["observation"], out_keys=["state_value"])
+
+
+def gradient_of(loss, *modules):
+    return torch.autograd.grad(loss, [p for module in modules for p in module.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["A2CLoss", "ReinforceLoss"])
+def test_policy_gradient_and_value_loss_agree_with_torchrl(kind):
+    """Value and the gradient of every weight. Our entropy bonus against A2CLoss's too, with both coefficients."""
+    import torchrl.objectives as objectives
+
+    data, (actor, critic) = columns(), networks()
+    options = dict(entropy_coeff=0.03, critic_coeff=0.5) if kind == "A2CLoss" else {}
+    theirs = getattr(objectives, kind)(
+        *torchrl_networks(actor, critic), loss_critic_type="l2", functional=False, **options
+    )(data)
+    expected = sum(theirs[name] for name in sorted(theirs.keys()) if name.startswith("loss_"))
+
+    mask = TRUE.expand(len(data))
+    log_probs = actor(data["observation"]).log_softmax(-1)
+    log_prob = log_probs.gather(1, data["action"][:, None])[:, 0]
+    improvement = policy_gradient_loss(log_ratio=log_prob, advantage=data["advantage"][:, 0], mask=mask)
+    error = value_loss(value=critic(data["observation"])[:, 0], value_target=data["value_target"][:, 0], mask=mask)
+    # Ours is half the squared error: .5 · 2 · half is the coefficient .5 of the whole, and 2 that of 1.
+    terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(1.0 if options else 2.0, error)}
+    terms["policy/entropy"] = Term(-0.03 if options else 0.0, -(log_probs.exp() * log_probs).sum(-1))
+    share = token_mean(mask=mask)
+    found, _ = total_loss(terms, weight=share, share=share)
+    torch.testing.assert_close(found, expected.reshape(()), atol=1e-5, rtol=0)
+    for ours, other in zip(gradient_of(found, actor, critic), gradient_of(expected, actor, critic), strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-6, rtol=1e-4)
+
+
+class Answers:
+    """What torchrl's GRPOLoss asks of a distribution over whole sequences."""
+
+    def __init__(self, logits, mask):
+        self.log_probs, self.mask = logits.log_softmax(-1), mask
+
+    def log_prob(self, action):
+        return self.log_probs.gather(-1, action[..., None])[..., 0]
+
+
+class Actor(nn.Module):
+    """Logits that are free numbers, ``[B, T, n]``."""
+
+    def __init__(self, logits, mask):
+        super().__init__()
+        self.logits, self.mask = nn.Parameter(logits.clone()), mask
+
+    def get_dist(self, tensordict, logits_key=None):
+        return Answers(self.logits, self.mask)
+
+
+@pytest.mark.parametrize("high", [0.2, 0.28])
+@pytest.mark.parametrize("aggregation", [token_mean, sequence_mean])
+def test_the_clipped_loss_of_sequences_agrees_with_torchrls_grpo(aggregation, high):
+    """GRPOLoss itself, on rows of unequal length: its token_mean and prompt_mean are our token and sequence means."""
+    from torchrl.objectives.llm import GRPOLoss
+
+    generator = torch.Generator().manual_seed(1)
+    rows, steps, size = 6, 7, len(WORDS)
+    logits = torch.randn(rows, steps, size, generator=generator)
+    lengths = torch.tensor([7, 1, 4, 2, 5, 3])
+    mask = torch.arange(steps) < lengths[:, None]
+    action = torch.randint(size, (rows, steps), generator=generator)
+    log_prob = logits.log_softmax(-1).gather(-1, action[..., None])[..., 0]
+    old = log_prob + 0.4 * torch.randn(rows, steps, generator=generator)
+    advantage = torch.randn(rows, 1, generator=generator).expand(rows, steps)
+    data = TensorDict(
+        {("tokens", "full"): action, ("log_probs", "full"): old, "advantage": advantage[..., None]}, batch_size=[rows]
+    )
+    actor = Actor(logits, mask)
+    how = "token_mean" if aggregation is token_mean else "prompt_mean"
+    theirs = GRPOLoss(actor, clip_epsilon=(0.2, high), aggregation=how, entropy_bonus=False, masking_strategy="generic")
+    expected = theirs(data).loss_objective.reshape(())
+
+    log_prob = actor.logits.log_softmax(-1).gather(-1, action[..., None])[..., 0]
+    log_ratio = torch.where(mask, log_prob - old, 0.0)
+    entries = clipped_policy_loss(log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=0.2, clip_higher=high)
+    found = (entries * aggregation(mask=mask)).sum()
+    assert (log_ratio.exp() > 1.28).sum() >= 3 and (log_ratio.exp() < 0.8).sum() >= 3
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    (ours,), (other,) = gradient_of(found, actor), gradient_of(expected, actor)
+    torch.testing.assert_close(ours, other, atol=1e-6, rtol=0)
+    assert other.abs().max() > 1e-2

@@ -1,0 +1,668 @@
+"""A training that stops and goes on in a new process is the one that never stopped, to the last bit."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import algos
+import textenv  # noqa: F401 (registers the environments)
+from algos import (
+    A2C,
+    DQN,
+    GRPO,
+    PPO,
+    TRPO,
+    A2CConfig,
+    DQNConfig,
+    GRPOConfig,
+    LMPolicy,
+    LSTMPolicy,
+    MLPPolicy,
+    PPOConfig,
+    QPolicy,
+    TRPOConfig,
+)
+from algos.cli import main
+from algos.finetuning.text_loss import TextLoss
+from algos.make import make_vector_environment
+from algos.training import run_folder
+from algos.training.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from algos.training.env_state import env_state, set_env_state
+from algos.training.run import History
+from algos.training.run_folder import hold
+from algos.training.serialization import from_json, to_json
+from algos.training.signals import Interrupted
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from textenv import KLPenalty, TextVectorEnv
+from textenv.kl.coefficients import AdaptiveCoefficient
+
+TIMES = ("time/",)
+
+
+def control(env_id, **options):
+    return gym.make_vec(env_id, num_envs=4, **options)
+
+
+def mlp(env, **options):
+    return MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8), **options)
+
+
+def ppo_cartpole():
+    env = control("CartPole-v1")
+    config = PPOConfig(num_steps=16, minibatch_size=32, normalize_rewards=True, final_learning_rate=0.0)
+    return PPO(env, mlp(env, normalize_observations=True), config)
+
+
+def ppo_sync():
+    env = control("CartPole-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_wrapped():
+    """Gymnasium's own normalisers keep their statistics in objects."""
+    env = gym.wrappers.vector.NormalizeReward(gym.wrappers.vector.NormalizeObservation(control("CartPole-v1")))
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_sde():
+    env = control("Pendulum-v1")
+    return PPO(env, mlp(env, sde_sample_freq=5), PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_lstm():
+    env = control("CartPole-v1")
+    policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
+
+
+def a2c():
+    env = control("Acrobot-v1")
+    return A2C(env, mlp(env), A2CConfig(num_steps=16))
+
+
+def trpo():
+    env = control("CartPole-v1")
+    return TRPO(env, mlp(env), TRPOConfig(num_steps=16, critic_epochs=2, minibatch_size=32))
+
+
+def dqn():
+    env = control("CartPole-v1")
+    policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(8,))
+    return DQN(
+        env,
+        policy,
+        DQNConfig(num_steps=16, buffer_size=150, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
+    )
+
+
+def grpo_control():
+    env = control("CartPole-v1", vectorization_mode="sync")
+    return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
+
+
+def text(algorithm, config, **options):
+    tokenizer = make_tokenizer(WORDS)
+    env = TextVectorEnv(
+        prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
+            float(text.count("good")) for text in completions
+        ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
+    return algorithm(env, policy, config, penalty=penalty, **options)
+
+
+def ppo_text():
+    stream = TextLoss(["a b", "c d good", "bad a b", "d"], coef=0.1, batch_size=2, max_length=4)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False, warmup_ratio=0.3)
+    return text(PPO, config, auxiliary=stream)
+
+
+def grpo_text():
+    return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
+
+
+MAKERS = (
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text,
+)  # fmt: skip
+AGENTS = {make.__name__: make for make in MAKERS}
+
+
+def train(name, folder, *, iterations, total, resume=None):
+    """The agent's weights and the log after so many iterations of a training of ``total`` steps."""
+    agent = AGENTS[name]()
+    agent.learn(
+        total, run_dir=folder, checkpoint_every=1, resume=resume,
+        on_iteration=lambda metrics: metrics["iteration"] >= iterations,
+    )  # fmt: skip
+    torch.save(agent.policy.state_dict(), folder / "weights.pt")
+
+
+def logged(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: x for key, x in line.items() if not key.startswith(TIMES)} for line in lines]
+
+
+ITERATIONS, TOTAL = 3, 10**4
+
+
+def go_on(home):
+    """What the new process does."""
+    for name in AGENTS:
+        train(name, home / name, iterations=2 * ITERATIONS, total=TOTAL, resume=home / name)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A folder for each agent, whose training was stopped halfway and gone on with in another process."""
+    home = tmp_path_factory.mktemp("interrupted")
+    for name in AGENTS:
+        train(name, home / name, iterations=ITERATIONS, total=TOTAL)
+    process = multiprocessing.get_context("spawn").Process(target=go_on, args=(home,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return home
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
+def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
+    """Weights, and every logged value but the time; optimiser, schedules and random numbers are what they come from."""
+    train(name, tmp_path, iterations=2 * ITERATIONS, total=TOTAL)
+    found, expected = logged(interrupted / name), logged(tmp_path)
+    assert len(expected) == 2 * ITERATIONS and found == expected
+    one, other = (torch.load(folder / "weights.pt") for folder in (interrupted / name, tmp_path))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCar-v0", "Pendulum-v1"])
+def test_an_environment_goes_on_from_its_state(env_id):
+    """Two environments, one put into the state of the other in mid-episode, give the same ever after."""
+    one, other = (make_vector_environment(env_id, 2, seed_each=True) for _ in range(2))
+    one.reset(seed=3)
+    one.action_space.seed(0)
+    actions = [one.action_space.sample() for _ in range(60)]
+    for action in actions[:7]:
+        one.step(action)
+    tensors = {}
+    saved = json.loads(json.dumps(to_json(env_state(one), tensors)))
+    set_env_state(other, from_json(saved, tensors))
+    for action in actions[7:]:
+        for x, y in zip(one.step(action)[:4], other.step(action)[:4], strict=True):
+            assert np.array_equal(x, y)
+
+
+# --- what is damaged, missing or full --------------------------------------------------------------------------------
+
+
+def short_run(folder, **options):
+    agent = ppo_sync()
+    return agent.learn(64 * 6, run_dir=folder, checkpoint_every=64, **options)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
+        (lambda folder: flip(folder / "state.safetensors"), "state.safetensors is not what was written"),
+        (lambda folder: flip(folder / "state.json"), "state.json is not what was written"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda folder: newer(folder / "manifest.json"), "has format 99"),
+    ],
+    ids=["missing", "tensors", "json", "manifest", "version"],
+)
+def test_a_damaged_checkpoint_says_what_is_wrong_and_offers_the_one_before(damage, said, tmp_path):
+    short_run(tmp_path)
+    older, newest = checkpoints(tmp_path)
+    damage(newest)
+    with pytest.raises(ValueError, match=said) as caught:
+        ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=tmp_path)
+    assert f"--resume {older}" in str(caught.value)
+    history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=older)
+    assert [metrics["iteration"] for metrics in history] == list(range(1, 9))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def newer(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+
+
+FULL = """
+import json, resource, sys
+sys.path.insert(0, {tests!r})
+from tests.algos.training.test_resume import *
+
+run = Path({run!r})
+write_checkpoint(run, {{"a": torch.ones(3)}}, steps=10)
+ppo_sync().save(run)
+env = ppo_sync().env
+wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(256, 256))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+options = dict(run_dir=run / "other", checkpoint_every=1)
+for attempt in (
+    lambda: write_checkpoint(run, {{"a": torch.ones(2**16)}}, steps=20),
+    lambda: PPO(env, wide).save(run),
+    lambda: PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(64, **options),
+):
+    try:
+        attempt()
+    except OSError as error:
+        print(json.dumps([str(error), *getattr(error, "__notes__", [])]))
+"""
+
+
+def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
+    """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
+    program = FULL.format(tests=str(Path(__file__).parents[3]), run=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    checkpoint, agent, first = map(json.loads, done.stdout.splitlines()[-3:])
+    (good,) = checkpoints(tmp_path)
+    assert "File too large" in checkpoint[0] and f"the last good one is {good}" in checkpoint[1]
+    assert read_checkpoint(tmp_path)["a"].tolist() == [1, 1, 1]
+    assert "File too large" in agent[0] and str(tmp_path) in agent[0]
+    assert algos.load(tmp_path).hidden == (8, 8), "the agent that was there is still whole"
+    assert "there is none before it" in first[1] and "not everything could be saved" in first[2]
+    assert len(logged(tmp_path / "other")) == 1
+    assert not list(tmp_path.rglob(".draft*"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/run", "/proc/self/run"])
+def test_a_folder_that_is_read_only_is_refused_before_training(folder):
+    """Also for root, who may write nearly anywhere."""
+    with pytest.raises(OSError, match="/proc"):
+        short_run(folder)
+
+
+def test_a_folder_that_becomes_unwritable_in_mid_run_says_which_checkpoint_is_good(tmp_path):
+    def spoil(metrics):
+        if metrics["iteration"] == 3:
+            (tmp_path / "checkpoints").rename(tmp_path / "kept")
+            (tmp_path / "checkpoints").write_text("in the way")
+
+    with pytest.raises(OSError, match="checkpoints") as caught:
+        short_run(tmp_path, on_iteration=spoil)
+    assert "could not be written" in caught.value.__notes__[0]
+    assert "the agent, as far as it was trained, is saved" in caught.value.__notes__[1]
+    assert algos.load(tmp_path).hidden == (8, 8)
+
+
+def test_what_a_checkpoint_consists_of_is_forced_to_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """`os.fsync` of each file, of their folder, and after the renaming of the folder of checkpoints."""
+    forced, fsync = [], os.fsync
+
+    def noted(handle):
+        forced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10)
+    draft = Path(forced[0]).parent
+    assert draft.name.startswith(".draft-") and str(os.getpid()) in draft.name
+    names = ["state.json", "state.safetensors", "manifest.json"]
+    assert forced == [*[str(draft / name) for name in names], str(draft), str(folder.parent)]
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_what_is_not_on_the_disk_as_it_was_written_never_becomes_a_checkpoint(name, tmp_path, monkeypatch):
+    """A disk that loses a bit when it is asked to keep one: the checkpoint is read back before it has its name."""
+    good, fsync = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10), os.fsync
+
+    def spoils(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+        if path.name == name:
+            flip(path)
+
+    monkeypatch.setattr(os, "fsync", spoils)
+    with pytest.raises(ValueError, match=f"{name} is not what was written") as caught:
+        write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=20)
+    assert f"the last good one is {good}" in caught.value.__notes__[0]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        short_run(tmp_path / "file" / "run")
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    short_run(tmp_path)
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-000000000320", "step-000000000384"]
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        read_checkpoint(tmp_path / "policy")
+    with pytest.raises(FileNotFoundError, match="in this run are: step-000000000320, step-000000000384"):
+        read_checkpoint(tmp_path / "checkpoints" / "step-000000000001")
+
+
+def contents(folder):
+    """Every file, but for the lock's own."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+
+
+def test_row_37_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_what_to_do(tmp_path):
+    short_run(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds a run already: .*--resume .*another folder.*--overwrite"):
+        short_run(tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / "mine.txt").write_text("notes")
+    history = ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True)
+    assert len(history) == len(logged(tmp_path)) == 2 and not checkpoints(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "notes"
+    with pytest.raises(ValueError, match="give one of them"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True, resume=tmp_path)
+
+
+@pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "policy/policy.safetensors", "checkpoints/step-1/x"])
+def test_anything_that_a_run_would_be_missed_by_counts_as_one(left, tmp_path):
+    path = tmp_path / left
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        ppo_sync().learn(64, run_dir=tmp_path)
+
+
+def test_fine_tuning_does_not_empty_a_run_either(tmp_path):
+    lm = algos.LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path)
+    assert contents(tmp_path) == before
+    algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path, overwrite=True)
+
+
+def test_row_37_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(tmp_path):
+    """From within the first one's iteration, and while another process holds the folder."""
+    refused = []
+
+    def second(metrics):
+        with pytest.raises(BlockingIOError, match=rf"in use by process {os.getpid()} on .* since 2.*: wait") as caught:
+            ppo_sync().learn(64, run_dir=tmp_path, resume=tmp_path if metrics["iteration"] > 1 else None)
+        refused.append(caught.value)
+
+    assert len(ppo_sync().learn(64 * 3, run_dir=tmp_path, on_iteration=second)) == 3
+    assert len(refused) == 3 and len(logged(tmp_path)) == 3
+    assert len(ppo_sync().learn(64, run_dir=tmp_path, overwrite=True)) == 1, "the folder is free again"
+
+
+def test_drafts_carry_the_process_and_those_of_a_killed_one_are_removed(tmp_path):
+    for draft in (tmp_path / ".draft-99-policy", tmp_path / "checkpoints" / ".draft-99-step-1"):
+        draft.mkdir(parents=True)
+    assert run_folder.draft(tmp_path / "policy").name == f".draft-{os.getpid()}-policy"
+    short_run(tmp_path)
+    assert not list(tmp_path.rglob(".draft*"))
+
+
+def test_one_command_starts_a_run_and_goes_on_with_it(tmp_path):
+    """`resume` of the run's own folder, which has no checkpoint before the first start, nor after an early death."""
+    both = dict(run_dir=tmp_path / "run", resume=tmp_path / "run", checkpoint_every=64 * 4)
+
+    def dies(metrics):
+        if metrics["iteration"] == 3:
+            raise RuntimeError("died")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="died"):
+            ppo_sync().learn(64 * 6, **both, on_iteration=dies)
+    assert len(ppo_sync().learn(64 * 6, **both)) == 6
+    assert len(ppo_sync().learn(64 * 8, **both)) == 8
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        ppo_sync().learn(64, run_dir=tmp_path / "other", resume=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2])),
+    lambda path: path.write_bytes(b""),
+], ids=["missing", "shorter", "empty"])  # fmt: skip
+def test_metrics_that_are_lost_come_back_from_the_checkpoint_and_that_is_said(damage, tmp_path, caplog):
+    short_run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    damage(tmp_path / "metrics.jsonl")
+    history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=tmp_path)
+    after = (tmp_path / "metrics.jsonl").read_text()
+    assert after.startswith(before) and len(after.splitlines()) == len(history) == 8
+    assert "of 6 iterations: the others are taken from the checkpoint" in caplog.text
+
+
+def test_a_history_is_the_same_after_it_was_saved():
+    rows = [{"steps": 1, "a": 0.5}, {"steps": 2, "a": float("nan"), "b": 3.0}, {"steps": 3, "a": -1e300}, {"steps": 4}]
+    tensors = {}
+    saved = json.loads(json.dumps(to_json(History(rows).state(), tensors)))
+    again = History.from_state(from_json(saved, tensors))
+    again.append({"steps": 5, "a": 1.0})
+    assert str(list(again)) == str([*rows, {"steps": 5, "a": 1.0}])
+    assert list(History.from_state(History([]).state())) == []
+
+
+@pytest.mark.parametrize(("answer", "stops"), [
+    (True, True), (np.True_, True), (1, True), ("enough", True), (None, False), (False, False), (0, False),
+])  # fmt: skip
+def test_every_iteration_is_reported_and_anything_true_stops(answer, stops):
+    seen = []
+
+    def report(metrics):
+        seen.append(metrics["iteration"])
+        return answer if metrics["iteration"] == 2 else None
+
+    history = ppo_sync().learn(64 * 4, on_iteration=report)
+    assert seen == [metrics["iteration"] for metrics in history] == list(range(1, 3 if stops else 5))
+
+
+def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
+    short_run(tmp_path)
+    env = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
+    with pytest.raises(ValueError, match="the run has 4 environments side by side and this one 8: make as many"):
+        PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
+
+
+def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
+    def make():
+        agent = ppo_wrapped()
+        agent.env.secret = object()
+        return agent
+
+    make().learn(64, run_dir=tmp_path, checkpoint_every=64)
+    assert "NormalizeReward cannot be saved in mid-episode: its secret is a object" in caplog.text
+
+
+def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, caplog):
+    class Foreign(gym.Wrapper):
+        pass
+
+    def make():
+        env = gym.vector.SyncVectorEnv([lambda: Foreign(gym.make("CartPole-v1"))] * 4)
+        return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
+
+    make().learn(64 * 2, run_dir=tmp_path, checkpoint_every=64)
+    assert caplog.text.count("Foreign cannot be saved in mid-episode") == 1
+    history = make().learn(64 * 4, run_dir=tmp_path, resume=tmp_path)
+    assert [metrics["iteration"] for metrics in history] == list(range(1, len(history) + 1)) and len(history) > 3
+
+
+def test_another_agent_policy_or_environment_is_refused(tmp_path):
+    short_run(tmp_path)
+    with pytest.raises(ValueError, match="a training by PPO, this agent is A2C"):
+        a2c().learn(1, resume=tmp_path)
+    with pytest.raises(ValueError, match="make it as the run made it"):
+        ppo_cartpole().learn(1, resume=tmp_path)
+    env = ppo_sync().env
+    wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 9))
+    with pytest.raises(ValueError, match="the policy is not the one that was saved"):
+        PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
+
+
+@pytest.mark.parametrize("options", [dict(checkpoint_every=0), dict(checkpoint_every=10, run_dir=None)])
+def test_checkpoints_need_an_interval_and_a_folder(options, tmp_path):
+    with pytest.raises(ValueError, match="checkpoint_every"):
+        ppo_sync().learn(64, **({"run_dir": tmp_path} | options))
+
+
+# --- signals and kills -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_finishes_the_iteration_and_writes_a_checkpoint(name, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def ask(metrics):
+        if metrics["iteration"] == 2:
+            os.kill(os.getpid(), getattr(signal, name))
+
+    with pytest.raises(Interrupted, match=f"stopped by {name} after 128 steps") as caught:
+        short_run(tmp_path, on_iteration=ask)
+    assert caught.value.status == 128 + getattr(signal, name)
+    assert len(logged(tmp_path)) == 2 and read_checkpoint(tmp_path)["steps"] == 128
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert len(short_run(tmp_path, resume=tmp_path)) == 6
+
+
+TRAIN = ["train", "CartPole-v1", "--config.num-steps", "16", "--num-envs", "4", "--checkpoint-every", "128",
+         "--num-episodes", "1", "--json"]  # fmt: skip
+
+
+def killed_and_resumed(tmp_path, kills):
+    """Kill a training at random moments, its writing of checkpoints included; returns steps after each start."""
+    rng, found = np.random.default_rng(0), []
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "algos", *TRAIN, "--total-steps", "100000000", "--run-dir", str(run)]
+    for _ in range(kills):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            limit, before = time.time() + 120, found[-1] if found else 0
+            while newest(run) <= before and time.time() < limit and process.poll() is None:
+                time.sleep(0.02)
+            assert process.poll() is None and newest(run) > before
+            time.sleep(rng.uniform(0, 0.5))
+            process.send_signal(signal.SIGKILL)
+        reached = last_step(run)
+        saved = read_checkpoint(run)["steps"]
+        assert reached - saved < 128 + 2 * 64  # the interval, and the iteration under way
+        found.append(saved)
+        command = [sys.executable, "-m", "algos", "train", "--resume", str(run), "--json"]
+    return found
+
+
+def newest(run):
+    """Steps of the newest checkpoint, 0 without one."""
+    return max((int(folder.name.removeprefix("step-")) for folder in checkpoints(run)), default=0)
+
+
+def last_step(run):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    whole = [line for line in lines if line.endswith("}")]
+    return json.loads(whole[-1])["steps"] if whole else 0
+
+
+def test_three_kills_lose_at_most_the_interval(tmp_path):
+    found = killed_and_resumed(tmp_path, 3)
+    assert found == sorted(found) and len(set(found)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_kills_lose_at_most_the_interval(tmp_path):
+    found = killed_and_resumed(tmp_path, 50)
+    print(f"50 kills: {found[-1]} steps saved, each start went on from its checkpoint")
+    assert found == sorted(found)
+
+
+def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    main([*TRAIN, "--total-steps", "256", "--run-dir", run, "--seed", "3"])
+    main(["train", "--resume", run, "--total-steps", "512"])
+    out = capsys.readouterr().out.strip().splitlines()
+    steps = [json.loads(line)["steps"] for line in out]
+    assert 256 <= steps[0] < 512 <= steps[1] and last_step(tmp_path / "run") == steps[1]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--resume", str(tmp_path)])
+    assert stop.value.code == 2 and "holds no run that can go on" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "Acrobot-v1", "--resume", run])
+    assert stop.value.code == 2 and "a run on CartPole-v1, not on Acrobot-v1" in capsys.readouterr().err
+
+
+def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
+    """A supervisor repeats it; the start command without --resume is refused and changes nothing."""
+    run = str(tmp_path / "run")
+    command = [*TRAIN, "--seed", "3", "--resume", run, "--total-steps"]
+    main([*command, "256"])
+    remembered = json.loads((tmp_path / "run" / "arguments.json").read_text())
+    assert "--resume" not in remembered and remembered[1] == "CartPole-v1"
+    main([*command, "512"])
+    steps = [json.loads(line)["steps"] for line in capsys.readouterr().out.strip().splitlines()]
+    assert 256 <= steps[0] < 512 <= steps[1]
+    before = contents(tmp_path)
+    for arguments, said in (
+        ([*TRAIN, "--run-dir", run], "holds a run already"),
+        (["train", "--resume", run, "--overwrite"], "give one of them"),
+        (["train", "--resume", run, "--num-envs", "8"], "4 environments side by side and this one 8"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        assert contents(tmp_path) == before
+    main([*TRAIN, "--run-dir", run, "--overwrite", "--total-steps", "64"])
+    assert json.loads(capsys.readouterr().out)["steps"] < 256
+    assert "--overwrite" not in json.loads((tmp_path / "run" / "arguments.json").read_text())
+    main(["train", "--resume", run, "--total-steps", "256"])
+    assert last_step(tmp_path / "run") >= 256
+
+
+def test_resume_replaces_no_agent_whose_training_wrote_no_checkpoint(tmp_path):
+    """A finished run in the folder, and a checkpoint that is not there: both started again from the first step."""
+    ppo_sync().learn(64 * 4, run_dir=tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds a trained agent \(config.json, policy\).*--overwrite"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path)
+    with pytest.raises(FileNotFoundError, match="step-000000099999"):
+        ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path / "checkpoints" / "step-000000099999")
+    assert contents(tmp_path) == before
+
+
+def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_last(tmp_path, capsys):
+    """A refused start left its arguments for the next run; a longer training was forgotten by the next --resume."""
+    run = str(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        main(["train", "Acrobot-v1", "--total-steps", "0", "--run-dir", run])
+    assert not (tmp_path / "run" / "arguments.json").exists()
+    words = ["--seed", "3", "CartPole-v1", *TRAIN[2:]]  # the environment need not come first
+    main(["train", *words, "--resume", run, "--total-steps", "256"])
+    main(["train", "--resume", run, "--total-steps=512"])
+    known = json.loads((tmp_path / "run" / "arguments.json").read_text())
+    assert known[:2] == TRAIN[:2] and "--total-steps=512" in known and "256" not in known and run not in known
+    before = contents(tmp_path)
+    capsys.readouterr()
+    main(["train", "--resume", run])
+    assert json.loads(capsys.readouterr().out)["steps"] >= 512 and last_step(tmp_path / "run") >= 512
+    before = contents(tmp_path / "run")
+    other = tmp_path / "other"
+    main(["train", "--resume", run, "--run-dir", str(other), "--total-steps", "640"])
+    assert last_step(other) >= 640 and contents(tmp_path / "run") == before
+    assert "other" not in (other / "arguments.json").read_text()
+
+
+def test_a_folder_that_cannot_be_written_any_more_hides_no_error(tmp_path):
+    with pytest.raises(RuntimeError, match="the real one"), hold(tmp_path):
+        (tmp_path / ".holder.json").unlink()
+        (tmp_path / ".holder.json").mkdir()  # which unlink refuses, as it does in a folder that is read-only
+        raise RuntimeError("the real one")
+    with hold(tmp_path / "again"), hold(tmp_path / "beside"):
+        pass

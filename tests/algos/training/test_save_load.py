@@ -1,0 +1,151 @@
+"""Saving, loading and the command line."""
+
+import json
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import algos
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig
+from algos.cli import main
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from textenv import TextVectorEnv
+
+
+@pytest.mark.parametrize("action_space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
+def test_a_loaded_control_policy_acts_like_the_saved_one(tmp_path, action_space):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    env.single_action_space = action_space
+    policy = MLPPolicy(env.single_observation_space, action_space, hidden=(8,), seed=3)
+    PPO(env, policy).save(tmp_path)
+    loaded = algos.load(tmp_path)
+    observation = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    one, two = (p.act(observation, deterministic=True) for p in (policy, loaded))
+    assert torch.equal(one.action, two.action) and torch.equal(one.log_prob, two.log_prob)
+    assert json.loads((tmp_path / "config.json").read_text())["environment"]["id"] == "CartPole-v1"
+
+
+@pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
+def test_a_trained_lm_is_a_plain_transformers_folder_with_its_value_head(tmp_path, make_model):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = LMPolicy(make_model(), make_tokenizer(WORDS), temperature=0.7)
+    env = TextVectorEnv(
+        prompts=["a b"], reward=lambda prompts, **_: [1.0] * len(prompts), tokenizer=policy.lm.tokenizer, num_envs=4
+    )
+    agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, learning_rate=1e-3))
+    agent.learn(10)
+    agent.save(tmp_path)
+    loaded = algos.load(tmp_path)
+    assert loaded.temperature == 0.7
+    rollout = algos.collect(env, policy, num_episodes=4)
+    for one, two in zip(policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
+        assert torch.equal(one, two)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy").get_vocab() == policy.lm.tokenizer.get_vocab()
+
+
+def test_a_bfloat16_checkpoint_is_trained_in_float32_unless_told_otherwise(tmp_path):
+    make_gpt2().to(torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+    assert LMPolicy.load(tmp_path).lm.model.dtype is torch.float32
+    assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
+
+
+def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
+    def train(look):
+        env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+        policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+        other = gymnasium.make_vec("CartPole-v1", num_envs=2)
+        agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16))
+        history = agent.learn(
+            96, on_iteration=lambda _: (look and algos.evaluate(other, policy, num_episodes=2), False)[1]
+        )
+        assert len(history) > 2
+        return [p.detach().clone() for p in policy.parameters()]
+
+    assert all(torch.equal(one, two) for one, two in zip(train(False), train(True), strict=True))
+
+
+def test_training_ends_where_the_callback_says_true():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    agent = PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space), PPOConfig(num_steps=16))
+    assert len(agent.learn(1000, on_iteration=lambda metrics: metrics["iteration"] >= 2)) == 2
+
+
+def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_with():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    cursor = algos.Cursor(seed=1)
+    algos.collect(env, policy, num_steps=20, cursor=cursor)
+    algos.evaluate(env, policy, num_episodes=2)
+    rollout = algos.collect(env, policy, num_steps=5, cursor=cursor)
+    assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
+    step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
+    assert step < 0.5  # CartPole moves by .4 a step at the most here
+
+
+def test_train_and_evaluate_on_the_command_line_print_onejson_object_last(tmp_path, capsys):
+    run_dir = str(tmp_path / "run")
+    main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["steps"] >= 2048 and trained["mean_return"] > 0 and trained["seconds"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = {"steps", "policy/approx_kl", "policy/clip_frac", "policy/entropy", "value/explained_variance"}
+    assert expected | {"time/steps_per_second", "policy/loss", "value/loss"} <= lines[-1].keys()
+    assert any("episode/return" in line for line in lines)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    main(["evaluate", run_dir, "--num-episodes", "3", "--deterministic", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
+
+
+def test_train_on_text_from_a_local_folder(tmp_path, capsys):
+    """An unknown model of the user's own: folder in, folder out, KL and score in the JSON."""
+    model = tmp_path / "model"
+    make_gpt2().save_pretrained(model)
+    make_tokenizer(WORDS).save_pretrained(model)
+    arguments = ["textenv/Periods-v0", "--model", str(model), "--total-steps", "600", "--config.num-episodes", "32"]
+    main(["train", *arguments, "--run-dir", str(tmp_path / "run"), "--json"])
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["score"] == trained["mean_return"] and trained["kl"] >= -0.5
+    assert trained["penalised_return"] == pytest.approx(trained["score"] - 0.001 * trained["kl"])
+    main(["evaluate", str(tmp_path / "run"), "--num-episodes", "8", "--json"])
+    evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"mean_return", "steps", "seconds", "score", "kl"} <= evaluated.keys()
+
+
+def test_wrong_input_on_the_command_line_exits_with_2_and_a_sentence(tmp_path, capsys):
+    for arguments in (["train", "NoSuchEnv-v0"], ["evaluate", str(tmp_path)]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith("algos: ")
+
+
+def test_python_m_algos_is_the_program_and_explains_every_field():
+    result = subprocess.run(
+        [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True
+    )
+    for field in PPOConfig.__dataclass_fields__:
+        assert "--config." + field.replace("_", "-") in result.stdout
+    assert "0.98" in result.stdout, "the defaults are those of the environment's preset"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("value_head.safetensors", b"cut off"), ("config.json", b"{"), ("tokenizer_config.json", b"[" * 100_000)],
+)
+def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
+    env = TextVectorEnv(prompts=[[0]], reward=lambda prompts, completions, **_: [0.0], tokenizer=make_tokenizer(WORDS))
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4)).save(tmp_path)
+    assert (tmp_path / "policy" / file).is_file()
+    (tmp_path / "policy" / file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds no LMPolicy|cannot load"):
+        algos.load(tmp_path)

@@ -1,0 +1,58 @@
+"""Small tokenizers and models made from configurations, never downloaded; and the scripts in examples/."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load_example(name):
+    """The module of a script in examples/, afresh."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None):
+    """A word-level tokenizer over these words (space-separated), with ids in their order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    table = {word: index for index, word in enumerate(words)}
+    inner = Tokenizer(models.WordLevel(table, unk_token=words[0]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, pad_token=pad, bos_token=bos)
+
+
+WORDS = ["a", "b", "c", "d", ".", "good", "bad", "<eos>", "<pad>"]
+
+
+def make_gpt2(vocab_size=len(WORDS), *, seed=0, **options):
+    """A GPT-2 of 2 layers, 32 wide, with spread-out weights so that its logits are not all alike."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    defaults = dict(
+        n_layer=2, n_embd=32, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=7, eos_token_id=7, pad_token_id=8,
+    )  # fmt: skip
+    config = GPT2Config(vocab_size=vocab_size, initializer_range=0.2, **(defaults | options))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config)
+
+
+def make_llama(vocab_size=len(WORDS), *, seed=0, **options):
+    """A Llama of 2 layers, 32 wide, with grouped keys and rotary positions."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=7, eos_token_id=7, pad_token_id=8,
+        initializer_range=0.2, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

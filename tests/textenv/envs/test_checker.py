@@ -1,0 +1,364 @@
+"""`check_text_env` against environments with one bug each, which one check finds and no other."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from algos.cli import main
+from tests.helpers.models import WORDS, make_tokenizer
+from tests.textenv.envs.test_conversation import Parrot
+from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
+from textenv.checks.env_checker import CHECKS, run_checks
+from textenv.envs.transcript import Transcript
+
+EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
+ARGUMENTS = dict(prompts=["a b", "c", "d a b", "a", "b c"], max_prompt_tokens=4, max_new_tokens=5)
+
+
+def reward(prompts, completions, **columns):
+    return [0.5 + text.split().count("good") for text in completions]
+
+
+def make(cls=TextVectorEnv, **options):
+    return cls(**(ARGUMENTS | {"reward": reward, "tokenizer": make_tokenizer(WORDS)} | options))
+
+
+class HandsOutItsOwnArrays(TextVectorEnv):
+    def _observe(self):
+        return {"tokens": self._slots.tokens, "length": self._slots.length}
+
+
+class Rereads(TextVectorEnv):
+    """As if ids were made from lower-cased text: some come back as others."""
+
+    def _transcript(self, rows):
+        transcript = super()._transcript(rows)
+        append = transcript.append
+        transcript.append = lambda rows, actions: append(rows, np.where(actions == 2, 1, actions))
+        return transcript
+
+
+class EndsAtPad(TextVectorEnv):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.ends.token[PAD] = True
+
+
+class ForgetsToPad(TextVectorEnv):
+    def _observe(self):
+        observation = super()._observe()
+        observation["tokens"][:, -2:] = [3, 4]
+        return observation
+
+
+class PaysForEveryToken(TextVectorEnv):
+    def step(self, actions):
+        acted = ~self._ended
+        observation, reward, *rest = super().step(actions)
+        return observation, reward + np.float32(0.125) * acted, *rest
+
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["reward"] += 0.125 * rollout["mask"]
+        return rollout
+
+
+class CallsTheLimitTruncatedThoughItEnded(TextVectorEnv):
+    def _transcript(self, rows):
+        transcript = super()._transcript(rows)
+
+        def finish(turns):
+            Transcript.finish(transcript, turns)
+            for row in turns:
+                if transcript.length[row] - transcript.prompt_length[row] == 5:
+                    transcript.terminated[row], transcript.truncated[row] = False, True
+
+        transcript.finish = finish
+        return transcript
+
+
+class EndsWithoutALimit(TextVectorEnv):
+    """A limit that terminates: the flag of a failure on a cut."""
+
+    def _transcript(self, rows):
+        transcript = super()._transcript(rows)
+
+        def finish(turns):
+            Transcript.finish(transcript, turns)
+            for row in turns:
+                transcript.terminated[row], transcript.truncated[row] = True, False
+
+        transcript.finish = finish
+        return transcript
+
+
+class IgnoresTheSeed(TextVectorEnv):
+    def _seed(self, seed):
+        super()._seed(None if seed is None else 0)
+
+
+class DealsTheFirstPromptForEver(TextVectorEnv):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._order.next = range
+
+
+class LeaksThePrompt(TextVectorEnv):
+    """TRL's notebook: an answer of EOS alone is cut at position 0 from the end, and the prompt remains."""
+
+    def step(self, actions):
+        *rest, info = super().step(actions)
+        said = info.get("final_info", info)
+        if "completion" in said:
+            for slot in np.flatnonzero(said["_completion"]):
+                said["completion"][slot] = said["completion"][slot] or said["prompt"][slot]
+        return *rest, info
+
+
+class ShiftsTheScores(TextVectorEnv):
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["reward"] = rollout["reward"].roll(1, 0)
+        return rollout
+
+
+class MasksEOS(TextVectorEnv):
+    """EOS left out of the mask (verl, TRL: pad = EOS)."""
+
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["mask"] &= rollout["action"] != EOS
+        return rollout
+
+
+class KeepsTheOldAnswer(TextVectorEnv):
+    """A slot that resets itself keeps the first token of the answer before."""
+
+    def step(self, actions):
+        old = self._slots.tokens[np.arange(self.num_envs), self._slots.prompt_length].copy()
+        resetting = self._ended.copy()
+        result = super().step(actions)
+        done = result[2] | result[3]
+        begun = done if self.autoreset_mode is AutoresetMode.SAME_STEP else resetting
+        for slot in np.flatnonzero(begun):
+            self._slots.tokens[slot, 0] = old[slot] if old[slot] < 7 else 0
+        return self._observe(), *result[1:]
+
+
+BROKEN = {
+    HandsOutItsOwnArrays: "spaces",
+    Rereads: "ids are preserved",
+    EndsAtPad: "EOS and pad",
+    ForgetsToPad: "EOS and pad",
+    PaysForEveryToken: "score placement",
+    CallsTheLimitTruncatedThoughItEnded: "terminated or truncated",
+    EndsWithoutALimit: "terminated or truncated",
+    IgnoresTheSeed: "seeds",
+    DealsTheFirstPromptForEver: "seeds",
+    LeaksThePrompt: "no prompt in the answer",
+    ShiftsTheScores: "batched equals single",
+    MasksEOS: "batched equals single",
+    KeepsTheOldAnswer: "reset",
+}
+
+
+def found(env):
+    return {result.name for result in run_checks(env) if result.problem}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_sound_environment_passes_in_every_mode(mode, num_envs):
+    check_text_env(make(num_envs=num_envs, autoreset_mode=mode))
+    check_text_env(make(num_envs=num_envs, autoreset_mode=mode, forbidden=[EOS]))
+    check_text_env(make(num_envs=num_envs, autoreset_mode=mode, min_new_tokens=2))
+    tokenizer = make_tokenizer(WORDS)
+    check_text_env(TokenVectorEnv(Parrot, tokenizer=tokenizer, num_envs=num_envs, autoreset_mode=mode))
+
+
+def test_single_and_registered_environments_pass():
+    check_text_env(make(TextEnv))
+    check_text_env(gymnasium.make("textenv/Copy-v0"))
+
+
+def test_every_check_has_an_environment_that_only_it_catches():
+    assert set(BROKEN.values()) == set(CHECKS)
+
+
+@pytest.mark.parametrize("cls", BROKEN)
+def test_each_bug_is_found_by_its_check_and_by_no_other(cls):
+    env = make(cls, num_envs=3)
+    assert found(env) == {BROKEN[cls]}
+    with pytest.raises(ValueError, match="1 of 9 checks do not hold") as caught:
+        check_text_env(env)
+    assert BROKEN[cls] in str(caught.value)
+
+
+def test_autoreset_bugs_are_found_in_the_other_modes_too():
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        assert found(make(KeepsTheOldAnswer, autoreset_mode=mode, num_envs=2)) == {"reset"}
+
+
+class ByHand(gymnasium.Env):
+    """Written from scratch, without anything of ours: 'a' and then four tokens, or EOS."""
+
+    tokenizer = make_tokenizer(WORDS)
+
+    def __init__(self, *, seeded=True):
+        self.observation_space = spaces.Dict(
+            tokens=spaces.Box(0, 8, (6,), np.int64), length=spaces.Box(0, 6, (), np.int64)
+        )
+        self.action_space, self.seeded = spaces.Discrete(9), seeded
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed if self.seeded or seed is None else 0)
+        self.ids = [int(self.np_random.integers(6))]
+        return self.observe(), {}
+
+    def step(self, action):
+        self.ids.append(int(action))
+        ended, full = action == EOS, len(self.ids) == 6
+        info = {"completion": self.tokenizer.decode(self.ids[1:], skip_special_tokens=True)} if ended or full else {}
+        return self.observe(), float(ended), bool(ended), bool(full and not ended), info
+
+    def observe(self):
+        tokens = np.full(6, PAD)
+        tokens[: len(self.ids)] = self.ids
+        return {"tokens": tokens, "length": np.array(len(self.ids))}
+
+
+def test_an_environment_written_from_scratch_is_checked_too():
+    check_text_env(ByHand())
+    assert found(ByHand(seeded=False)) == {"seeds"}
+
+
+class TruncatesAtEOS(ByHand):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, False, terminated or truncated, info
+
+
+class GoesOnAfterEOS(ByHand):
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, len(self.ids) == 6, info
+
+
+class TerminatesAtTheLimit(ByHand):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, info
+
+
+class LeaksByHand(ByHand):
+    def step(self, action):
+        *rest, info = super().step(action)
+        said = {"completion": self.tokenizer.decode(self.ids, skip_special_tokens=True)}
+        return *rest, said if info else {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (TruncatesAtEOS, "terminated or truncated"),
+        (GoesOnAfterEOS, "EOS and pad"),
+        (TerminatesAtTheLimit, "terminated or truncated"),
+        (LeaksByHand, "no prompt in the answer"),
+    ],
+)
+def test_bugs_of_an_environment_written_from_scratch_are_found(cls, name):
+    assert name in found(cls())
+
+
+def test_what_could_not_be_checked_is_said():
+    results = {result.name: result.verdict for result in run_checks(ByHand())}
+    assert results["batched equals single"].startswith("not checked: the environment has no batched form")
+    assert results["ids are preserved"] == "holds"
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": [0, 2, 4]},
+        {"stop": ["good", "b c"]},
+        {"allowed": lambda turn: [0, 1] if not turn.completion_ids else [EOS]},
+        {"max_length": 8, "max_prompt_tokens": 4},
+        {"max_new_tokens": 1},
+        {"prompts": ["a"]},
+    ],
+    ids=["stop ids", "stop texts", "a choice and EOS", "tight length", "one token", "one prompt"],
+)
+def test_no_false_alarm_on_sound_environments(mode, options):
+    check_text_env(make(num_envs=3, autoreset_mode=mode, **options))
+    check_text_env(make(TextEnv, **options))
+
+
+class ForgetsTheSets(TextVectorEnv):
+    def take_episodes(self):
+        return super().take_episodes().exclude("allowed", "allowed_sets")
+
+
+class BeginsEverywhere(TextVectorEnv):
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["is_init"][:] = True
+        return rollout
+
+
+class ResetsAll(TextVectorEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (ForgetsTheSets, "batched equals single"),
+        (BeginsEverywhere, "batched equals single"),
+        (ResetsAll, "reset"),
+    ],
+)
+def test_more_bugs_of_vector_environments(cls, name, mode):
+    assert found(make(cls, num_envs=3, autoreset_mode=mode, min_new_tokens=1)) == {name}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["textenv/Copy-v0"], 0),
+        (["textenv/GuessNumber-v0", "--env-kwargs", '{"high": 8}'], 0),
+        (["textenv/Broken-v0"], 1),
+        (["CartPole-v1"], 2),
+        (["no_module:Copy-v0"], 2),
+        (["textenv/Copy-v0", "--env-kwargs", "[]"], 2),
+    ],
+)
+def test_the_command_line_says_by_its_status_whether_all_holds(words, status, capsys):
+    gymnasium.register("textenv/Broken-v0", lambda: ByHand(seeded=False))
+    try:
+        main(["check", *words, "--json"])
+        given = 0
+    except SystemExit as end:
+        given = end.code
+    finally:
+        del gymnasium.registry["textenv/Broken-v0"]
+    printed = capsys.readouterr()
+    assert given == status
+    if status == 2:
+        assert len(printed.err) > 40
+    else:
+        results = json.loads(printed.out)
+        assert results.pop("sound") == (status == 0)
+        broken = [name for name, said in results.items() if said != "holds" and not said.startswith("not checked")]
+        assert broken == ["single: seeds"] * status
+
+
+def test_an_environment_of_another_kind_is_refused_with_a_reason():
+    with pytest.raises(ValueError, match="expected Dict"):
+        check_text_env(gymnasium.make("CartPole-v1"))

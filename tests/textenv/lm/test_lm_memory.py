@@ -1,0 +1,313 @@
+"""Gradient checkpointing and bf16 autocast: less memory, the same policy."""
+
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import algos
+from algos import LMPolicy, collect
+from algos.training.invariants import InvariantError, scoring_dtype
+from tests.algos.policies.test_critic import with_critic
+from tests.algos.policies.test_lora import adapted
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.pitfall_tools import (
+    agent_of,
+    close_gradients,
+    gradients,
+    lm_policy,
+    play,
+    product_dtypes,
+    random_table,
+    scored,
+    table_model,
+    text_env,
+)
+from textenv import KLPenalty, KLReward, PromptList, TextEnv
+from textenv.lm import memory
+
+MODELS = {"gpt2": make_gpt2, "llama": make_llama}
+ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
+
+
+def lora(**options):
+    """On a frozen base, in whose first layer no input has a gradient."""
+    policy = LMPolicy(adapted("llama"), make_tokenizer(WORDS), **options)
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "lora_B" in name or name.startswith("value_head"):
+                p.normal_(generator=torch.Generator().manual_seed(2), std=0.3)
+    return policy
+
+
+POLICIES = {
+    "gpt2": lambda **options: lm_policy(make_gpt2, **options),
+    "llama": lambda **options: lm_policy(make_llama, **options),
+    "lora": lora,
+    "critic": lambda **options: with_critic("llama", **options),
+}
+
+
+def make_opt(**options):
+    """A model whose layers would switch their own dropout on in training mode."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        vocab_size=len(WORDS), hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.5, pad_token_id=8, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return OPTForCausalLM(config)
+
+
+def loss_and_gradients(policy, rollout):
+    """Of everything that an evaluation says."""
+    policy.zero_grad()
+    log_prob, entropy, value = policy.evaluate(rollout)
+    loss = (log_prob + 0.3 * entropy.square() + value.square())[rollout["mask"]].sum()
+    loss.backward()
+    return loss.detach(), gradients(policy)
+
+
+def forwards(module, kind):
+    """Counts the calls of the modules of this kind, recomputation included."""
+    calls = []
+    for inner in module.modules():
+        if kind in type(inner).__name__:
+            inner.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def kept_bytes(policy, rollout):
+    """Bytes that a forward pass keeps for the backward pass, parameters not counted."""
+    own, kept = {p.data_ptr() for p in policy.parameters()}, {}
+
+    def pack(x):
+        if x.data_ptr() not in own:
+            kept[x.data_ptr()] = x.numel() * x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        evaluation = policy.evaluate(rollout)
+    assert evaluation.log_prob.requires_grad
+    return sum(kept.values())
+
+
+# --- gradient checkpointing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_checkpointing_changes_no_gradient(name):
+    rollout = play(text_env(), ANSWERS)
+    plain, saving = (POLICIES[name](gradient_checkpointing=on) for on in (False, True))
+    (one, expected), (two, found) = (loss_and_gradients(policy, rollout) for policy in (plain, saving))
+    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-5)
+    assert len(found) > 3
+    close_gradients(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_activations_inside_the_layers_are_dropped_and_computed_again(name):
+    rollout = play(text_env(), ANSWERS)
+    plain, saving = (POLICIES[name](gradient_checkpointing=on) for on in (False, True))
+    assert kept_bytes(saving, rollout) < 0.6 * kept_bytes(plain, rollout)
+    layers = 4 if name == "critic" else 2
+    for policy, times in ((plain, 1), (saving, 2)):
+        calls = forwards(policy, "Attention")
+        loss_and_gradients(policy, rollout)
+        assert len(calls) == times * layers
+
+
+@pytest.mark.parametrize("make", [lambda: make_gpt2(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5), make_opt])
+def test_row_02_checkpointing_leaves_dropout_off(make):
+    """OPT's layers drop out by their own training flag, which `transformers`' checkpointing wants to be set."""
+    rollout = play(text_env(), ANSWERS)
+    policy = lm_policy(make, gradient_checkpointing=True).train()
+    (one, first), (two, second) = (loss_and_gradients(policy, rollout) for _ in range(2))
+    (plain, expected) = loss_and_gradients(lm_policy(make), rollout)
+    for loss in (one, two):
+        torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-5)
+    for found in (first, second):
+        close_gradients(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
+    policy = LMPolicy(MODELS[name](), make_tokenizer(WORDS), gradient_checkpointing=True)
+    loss_and_gradients(policy, play(text_env(), ANSWERS))  # nothing is left behind by a pass with gradient
+    env = text_env(num_envs=1, max_new_tokens=8, forbidden=[7])
+    with caplog.at_level(logging.WARNING):
+        rollout = collect(env, policy, num_episodes=3, deterministic=True)
+    assert policy._decoder.cached and not caplog.records
+    for row in range(3):
+        mask = rollout["mask"][row]
+        start = int(mask.int().argmax()) + 1
+        prompt = rollout["observation"][row : row + 1, :start]
+        expected = policy.lm.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False, suppress_tokens=[7],
+            eos_token_id=None, pad_token_id=8,
+        )[0, start:]  # fmt: skip
+        assert rollout["action"][row][mask].tolist() == expected.tolist()
+
+
+def test_without_a_gradient_nothing_is_checkpointed_and_afterwards_the_layers_are_as_they_were(monkeypatch):
+    policy, rollout = lm_policy(gradient_checkpointing=True), play(text_env(), ANSWERS)
+    with monkeypatch.context() as without:
+        without.setattr(memory, "checkpoint", lambda *_, **__: pytest.fail("checkpointed without a gradient"))
+        policy.values(rollout)
+        collect(text_env(), policy, num_episodes=4)
+    loss_and_gradients(policy, rollout)
+    assert not any("forward" in vars(module) for module in policy.modules())
+
+
+def test_a_forward_that_others_put_on_a_layer_is_kept():
+    policy, rollout = lm_policy(gradient_checkpointing=True), play(text_env(), ANSWERS)
+    layer, seen = policy.lm.model.transformer.h[0], []
+    inner = layer.forward
+    layer.forward = lambda *a, **k: seen.append(1) or inner(*a, **k)
+    outer = layer.forward
+    loss_and_gradients(policy, rollout)
+    assert len(seen) == 2 and layer.forward is outer
+
+
+def test_a_model_that_does_not_mark_its_layers_is_refused():
+    with pytest.raises(ValueError, match="has no GradientCheckpointingLayer"):
+        LMPolicy(table_model(random_table()), make_tokenizer(WORDS), gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("micro", [1, 2, None])
+def test_row_18_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointing_together(micro):
+    """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
+    policy = with_critic(model=adapted("llama"), gradient_checkpointing=True)
+    env = text_env()
+    env.task.scores = [2.0, -1.0, 1.0]
+    rollout = scored(play(env, [(7,), (5, 1, 7), (3, 3, 3, 3, 3)]), policy)
+    options = dict(micro_batch_size=micro, normalize_advantage=False, ent_coef=0.03, vf_coef=0.4)
+    agent_of(env, policy, **options).update(rollout)
+    found, loss = gradients(policy), 0.0
+    policy.zero_grad()
+    for row in range(3):
+        mask = rollout["mask"][row]
+        stop = int(mask.nonzero().max()) + 1
+        ids, action = rollout["observation"][row : row + 1, :stop], rollout["action"][row][mask]
+        every = policy.lm.model(ids).logits[0].log_softmax(-1)[mask[:stop]]
+        value = policy.critic.head(policy.critic.trunk(ids).last_hidden_state[0, mask[:stop]])[:, 0]
+        error = (value - rollout["value_target"][row][mask]).square()
+        gain = rollout["advantage"][row][mask] * every.gather(1, action[:, None])[:, 0]
+        loss = loss + (0.2 * error - gain + 0.03 * (every.exp() * every).sum(-1)).sum() / 9
+    loss.backward()
+    assert any("lora" in name for name in found) and any(name.startswith("critic.trunk") for name in found)
+    close_gradients(found, gradients(policy))
+
+
+# --- autocast --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32(name):
+    rollout = play(text_env(), ANSWERS)
+    plain, policy = (POLICIES[name](autocast=dtype) for dtype in (None, torch.bfloat16))
+    seen = []
+    for module in policy.modules():
+        if type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D":
+            module.register_forward_hook(lambda m, args, out: seen.append((out.shape[-1] == 1, out.dtype)))
+    one, two = plain.evaluate(rollout), policy.evaluate(rollout)
+    assert (False, torch.bfloat16) in seen and (False, torch.float32) not in seen
+    assert (True, torch.float32) in seen and (True, torch.bfloat16) not in seen, "the value head"
+    assert {x.dtype for x in two} == {torch.float32}
+    for x, y in zip(one, two, strict=True):
+        torch.testing.assert_close(x, y, atol=0.3, rtol=0.1)
+    log_probs, _ = policy.lm._normalized(policy.lm.hidden(rollout["observation"])[rollout["mask"]], None)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(log_probs)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_row_01_under_autocast_acting_and_scoring_agree(name):
+    policy = POLICIES[name](autocast=torch.bfloat16)
+    computed_in = product_dtypes(policy)
+    rollout = collect(text_env(max_new_tokens=12), policy, num_episodes=16)
+    assert policy._decoder.cached and computed_in == {torch.bfloat16}
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}
+    again = policy.evaluate(rollout)
+    assert computed_in == {torch.bfloat16}
+    assert (again.log_prob - rollout["log_prob"])[rollout["mask"]].abs().max() < 0.1
+    values, mask = policy.values(rollout)[0], rollout["mask"]
+    torch.testing.assert_close(values[mask], again.value.detach()[mask], atol=0.2, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_gradients_under_autocast_are_fp32_and_steps_too_small_for_bf16_move_the_weights(name):
+    policy, rollout = POLICIES[name](autocast=torch.bfloat16), play(text_env(), ANSWERS)
+    _, found = loss_and_gradients(policy, rollout)
+    trained = {key: p for key, p in policy.named_parameters() if p.requires_grad}
+    assert found.keys() == trained.keys() and {g.dtype for g in found.values()} == {torch.float32}
+    for key, p in trained.items():
+        before, moves = p.detach().clone(), (p != 0) & (found[key] != 0)
+        with torch.no_grad():
+            p.add_(1e-6 * p.abs() * found[key].sign())
+        assert (p != before)[moves].all(), key
+        assert (p.bfloat16() == before.bfloat16()).float().mean() > 0.9, "bf16 weights would have stood still"
+
+
+def test_the_reference_is_scored_in_the_same_autocast():
+    for policy in (lm_policy(autocast=torch.bfloat16), lora(autocast=torch.bfloat16)):
+        rollout, reference = collect(text_env(), policy, num_episodes=8), policy.reference()
+        assert reference.autocast is torch.bfloat16
+        computed_in = product_dtypes(reference.model)
+        found = reference.evaluate(rollout).log_prob
+        assert computed_in == {torch.bfloat16}
+        torch.testing.assert_close(found, policy.evaluate(rollout).log_prob, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "refused"),
+    [(torch.bfloat16, 0.05, False), (torch.bfloat16, 0.2, True), (None, 0.05, True), (None, 0.0, False)],
+)
+def test_row_02_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refused):
+    """The sampler's log-probabilities are the scorer's and a gap: .1 is allowed in bf16, .001 in fp32."""
+    policy = with_critic(autocast=dtype, gradient_checkpointing=True)
+    rollout = scored(play(text_env(), ANSWERS), policy)
+    rollout["log_prob"] = rollout["log_prob"] + gap
+    with pytest.raises(InvariantError, match="same weights") if refused else nullcontext():
+        KLPenalty(policy.reference(), 0.1)(rollout, policy)
+    assert (policy.divergence(rollout, policy.reference()).abs() < 1e-2).all()
+
+
+def test_the_stepwise_penalty_decodes_under_autocast_too():
+    policy = lm_policy(autocast=torch.bfloat16)
+    reference = policy.reference()
+    computed_in = product_dtypes(reference.model)
+    deck = PromptList([[0, 1]])
+    deck.score = lambda turns: [0.0]
+    env = TextEnv(deck, tokenizer=policy.lm.tokenizer, max_prompt_tokens=4, max_new_tokens=5)
+    stepwise = KLReward(env, reference, 0.3)
+    observation, _ = stepwise.reset(seed=0)
+    step = policy.act({name: x[None] for name, x in observation.items()})
+    info = stepwise.step({"token": int(step.action[0]), "log_prob": float(step.log_prob[0])})[-1]
+    assert computed_in == {torch.bfloat16} and info["kl"] == pytest.approx(0, abs=0.1)
+
+
+def test_the_tolerance_of_ratios_is_that_of_what_is_computed_in():
+    assert scoring_dtype(lm_policy()) is torch.float32
+    assert scoring_dtype(lm_policy(autocast=torch.bfloat16)) is torch.bfloat16
+    assert scoring_dtype(lm_policy(lambda: make_gpt2().bfloat16())) is torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_another_dtype_is_refused(dtype):
+    with pytest.raises(ValueError, match=str(dtype)):
+        lm_policy(autocast=dtype)
+
+
+def test_both_options_are_saved_with_the_policy(tmp_path):
+    for number, make in enumerate((lm_policy, with_critic)):
+        agent = agent_of(text_env(), make(autocast=torch.bfloat16, gradient_checkpointing=True, temperature=0.7))
+        agent.save(tmp_path / str(number))
+        loaded = algos.load(tmp_path / str(number))
+        assert loaded.autocast is torch.bfloat16 and loaded.lm.gradient_checkpointing and loaded.temperature == 0.7
+        rollout = play(text_env(), ANSWERS)
+        for one, two in zip(agent.policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
+            assert torch.equal(one, two)
+        assert LMPolicy.load(tmp_path / str(number) / "policy", autocast=None).autocast is None

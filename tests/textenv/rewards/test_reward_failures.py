@@ -1,0 +1,341 @@
+"""What happens when a reward function fails: it is named, nothing is lost, and by choice its answers are left out."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
+from tests.textenv.envs.test_conversation import Parrot
+from tests.textenv.rewards.test_reward_contract import ANSWERS, BAD, EOS, GOOD, good, make_env, play, play_env
+from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
+from textenv.rewards import Normalize, whiten
+from textenv.rewards.scores import StopTraining
+
+
+def raises(prompts, completions):
+    if any("bad" in text for text in completions):
+        raise KeyError("no such thing")
+    return [1.0] * len(completions)
+
+
+def gives(value):
+    def strange(completions):
+        return [value if "bad" in text else 1.0 for text in completions]
+
+    return strange
+
+
+FAILURES = {
+    "raises": (raises, "raised KeyError: 'no such thing' in row 1"),
+    "nan": (gives(float("nan")), "returned nan in row 1"),
+    "inf": (gives(-float("inf")), "returned -inf in row 1"),
+    "text": (gives("good"), "returned 'good' in row 1"),
+    "too few tokens": (gives([1.0]), "returned 1 numbers in row 1 .* has 3 tokens"),
+    "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] in row 1"),
+    "ragged": (gives([[1.0], [1.0, 2.0]]), r"returned \[\[1.0\], \[1.0, 2.0\]\] in row 1"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, workers):
+    function, message = FAILURES[name]
+    env = make_env(Rewards({"mine": function}, workers=workers), prompts=["a b"])
+    env.start_episodes(4, seed=0)
+    left = [list(answer) for answer in ANSWERS]
+    while env.running.any():
+        actions = np.zeros(3, dtype=np.int64)
+        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
+        env.advance(actions)
+    with pytest.raises(RewardError, match=rf"reward 'mine' {message}") as caught:
+        env.take_episodes()
+    assert "'a b'" in str(caught.value) and "bad good" in str(caught.value)
+    assert [answer["completion_ids"] for answer in caught.value.answers] == [list(answer) for answer in ANSWERS]
+    env.task.rewards = Rewards(good)
+    assert env.take_episodes()["reward"].sum(1).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", list(FAILURES))
+def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
+    rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
+    env = make_env(rewards)
+    rollout = play_env(env, ANSWERS)
+    assert rollout["mask"].any(1).tolist() == [True, False, False, True]
+    assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
+    assert env.metrics["reward/failed"] == 2 and env.metrics["reward/left_out"] == 2
+    assert (rewards.seen, rewards.failed) == (4, 2)
+
+
+def test_skip_stops_once_more_than_the_share_fails():
+    rewards = Rewards(raises, on_error="skip", max_failed=0.1)
+    rows = {"prompts": ["?"] * 20, "completions": ["bad"] + ["good"] * 19}
+    for _ in range(10):  # 1 in 20
+        assert rewards(**rows).failed == {0}
+    rows["completions"] = ["bad"] * 18 + ["good"] * 2
+    with pytest.raises(RewardError, match=r"\d+ of the last \d+ answers failed, more than 10%; lately: .*raises"):
+        for _ in range(3):
+            rewards(**rows)
+
+
+def counted(function):
+    def counts(prompts, completions):
+        counts.calls.append(list(completions))
+        return function(prompts, completions)
+
+    counts.calls = []
+    return counts
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("row", [0, 77, 127])
+def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
+    """128 = 2^7: two calls a halving to know every other score, one or two to know the row alone."""
+    function = counted(raises)
+    completions = ["good"] * 128
+    completions[row] = "bad"
+    rewards = Rewards(function, on_error=on_error)
+    if on_error == "stop":
+        with pytest.raises(RewardError, match=rf"raised KeyError.* in row {row} \(prompt"):
+            rewards(prompts=["?"] * 128, completions=completions)
+    else:
+        scores = rewards(prompts=["?"] * 128, completions=completions)
+        assert scores.failed == {row} and scores.earned.count(1.0) == 127
+    assert len(function.calls) <= 1 + 2 * 7
+
+
+def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
+    """It fails once, on the whole batch: both halves pass, and a score that came at a second try is none to trust."""
+    attempts = []
+
+    def now_and_then(completions):
+        attempts.append(len(completions))
+        if len(attempts) == 1:
+            raise ConnectionError("try again")
+        return [1.0] * len(completions)
+
+    rewards = Rewards(now_and_then, on_error="skip", max_failed=0.5)
+    scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
+    assert scores.failed == set(range(8)) and scores.earned == [None] * 8
+    assert (rewards.seen, rewards.failed) == (8, 8) and attempts == [8, 4, 4]
+    with pytest.raises(RewardError, match="neither half of it: does it depend on the batch, or fail now and then"):
+        attempts.clear()
+        Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_where_all_answers_fail_the_batch_is_called_again_after_a_pause_and_then_training_stops(recovers, tmp_path):
+    attempts = []
+
+    def down(completions):
+        attempts.append(len(completions))
+        if not recovers or attempts.count(128) < 2:
+            raise ConnectionError("the service is down")
+        return [1.0] * len(completions)
+
+    rewards = Rewards(down, on_error="skip", pause=0.0)
+    if recovers:
+        assert rewards(prompts=["?"] * 128, completions=["x"] * 128).earned == [1.0] * 128
+    else:
+        policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+        agent = PPO(make_env(rewards), policy, PPOConfig(num_steps=None, num_episodes=128, minibatch_size=64))
+        with pytest.raises(RewardError, match="raised ConnectionError: the service is down in row 0") as caught:
+            agent.learn(1000, run_dir=tmp_path)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        assert len((tmp_path / "unscored.jsonl").read_text().splitlines()) == 128
+    # Whole, halves, quarters, four alone, and the whole again.
+    assert attempts == [128, 64, 64, 32, 32, 32, 32, 1, 1, 1, 1, 128]
+
+
+def test_a_reward_that_exits_in_a_process_fails_on_that_row_only():
+    rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
+    for options in ({"processes": True}, {"workers": 3}, {}):
+        assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
+        with pytest.raises(RewardError, match=r"SystemExit.* in row 1 \(prompt"):
+            Rewards(leaves, **options)(**rows)
+
+
+def test_an_exceptions_own_text_is_escaped_and_cut():
+    def screams(completions):
+        raise ValueError("\x1b[2J\u202e" + "a" * 1_000_000)
+
+    with pytest.raises(RewardError) as caught:
+        Rewards(screams)(prompts=["?"], completions=["x"])
+    text = str(caught.value)
+    assert len(text) < 2_000 and "\x1b" not in text and "\\x1b[2J\\u202e" in text and "1,000,005 characters" in text
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_call_beyond_its_time_is_named_or_skipped(processes):
+    start = time.monotonic()
+    rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
+    with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
+        Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes)(**rows)
+    scores = Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes, on_error="skip")(**rows)
+    assert scores.earned == [1.0, None, 1.0]
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_pools_keep_the_order(processes):
+    rewards = Rewards(slow_square, workers=3, processes=processes)
+    numbers = list(range(10))
+    scores = rewards(prompts=["?"] * 10, completions=[str(n) for n in numbers])
+    assert scores.earned == [float(n * n) for n in numbers]
+
+
+def test_processes_are_processes_and_want_functions_that_can_be_imported():
+    scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
+    assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
+    with pytest.raises(TypeError, match="importable"):
+        Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
+
+
+def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_path):
+    calls = []
+
+    def fails_later(completions):
+        calls.append(completions)
+        if len(calls) > 1:
+            raise RuntimeError("the service is down")
+        return [1.0] * len(completions)
+
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    agent = PPO(make_env(fails_later), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8))
+    with pytest.raises(RewardError, match="service is down") as caught:
+        agent.learn(1000, run_dir=tmp_path)
+    assert "saved in" in "".join(caught.value.__notes__)
+    answers = [json.loads(line) for line in (tmp_path / "unscored.jsonl").read_text().splitlines()]
+    assert [answer["completions"] for answer in answers] == calls[1]
+    assert (tmp_path / "config.json").is_file() and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"functions": {}}, "empty"),
+        ({"functions": {"x": (good, float("nan"))}}, "weight of reward 'x'"),
+        ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
+        ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
+        ({"functions": good, "timeout": 0}, "seconds above 0"),
+        ({"functions": 3}, "reward 'int' is 3"),
+        ({"functions": {"x": 3}}, "reward 'x' is 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Rewards(**arguments)
+
+
+@pytest.mark.parametrize(("function", "word", "message"), [
+    (raises_odd_error, "odd", "OddError: status 500"), (dies, "die", "worker process died"),
+])  # fmt: skip
+def test_a_process_that_dies_or_an_odd_exception_ends_nothing_else(function, word, message):
+    rows = {"prompts": ["?"] * 3, "completions": ["x", word, "y"]}
+    rewards = Rewards(function, processes=True, on_error="skip")
+    assert rewards(**rows).earned == [1.0, None, 1.0]
+    assert rewards(prompts=["?"], completions=["x"]).earned == [1.0]
+    with pytest.raises(RewardError, match=message):
+        Rewards(function, processes=True)(**rows)
+
+
+def test_one_failed_turn_leaves_the_whole_conversation_out():
+    class Fails(StringGames):
+        def score(self, turns):
+            earned = [None if turn.index == 0 and turn.prompt_ids == [3] else 1.0 for turn in turns]
+            return Scores(earned=earned, failed=frozenset(i for i, value in enumerate(earned) if value is None))
+
+    tokenizer = make_tokenizer(WORDS)
+    task = Fails(Parrot, tokenizer=tokenizer)
+    env = TextVectorEnv(task, tokenizer=tokenizer, max_turns=3, max_prompt_tokens=4, max_new_tokens=4, max_length=40)
+    rollout = collect(env, LMPolicy(make_gpt2(), tokenizer, seed=0), num_episodes=12, cursor=Cursor(seed=0))
+    short = torch.tensor([row[:1].tolist() == [3] for row in rollout["observation"]])
+    assert short.any() and not short.all()
+    assert (rollout["mask"].any(1) == ~short).all()
+
+
+def test_failures_inside_nested_rewards_are_carried_out():
+    inner = Rewards({"x": raises}, on_error="skip")
+    scores = Rewards({"in": inner, "good": good})(prompts=["?"] * 3, completions=["good", "bad good", "a"])
+    assert scores.earned == [2.0, None, 1.0] and scores.failed == {1}
+
+
+def test_the_share_counts_every_function_and_piece_and_the_last_answers_only():
+    rows = {"prompts": ["?"] * 100, "completions": ["bad"] * 100}
+    some = rows | {"completions": ["bad"] * 90 + ["good"] * 10}
+    with pytest.raises(RewardError, match="more than 10%"):
+        Rewards(raises, on_error="skip", workers=10)(**some)
+
+    def on(row):
+        return lambda completions: [float("nan") if int(text) // 10 == row else 1.0 for text in completions]
+
+    with pytest.raises(RewardError, match="30 of the last 100"):
+        Rewards({str(k): on(k) for k in range(3)}, on_error="skip")(
+            prompts=["?"] * 100, completions=[str(i) for i in range(100)]
+        )
+    late = Rewards(raises, on_error="skip")
+    for _ in range(100):
+        late(prompts=["?"] * 100, completions=["good"] * 100)
+    with pytest.raises(RewardError, match="more than 10%"):
+        for _ in range(3):
+            late(**some)
+
+
+def test_what_looks_at_whole_batches_is_not_called_in_parts():
+    for options in ({"workers": 2}, {"processes": True}, {"on_error": "skip"}):
+        for transform in (Normalize, whiten):
+            with pytest.raises(ValueError, match="put it outside"):
+                Rewards(transform(good), **options)
+    outside = whiten(Rewards(good, workers=2))
+    assert outside(prompts=["?"] * 4, completions=["good", "a", "good", "a"]) == [1, -1, 1, -1]
+
+
+@pytest.mark.parametrize("value", [1e39, 10**400, [1e300, 0.0]])
+def test_rewards_that_are_too_great_for_float32_are_refused_by_row(value):
+    with pytest.raises(RewardError, match="in row 0"):
+        play(lambda completions: [value] * len(completions), [(GOOD, EOS)])
+
+
+def test_a_column_that_only_some_prompts_have_is_none_for_the_others():
+    def scored(completions, answer):
+        return [0.0 if each is None else 1.0 for each in answer]
+
+    env = make_env(scored, prompts=[{"prompt": "a", "answer": 1}, "c"], num_envs=1)
+    env.reset(seed=0)
+    paid = {env.step(np.array([EOS]))[1][0] for _ in range(8)}
+    assert paid == {0.0, 1.0}
+
+
+def test_a_step_after_a_failed_reward_is_refused():
+    env = make_env(raises, num_envs=1)
+    env.reset(seed=0)
+    env.step(np.array([BAD]))
+    with pytest.raises(RewardError):
+        env.step(np.array([EOS]))
+    with pytest.raises(ValueError, match="reward failed on a turn that is over: call reset"):
+        env.step(np.array([EOS]))
+
+
+def test_a_reward_that_leaves_everything_out_ends_the_training_in_words():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
+    with pytest.raises(ValueError, match="nothing of this rollout counts: none of its 8 rows"):
+        PPO(make_env(lambda completions: [None] * len(completions)), policy, config).learn(100)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StopTraining])
+def test_a_wish_to_stop_is_no_failure_and_the_agent_is_saved(error, tmp_path):
+    def stops(completions):
+        raise error
+
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
+    for on_error in ("stop", "skip"):
+        with pytest.raises(error):
+            PPO(make_env(Rewards(stops, on_error=on_error)), policy, config).learn(100, run_dir=tmp_path / on_error)
+        assert (tmp_path / on_error / "config.json").is_file()

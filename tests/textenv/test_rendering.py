@@ -1,0 +1,71 @@
+"""Rendering: the text so far, chosen tokens shaded, nothing that commands the terminal."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from algos import LMPolicy, collect
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.textenv.prompts.test_prompts import EOS, GOOD, make_env
+from textenv import TextEnv, render_rollout
+from textenv.rendering import pieces, printable
+
+CODE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def good(prompts, completions, **columns):
+    return [float(text.split().count("good")) for text in completions]
+
+
+def test_ansi_is_the_text_with_the_paid_token_shaded():
+    env = make_env(["a b"], 1, good, render_mode="ansi", autoreset_mode="Disabled")
+    env.reset(seed=0)
+    assert env.render() == ("a b",)
+    env.step(np.array([GOOD]))
+    unpaid = env.render()[0]
+    env.step(np.array([EOS]))
+    paid = env.render()[0]
+    assert CODE.sub("", unpaid) == "a b good" and CODE.sub("", paid) == "a b good <eos>"
+    assert paid.startswith("a b\x1b[4;97;48;2;0;0;0m good\x1b[0m\x1b[4;97;48;2;0;200;0m <eos>")
+
+
+def test_human_prints_at_reset_and_at_every_step(capsys):
+    env = TextEnv(prompts=["a b"], reward=good, tokenizer=make_tokenizer(WORDS), render_mode="human")
+    env.reset(seed=0)
+    env.step(GOOD)
+    assert env.render() is None
+    shown = [CODE.sub("", line) for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["a b", "a b good", "a b good"]
+
+
+def test_a_rollout_is_shaded_by_any_column():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+    rollout = collect(make_env(), policy, num_episodes=4)
+    shown = render_rollout(rollout, 1, policy.lm.tokenizer)
+    mask = rollout["mask"][1]
+    tokens = [*rollout["observation"][1, :1].tolist(), *rollout["action"][1].tolist()][
+        : int(torch.nonzero(mask)[-1]) + 2
+    ]
+    assert CODE.sub("", shown) == policy.lm.tokenizer.decode(tokens)
+    levels = [int(x) for x in re.findall(r"48;2;(\d+);0;0m", shown)]
+    assert len(levels) == int(mask.sum()) and max(levels) == 200
+    darkest = int(rollout["log_prob"][1][mask].abs().argmin())
+    assert levels[darkest] == min(levels)
+    with pytest.raises(KeyError, match="it has action"):
+        render_rollout(rollout, 1, policy.lm.tokenizer, column="luck")
+
+
+def test_a_character_of_several_tokens_stands_at_the_last_of_them():
+    from textenv.lm.loading import load_tokenizer
+
+    tokenizer = load_tokenizer()
+    ids = tokenizer("a é🎬b")["input_ids"]
+    found = pieces(ids, tokenizer)
+    assert "".join(found) == tokenizer.decode(ids) and len(found) == len(ids)
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(found)
+
+
+def test_answers_cannot_command_the_terminal():
+    assert printable("\x1b[2Jhi\u202etxt\x07\n") == "\\x1b[2Jhi\\u202etxt\\x07\n"
