@@ -1,17 +1,9 @@
-"""Settings and fixtures of all tests."""
-
-import os
+"""Fixtures of all tests."""
 
 import pytest
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import torch
 
-# One thread is fastest for models of this size, and results do not depend on the number of cores.
-if "OMP_NUM_THREADS" not in os.environ:
-    torch.set_num_threads(1)
+from tests.helpers.models import WORDS, make_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +12,6 @@ def threads_as_they_were():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-from tests.helpers.models import WORDS, make_tokenizer  # noqa: E402  (after the threads are set)
 
 
 @pytest.fixture

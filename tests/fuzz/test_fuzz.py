@@ -42,7 +42,7 @@ def test_a_reader_reads_or_refuses_in_words(name):
     ],
 )
 def test_fuzzing_finds_readers_that_break_the_contract(does, said, monkeypatch):
-    monkeypatch.setattr("fuzz_inputs.SECONDS", 0.2)
+    monkeypatch.setattr("tests.fuzz.fuzz_inputs.SECONDS", 0.2)
     with pytest.raises(BrokenError, match=said), limited():
         attempt(Target(does, says="file"), b"", Tally())
 
