@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from algos.cli.arguments import ARGUMENTS, named, with_remembered
 from algos.cli.check import Check, CheckReward
-from algos.cli.common import ARGUMENTS, named, with_remembered
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
 from algos.cli.train import Train, switches, train_command

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from algos.cli.common import json_object, one_thread
+from algos.cli.arguments import json_object, one_thread
 from textenv.rewards.calling import read_module
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from algos.cli.common import one_thread
+from algos.cli.arguments import one_thread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.common import ARGUMENTS, json_object, named, one_thread, place_of_environment, to_remember
+from algos.cli.arguments import ARGUMENTS, json_object, named, one_thread, place_of_environment, to_remember
 from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
 from algos.training.run_folder import check_new, run_of
 from textenv.rewards.calling import read_module

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.cli.common import json_object, with_remembered
+from algos.cli.arguments import json_object, with_remembered
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: arguments of ``algos train`` (remembered for a resume), JSON, threads.
+"""Arguments of the commands: the words of ``algos train`` (by which a run was started, and goes on), JSON, threads.
 
 ``switches`` are the names of the options that take no value.
 """
