@@ -1,7 +1,7 @@
 from . import advantages as advantages, config as config, losses as losses, policies as policies, presets as presets
 from .a2c import A2C as A2C, A2CConfig as A2CConfig
 from .agent import Agent as Agent
-from .collection import Cursor as Cursor, collect as collect
+from .collection import Collector as Collector, collect as collect
 from .comparison.compare import compare as compare
 from .comparison.summary import Case as Case
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
@@ -13,9 +13,11 @@ from .finetuning.text_loss import TextLoss as TextLoss
 from .grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
+from .policies.gsde import GSDEPolicy as GSDEPolicy
 from .policies.lm import LMPolicy as LMPolicy
 from .policies.lstm import LSTMPolicy as LSTMPolicy
 from .policies.mlp import MLPPolicy as MLPPolicy
+from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig

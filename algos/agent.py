@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,16 +13,16 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Cursor, autoreset_mode, collect
+from algos.collection import Collector, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PolicyName, PPOConfig
 from algos.optimize import Optimizer
 from algos.policies.normalizers import RewardNormalizer
-from algos.policies.policy import Policy, check_spaces
+from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.policies.registry import make_policy
 from algos.training.loop import learn
 from algos.training.metrics import Metrics
 from algos.training.save import save
-from algos.training.serialization import attributes, load_weights, own_attributes, set_attributes, trained_weights
+from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
@@ -76,12 +75,13 @@ class Agent(Generic[ConfigT]):
         if policy is None and isinstance(env, VectorEnv):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)
         check_environment(env, policy, config)
-        assert policy is not None
+        assert isinstance(policy, Policy)
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
         gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
-        self.cursor = Cursor(seed=config.seed)
+        self.collector = Collector(env, policy, seed=config.seed)
+        self._optimizer: Optimizer | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
         # A different stream from the one for minibatch order.
@@ -89,20 +89,18 @@ class Agent(Generic[ConfigT]):
         self.progress = 0.0
         """Fraction of the training that is done, 0 to 1; read by the schedules."""
 
-    @cached_property
+    @property
     def optimizer(self) -> Optimizer:
         """Optimizer of the policy's trainable parameters, created at first use."""
-        return Optimizer(self.policy.parameters(), self.config, policy=self.policy)
+        if self._optimizer is None:
+            self._optimizer = Optimizer(self.policy.parameters(), self.config, policy=self.policy)
+        return self._optimizer
 
     def collect(self) -> TensorDict:
         """Run the policy in the environment and return the next rollout."""
-        return collect(
-            self.env,
-            self.policy,
-            num_steps=self.config.num_steps,
-            num_episodes=self.config.num_episodes,
-            group_size=getattr(self.config, "group_size", 1),
-            cursor=self.cursor,
+        config = self.config
+        return self.collector.collect(
+            num_steps=config.num_steps, num_episodes=config.num_episodes, group_size=config.episodes_per_group
         )
 
     def update(self, rollout: TensorDict) -> Metrics:
@@ -111,15 +109,15 @@ class Agent(Generic[ConfigT]):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during training, except the environment; see `algos.training.serialization`."""
-        normalizer = self.reward_normalizer
         return {
             "policy": trained_weights(self.policy),
-            "policy_memory": own_attributes(self.policy),
+            "policy_generator": self.policy.generator,
+            "policy_memory": dict(self.policy.memory),
             "generator": self.generator,
-            "cursor": attributes(self.cursor),
-            "optimizer": self.optimizer.state_dict() if "optimizer" in vars(self) else None,
-            "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
-            "penalty": None if self.penalty is None else self.penalty.state_dict(),
+            "collector": self.collector.state_dict(),
+            "optimizer": saved_state(self._optimizer),
+            "reward_normalizer": saved_state(self.reward_normalizer),
+            "penalty": saved_state(self.penalty),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,15 +127,14 @@ class Agent(Generic[ConfigT]):
             ValueError: if the policy is a different one.
         """
         load_weights(self.policy, state["policy"])
-        set_attributes(self.policy, state["policy_memory"])
+        self.policy.memory = dict(state["policy_memory"])
+        self.policy.generator.set_state(state["policy_generator"].get_state())
         self.generator.set_state(state["generator"].get_state())
-        set_attributes(self.cursor, state["cursor"])
+        self.collector.load_state_dict(state["collector"])
         if state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-        if state["reward_normalizer"] is not None and self.reward_normalizer is not None:
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
-        if state["penalty"] is not None and self.penalty is not None:
-            self.penalty.load_state_dict(state["penalty"])
+        restore_state(self.reward_normalizer, state["reward_normalizer"])
+        restore_state(self.penalty, state["penalty"])
 
     learn = check_names(learn)
 
@@ -188,7 +185,7 @@ def choose_penalty(
     Raises:
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
-    carried = getattr(env, "penalty", None)
+    carried = env.penalty if is_episode_env(env) else None
     if kl_coef is None:
         return carried if penalty is None else penalty
     if penalty is not None or carried is not None:
@@ -209,11 +206,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise TypeError(
             f"env is {env!r:.100}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)"
         )
-    if isinstance(policy, (str, type)):
-        raise TypeError(
-            f"policy is {policy!r:.100}, expected one that acts, such as MLPPolicy(env.single_observation_space, "
-            "env.single_action_space), or LMPolicy.load(name) for text"
-        )
+    check_policy(policy, call="PPO(env, policy)")
     space = env.single_action_space
     if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
         raise ValueError(
@@ -232,18 +225,18 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
         )
     check_spaces(env, policy)
-    actions = getattr(policy, "num_actions", None)
+    actions = policy.num_actions
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(
             f"the policy chooses from {actions} actions, the environment has {space.n}: "
             "make both from the same tokenizer or space"
         )
-    if getattr(policy, "trained_by_values", False) and isinstance(config, PolicyGradientConfig):
+    if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
         raise TypeError(
             f"a {type(policy).__name__} acts on values and has no probabilities that a gradient could follow: train it "
             "by DQN, or take an MLPPolicy"
         )
-    if getattr(policy, "sampling_only", False):
+    if policy.sampling_only:
         raise ValueError(
             "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
             "KL would be wrong. Train with both None, and set them for generation afterwards."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import gymnasium
@@ -21,26 +21,7 @@ from algos.policies.random_streams import episode_seeds
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env
 
-
-@dataclass(eq=False)
-class Cursor:
-    """Position where collection stopped and the next call continues; a new one resets the environment.
-
-    Args:
-        seed: of the environment's next reset; None once used.
-    """
-
-    seed: int | None = None
-    observation: Any = None
-    """Observation to act on next; None before the first reset."""
-    ended: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
-    action_mask: torch.Tensor | None = None
-    """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None where it has none."""
-    is_init: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    """bool ``[N]``: slots at the first observation of an episode."""
-    group_seeds: np.random.Generator | None = None
-    """Generator of the groups' reset seeds (control); None before the first group."""
+Columns = dict[str, list[Any]]
 
 
 @check_names
@@ -51,73 +32,235 @@ def collect(
     num_steps: int | None = None,
     num_episodes: int | None = None,
     group_size: int = 1,
-    cursor: Cursor | None = None,
+    seed: int | None = None,
     deterministic: bool = False,
 ) -> TensorDict:
-    """Run the policy and return a rollout in the schema of `textenv.rollout`.
+    """Reset the environment and collect one rollout: ``Collector(env, policy, seed=seed).collect(...)``."""
+    return Collector(env, policy, seed=seed).collect(
+        num_steps=num_steps, num_episodes=num_episodes, group_size=group_size, deterministic=deterministic
+    )
+
+
+class Collector:
+    """Runs a policy in an environment; each rollout continues where the last one stopped.
 
     Args:
         env: a vector environment in any of Gymnasium's three autoreset modes, or one of whole episodes
-            (`textenv.rollout.EpisodeEnv`), which needs ``num_episodes``.
+            (`textenv.rollout.EpisodeEnv`).
         policy: the policy that acts.
-        num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
-        num_episodes: exact number of whole episodes. In control each slot plays its share from a fresh reset, so that
-            short episodes are not favoured, and its later steps are False in the mask. An episode that its
-            environment aborted (`algos.envs.subprocess_env`) is False too, and is replayed except in a group.
-        group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1 every row
-            is one episode in control too.
-        cursor: where the last call stopped; it is updated. Without one the environment is reset.
-        deterministic: take the most probable action instead of a sample.
+        seed: of the environment's first reset; None takes a random one.
 
-    Returns:
-        The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step whose environment failed is
-        an episode without a True entry, with ``is_init`` and ``truncated``, so the step before it counts as truncated.
-
-    Raises:
-        ValueError: unless exactly one of ``num_steps`` and ``num_episodes`` is given and fits the environment, if the
-            episodes do not divide into groups, or if the environment cannot be reset with one seed per slot.
+    Example:
+        >>> env = gymnasium.make_vec("CartPole-v1", num_envs=2)  # doctest: +SKIP
+        >>> Collector(env, policy, seed=1).collect(num_steps=8).batch_size  # doctest: +SKIP
+        torch.Size([2, 8])
     """
-    if (num_steps is None) == (num_episodes is None):
-        raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
-    if group_size != 1 and (group_size < 1 or num_episodes is None or num_episodes % group_size):
-        raise ValueError(
-            f"group_size is {group_size}, num_episodes {num_episodes}: give a size of at least 1 that divides them"
-        )
-    cursor = Cursor() if cursor is None else cursor
-    if is_episode_env(env):
+
+    _last: ClassVar[WeakKeyDictionary[VectorEnv, Collector]] = WeakKeyDictionary()
+    """Last collector that ran each environment: episodes of another one are not continued."""
+
+    def __init__(self, env: VectorEnv, policy: Policy, *, seed: int | None = None) -> None:
+        self.env, self.policy = env, policy
+        self.seed = seed
+        """Seed of the next reset; None once used."""
+        self.observation: Any = None
+        """Observation to act on next; None before the first reset."""
+        self.ended = np.zeros(0, dtype=bool)
+        """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
+        self.action_mask: torch.Tensor | None = None
+        """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None if it has none."""
+        self.is_init = np.zeros(0, dtype=bool)
+        """bool ``[N]``: slots at the first observation of an episode."""
+        self.group_seeds: np.random.Generator | None = None
+        """Generator of the groups' reset seeds (control); None before the first group."""
+
+    def collect(
+        self,
+        *,
+        num_steps: int | None = None,
+        num_episodes: int | None = None,
+        group_size: int = 1,
+        deterministic: bool = False,
+    ) -> TensorDict:
+        """Run the policy and return a rollout in the schema of `textenv.rollout`.
+
+        Args:
+            num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
+            num_episodes: exact number of whole episodes. In control each slot plays its share from a fresh reset, so
+                that short episodes are not favoured, and its later steps are False in the mask. An episode that its
+                environment aborted (`algos.envs.subprocess_env`) is False too, and is replayed except in a group.
+            group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1 every
+                row is one episode in control too.
+            deterministic: take the most probable action instead of a sample.
+
+        Returns:
+            The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step whose environment
+            failed is an episode without a True entry, with ``is_init`` and ``truncated``, so the step before it counts
+            as truncated.
+
+        Raises:
+            ValueError: unless exactly one of ``num_steps`` and ``num_episodes`` is given and fits the environment, if
+                the episodes do not divide into groups, or if the environment cannot be reset with one seed per slot.
+        """
+        if (num_steps is None) == (num_episodes is None):
+            raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
+        if group_size != 1 and (group_size < 1 or num_episodes is None or num_episodes % group_size):
+            raise ValueError(
+                f"group_size is {group_size}, num_episodes {num_episodes}: give a size of at least 1 that divides them"
+            )
+        if is_episode_env(self.env):
+            if num_episodes is None:
+                raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
+            return self._collect_text(self.env, num_episodes, group_size, deterministic)
         if num_episodes is None:
-            raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
-        return _collect_text(env, policy, num_episodes, group_size, cursor, deterministic)
-    if num_episodes is not None:
+            assert num_steps is not None
+            self._begin()
+            columns: Columns = defaultdict(list)
+            for _ in range(num_steps):
+                self._step(columns, deterministic)
+            return _rollout(columns)
         if group_size > 1:
-            return _collect_groups(env, policy, num_episodes, group_size, cursor, deterministic)
-        cursor.observation = None  # whole episodes start from a reset
-        share = np.full(env.num_envs, num_episodes // env.num_envs)
-        share[: num_episodes % env.num_envs] += 1
-        return _collect_shares(env, policy, share, cursor, deterministic)
-    assert num_steps is not None
-    return _collect_steps(env, policy, num_steps, cursor, deterministic)
+            return self._collect_groups(num_episodes, group_size, deterministic)
+        self.observation = None  # whole episodes start from a reset
+        slots = self.env.num_envs
+        return self._collect_episodes(np.bincount(np.arange(num_episodes) % slots, minlength=slots), deterministic)
 
+    def resume(self) -> None:
+        """Continue in an environment whose state was restored to match this collector's."""
+        self._last[self.env] = self
 
-@torch.no_grad()
-def _collect_text(
-    env: EpisodeEnv, policy: Policy, episodes: int, group_size: int, cursor: Cursor, deterministic: bool
-) -> TensorDict:
-    observation = env.start_episodes(episodes, seed=cursor.seed, group_size=group_size)
-    cursor.seed = None
-    seeds = None if deterministic else episode_seeds(episodes, policy.generator)
-    policy.reset(seeds=_in_slots(seeds, env))
-    log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
-    while (running := env.running).any():
-        step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
-        log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
-        observation, changed = env.advance(numpy_action(step.action))
-        if changed.any():
-            policy.reset(changed, seeds=_in_slots(seeds, env))
-    policy.reset()
-    rollout = env.take_episodes()
-    rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
-    return rollout
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place where the next rollout starts; the environment's own state is saved separately."""
+        return {
+            "seed": self.seed,
+            "observation": self.observation,
+            "ended": self.ended,
+            "action_mask": self.action_mask,
+            "is_init": self.is_init,
+            "group_seeds": self.group_seeds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.seed, self.observation, self.ended = state["seed"], state["observation"], state["ended"]
+        self.action_mask, self.is_init = state["action_mask"], state["is_init"]
+        self.group_seeds = state["group_seeds"]
+
+    @torch.no_grad()
+    def _collect_text(self, env: EpisodeEnv, episodes: int, group_size: int, deterministic: bool) -> TensorDict:
+        policy = self.policy
+        observation = env.start_episodes(episodes, seed=self.seed, group_size=group_size)
+        self.seed = None
+        seeds = None if deterministic else episode_seeds(episodes, policy.generator)
+        policy.reset(seeds=_in_slots(seeds, env))
+        log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
+        while (running := env.running).any():
+            step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
+            log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
+            observation, changed = env.advance(numpy_action(step.action))
+            if changed.any():
+                policy.reset(changed, seeds=_in_slots(seeds, env))
+        policy.reset()
+        rollout = env.take_episodes()
+        rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
+        return rollout
+
+    def _collect_groups(self, num_episodes: int, group_size: int, deterministic: bool) -> TensorDict:
+        """Collect one episode per row, in as many rounds of all slots as needed."""
+        if self.group_seeds is None:
+            self.group_seeds, self.seed = np.random.default_rng(self.seed), None
+        slots, groups = self.env.num_envs, num_episodes // group_size
+        seeds = self.group_seeds.integers(2**31, size=groups).repeat(group_size)
+        turns = []
+        for start in range(0, num_episodes, slots):
+            own = seeds[start : start + slots]
+            self._begin(seed=np.resize(own, slots).tolist())
+            counts = (np.arange(slots) < len(own)).astype(int)
+            turns.append(self._collect_episodes(counts, deterministic, replay=False))
+        longest = max(turn.shape[1] for turn in turns)
+        # Padding after an episode is False in every mask.
+        rollout = TensorDict.cat([pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns])
+        rollout["group"] = torch.arange(groups).repeat_interleave(group_size)[:, None].expand(rollout.shape)
+        return rollout
+
+    def _collect_episodes(self, counts: np.ndarray, deterministic: bool, *, replay: bool = True) -> TensorDict:
+        """Collect a number of whole episodes per slot; an aborted one is masked out, and replayed or given up."""
+        self._begin()
+        dealt, left = counts > 0, counts.copy()
+        first = np.zeros(len(left), dtype=int)  # column where the current episode began
+        columns: Columns = defaultdict(list)
+        while (left > 0).any():
+            self._step(columns, deterministic)
+            playing = left > 0
+            # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
+            for name in ("mask", "is_init", "terminated", "truncated"):
+                columns[name][-1] = columns[name][-1] & playing
+            columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
+            done = columns["terminated"][-1] | columns["truncated"][-1]
+            failed = done & ~columns["mask"][-1]
+            for slot in np.flatnonzero(failed):
+                _wipe(columns, int(slot), since=int(first[slot]))
+            left -= done & ~failed if replay else done
+            first[done] = len(columns["mask"])
+        self.observation = None  # the slots are in mid-episode: the next call resets them
+        # In a group, an episode that was given up keeps its row.
+        return _rollout(columns)[torch.from_numpy(dealt)]
+
+    def _begin(self, *, seed: list[int] | None = None) -> None:
+        """Reset the environment unless it is already there; with seeds, always reset, one seed per slot."""
+        env = self.env
+        if seed is None and self.observation is not None and self._last.get(env) is self:
+            return
+        self.resume()
+        observation, info = env.reset(seed=self.seed) if seed is None else _reset_each(env, seed)
+        self.observation = flatten(env.single_observation_space, observation).copy()
+        self.action_mask, self.seed = _action_mask(info, env), None
+        self.ended = np.zeros(env.num_envs, dtype=bool)
+        self.is_init = np.ones(env.num_envs, dtype=bool)
+        self.policy.reset()
+
+    def _step(self, columns: Columns, deterministic: bool) -> None:
+        """Act once in every slot and append to the columns."""
+        env, space = self.env, self.env.single_observation_space
+        mode = autoreset_mode(env)
+        step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
+        action = _within(env.single_action_space, numpy_action(step.action))
+        observation, reward, terminated, truncated, info = env.step(action)
+        done, ended, begins = terminated | truncated, self.ended, self.is_init
+        if FAILED in info:
+            ended, begins = ended | info[FAILED], begins | info[FAILED]
+        # Copied, because an environment may reuse the array it returned.
+        observation = final = flatten(space, observation).copy()
+        action_mask = next_mask = _action_mask(info, env)
+        if mode is AutoresetMode.SAME_STEP and done.any():
+            final = observation.copy()
+            for slot in np.flatnonzero(done):
+                last = flatten_one(space, info["final_obs"][slot])
+                final[slot] = _final_observation(env, last, final.shape[1:])
+            next_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
+        columns["observation"].append(self.observation)
+        columns["next_observation"].append(final)
+        columns["action"].append(step.action)
+        columns["log_prob"].append(step.log_prob)
+        columns["reward"].append(reward)
+        columns["terminated"].append(terminated)
+        columns["truncated"].append(truncated)
+        if step.state is not None:
+            columns["state"].append(step.state)
+        columns["action_mask"].append(self.action_mask)
+        columns["next_action_mask"].append(next_mask)
+        columns["mask"].append(~ended)
+        columns["is_init"].append(begins)
+        if mode is AutoresetMode.DISABLED and done.any():
+            # Some environments remove the mask from the options, so each call gets its own dictionary.
+            observation, info = env.reset(options={"reset_mask": done.copy()})
+            observation = flatten(space, observation).copy()
+            action_mask = _merge(action_mask, _action_mask(info, env), done)
+        begun = self.ended if mode is AutoresetMode.NEXT_STEP else done
+        self.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
+        self.observation, self.action_mask, self.is_init = observation, action_mask, begun
+        if begun.any():
+            self.policy.reset(begun)
 
 
 def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
@@ -129,93 +272,11 @@ def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
     return found
 
 
-def _collect_steps(env: VectorEnv, policy: Policy, num_steps: int, cursor: Cursor, deterministic: bool) -> TensorDict:
-    _begin(env, policy, cursor)
-    columns: dict[str, list[Any]] = defaultdict(list)
-    for _ in range(num_steps):
-        _one_step(env, policy, cursor, columns, deterministic)
-    return _rollout(columns)
-
-
-def _collect_groups(
-    env: VectorEnv, policy: Policy, num_episodes: int, group_size: int, cursor: Cursor, deterministic: bool
-) -> TensorDict:
-    """Collect one episode per row, in as many rounds of all slots as needed."""
-    if cursor.group_seeds is None:
-        cursor.group_seeds, cursor.seed = np.random.default_rng(cursor.seed), None
-    seeds = cursor.group_seeds.integers(2**31, size=num_episodes // group_size).repeat(group_size)
-    turns = []
-    for start in range(0, num_episodes, env.num_envs):
-        own = seeds[start : start + env.num_envs]
-        share = (np.arange(env.num_envs) < len(own)).astype(int)
-        _begin(env, policy, cursor, seed=np.resize(own, env.num_envs).tolist())
-        turns.append(_collect_shares(env, policy, share, cursor, deterministic, replay=False))
-    longest = max(turn.shape[1] for turn in turns)
-    # Padding after an episode is False in every mask.
-    padded = [pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns]
-    rollout = TensorDict.cat(padded)
-    rollout["group"] = (
-        torch.arange(num_episodes // group_size).repeat_interleave(group_size)[:, None].expand(rollout.shape)
-    )
-    return rollout
-
-
-def _collect_shares(
-    env: VectorEnv, policy: Policy, share: np.ndarray, cursor: Cursor, deterministic: bool, *, replay: bool = True
-) -> TensorDict:
-    """Collect a number of whole episodes per slot; an aborted one is masked out, and replayed or given up."""
-    _begin(env, policy, cursor)
-    dealt, share = share > 0, share.copy()
-    first = np.zeros(len(share), dtype=int)  # column where the current episode began
-    columns: dict[str, list[Any]] = defaultdict(list)
-    while (share > 0).any():
-        _one_step(env, policy, cursor, columns, deterministic)
-        playing = share > 0
-        # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
-        for name in ("mask", "is_init", "terminated", "truncated"):
-            columns[name][-1] = columns[name][-1] & playing
-        columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
-        done = columns["terminated"][-1] | columns["truncated"][-1]
-        failed = done & ~columns["mask"][-1]
-        for slot in np.flatnonzero(failed):
-            _wipe(columns, int(slot), since=int(first[slot]))
-        share -= done & ~failed if replay else done
-        first[done] = len(columns["mask"])
-    cursor.observation = None  # the slots are in mid-episode: the next call resets them
-    # In a group, an episode that was given up keeps its row.
-    return _rollout(columns)[torch.from_numpy(dealt)]
-
-
-def _wipe(columns: dict[str, list[Any]], slot: int, *, since: int) -> None:
+def _wipe(columns: Columns, slot: int, *, since: int) -> None:
     """Clear an episode from a slot's last columns."""
     for name in ("mask", "is_init", "terminated", "truncated", "reward"):
         for column in columns[name][since:]:
             column[slot] = 0
-
-
-_LAST_CURSOR: WeakKeyDictionary[VectorEnv, Cursor] = WeakKeyDictionary()
-"""Last cursor used with each environment: another cursor's episodes are not continued."""
-
-
-def go_on(env: VectorEnv, cursor: Cursor) -> None:
-    """Let the next rollout start at this cursor, in an environment whose state was restored to match."""
-    _LAST_CURSOR[env] = cursor
-
-
-def _begin(env: VectorEnv, policy: Policy, cursor: Cursor, *, seed: list[int] | None = None) -> None:
-    """Reset the environment unless it is already at the cursor; with seeds, always reset, one seed per slot."""
-    if seed is None and cursor.observation is not None and _LAST_CURSOR.get(env) is cursor:
-        return
-    _LAST_CURSOR[env] = cursor
-    if seed is None:
-        observation, info = env.reset(seed=cursor.seed)
-    else:
-        observation, info = _reset_each(env, seed)
-    cursor.observation = flatten(env.single_observation_space, observation).copy()
-    cursor.action_mask, cursor.seed = _action_mask(info, env), None
-    cursor.ended = np.zeros(env.num_envs, dtype=bool)
-    cursor.is_init = np.ones(env.num_envs, dtype=bool)
-    policy.reset()
 
 
 def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
@@ -237,52 +298,6 @@ def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
     if not all(np.array_equal(seen[slot], seen[first[seed]]) for slot, seed in enumerate(seeds)):
         raise ValueError(f"{type(env.unwrapped).__name__} starts differently from equal seeds: {advice}")
     return observation, info
-
-
-def _one_step(
-    env: VectorEnv, policy: Policy, cursor: Cursor, columns: dict[str, list[Any]], deterministic: bool
-) -> None:
-    """Act once in every slot, append to the columns and move the cursor."""
-    mode = autoreset_mode(env)
-    step = policy.act(cursor.observation, action_mask=cursor.action_mask, deterministic=deterministic)
-    action = numpy_action(step.action)
-    observation, reward, terminated, truncated, info = env.step(_within(env.single_action_space, action))
-    done, ended, begins = terminated | truncated, cursor.ended, cursor.is_init
-    if FAILED in info:
-        ended, begins = ended | info[FAILED], begins | info[FAILED]
-    # Copied, because an environment may reuse the array it returned.
-    space = env.single_observation_space
-    observation = final = flatten(space, observation).copy()
-    action_mask = next_mask = _action_mask(info, env)
-    if mode is AutoresetMode.SAME_STEP and done.any():
-        final = observation.copy()
-        for slot in np.flatnonzero(done):
-            last = flatten_one(space, info["final_obs"][slot])
-            final[slot] = _final_observation(env, last, final.shape[1:])
-        next_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
-    columns["observation"].append(cursor.observation)
-    columns["next_observation"].append(final)
-    columns["action"].append(step.action)
-    columns["log_prob"].append(step.log_prob)
-    columns["reward"].append(reward)
-    columns["terminated"].append(terminated)
-    columns["truncated"].append(truncated)
-    if step.state is not None:
-        columns["state"].append(step.state)
-    columns["action_mask"].append(cursor.action_mask)
-    columns["next_action_mask"].append(next_mask)
-    columns["mask"].append(~ended)
-    columns["is_init"].append(begins)
-    if mode is AutoresetMode.DISABLED and done.any():
-        # Some environments remove the mask from the options, so each call gets its own dictionary.
-        observation, info = env.reset(options={"reset_mask": done.copy()})
-        observation = flatten(space, observation).copy()
-        action_mask = _merge(action_mask, _action_mask(info, env), done)
-    begun = cursor.ended if mode is AutoresetMode.NEXT_STEP else done
-    cursor.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
-    cursor.observation, cursor.action_mask, cursor.is_init = observation, action_mask, begun
-    if begun.any():
-        policy.reset(begun)
 
 
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
@@ -322,12 +337,13 @@ def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
         return None
     here = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
     # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
-    open_everywhere = np.ones(getattr(env.single_action_space, "n", 1), dtype=bool)
+    space = env.single_action_space
+    open_everywhere = np.ones(space.n if isinstance(space, spaces.Discrete) else 1, dtype=bool)
     rows = [np.asarray(row) if said else open_everywhere for row, said in zip(info["action_mask"], here, strict=True)]
     if any(row.shape != open_everywhere.shape for row in rows):
         raise ValueError(
             f"info['action_mask'] is of shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
-            f"action of {env.single_action_space}"
+            f"action of {space}"
         )
     return torch.from_numpy(np.stack(rows).astype(bool))
 
@@ -347,7 +363,7 @@ def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:
     return np.clip(action, space.low, space.high) if isinstance(space, spaces.Box) else action
 
 
-def _rollout(columns: dict[str, list[Any]]) -> TensorDict:
+def _rollout(columns: Columns) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
     steps, slots = len(columns["mask"]), len(columns["mask"][0])
     data = {}

@@ -73,6 +73,11 @@ class Config(NamedFields):
     seed: int = 1
     """Seed of the environment, the sampled actions and the minibatch order."""
 
+    @property
+    def episodes_per_group(self) -> int:
+        """Episodes with the same start that are compared with one another; 1 without groups."""
+        return 1
+
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_episodes is None):
             given = f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}"
@@ -269,6 +274,11 @@ class RLOOConfig(WholeEpisodesConfig):
     aggregation: AggregationName | Callable[..., Any] = "token_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 
+    @property
+    def episodes_per_group(self) -> int:
+        """See `Config.episodes_per_group`."""
+        return self.group_size
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_groups(self, self.group_size)
@@ -297,6 +307,11 @@ class GRPOConfig(WholeEpisodesConfig):
     """Loss of `algos.losses`, by name or as `functools.partial(clipped_policy_loss, clip_higher=0.28)`."""
     aggregation: AggregationName | Callable[..., Any] = "sequence_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"token_mean"``, or `fixed_length_mean`."""
+
+    @property
+    def episodes_per_group(self) -> int:
+        """See `Config.episodes_per_group`."""
+        return self.group_size
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -361,7 +376,7 @@ CONFIGS: dict[str, type[Config]] = {
     "trpo": TRPOConfig, "dqn": DQNConfig,
 }  # fmt: skip
 """Config of each algorithm."""
-PolicyName = Literal["auto", "mlp", "cnn", "lstm", "q"]
+PolicyName = Literal["auto", "mlp", "cnn", "lstm", "gsde", "q"]
 """Values of ``--policy``; ``auto`` is a CNN for images and two MLPs (actor, critic) otherwise, ``q`` is DQN's."""
 GROUPED = ("rloo", "grpo")
 """Algorithms that compare episodes with the same start: a control environment is then reset with one seed per slot."""

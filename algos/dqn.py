@@ -16,12 +16,14 @@ from torch.nn import functional
 from algos.agent import Agent
 from algos.config import DQNConfig
 from algos.optimize import Sums, scheduled
+from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
 from algos.training.metrics import MetricMeans, Metrics
 from textenv.names import refuse_unknown
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer; truncated steps need no special treatment."""
+VALUE_LOSSES = {each.__name__: each for each in (functional.mse_loss, functional.huber_loss, functional.smooth_l1_loss)}
 
 
 class DQN(Agent[DQNConfig]):
@@ -54,7 +56,7 @@ class DQN(Agent[DQNConfig]):
         super().__init__(env, policy, config, **fields)
         config = self.config
         self.buffer = _replay_buffer(config, self.generator)
-        self.target = self.policy.reference()
+        self.target = frozen_copy(self.policy)
         self.gradient_steps = 0
         """Optimizer steps so far."""
 
@@ -114,8 +116,7 @@ class DQN(Agent[DQNConfig]):
                 open_actions=batch.get("next_action_mask", None),
                 gamma=config.gamma,
             )
-        loss_of = getattr(functional, config.loss) if isinstance(config.loss, str) else config.loss
-        loss = loss_of(worth, target)
+        loss = (VALUE_LOSSES[config.loss] if isinstance(config.loss, str) else config.loss)(worth, target)
         return loss, {"value/loss": loss, "value/mean": worth.mean()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -12,9 +11,9 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Cursor, collect
+from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
-from algos.policies.policy import Policy, check_spaces
+from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from textenv.envs.text_env import TextEnv
 from textenv.names import check_names
@@ -69,16 +68,12 @@ def evaluate(
         raise ValueError(f"num_episodes is {num_episodes}, expected at least 1")
     env = _vector_env(env, policy, num_episodes)
     check_spaces(env, policy)
-    # A shallow copy shares the weights, not the memory: a policy rebinds its state, never writes into it.
-    player = copy.copy(policy)
-    state = policy.generator.get_state()
+    player, state = policy.fork(), policy.generator.get_state()
     policy.generator.manual_seed(seed)
     try:
         # Evaluating during training changes neither what is trained nor which prompts come next.
         with env.fork() if is_episode_env(env) else nullcontext():
-            rollout = collect(
-                env, player, num_episodes=num_episodes, cursor=Cursor(seed=seed), deterministic=deterministic
-            )
+            rollout = collect(env, player, num_episodes=num_episodes, seed=seed, deterministic=deterministic)
     finally:
         policy.generator.set_state(state)
     return Played(EpisodeMeter().finished(rollout)[0], rollout)
@@ -86,8 +81,7 @@ def evaluate(
 
 def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
     """Return the environment given, or a vector environment of it."""
-    if not hasattr(policy, "act"):
-        raise TypeError(f"policy is {policy!r:.100}, expected one that acts: call evaluate(env, policy), in this order")
+    check_policy(policy, call="evaluate(env, policy), in this order")
     if isinstance(env, str):
         split: dict[str, Any] = {"split": "test"} if is_ours(env) else {}
         return make_vector_environment(env, min(num_episodes, 16), **split)
@@ -121,7 +115,7 @@ def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
         "steps": int(rollout["mask"].sum()),
         "seconds": time.perf_counter() - start,
     }
-    penalty = getattr(env, "penalty", None)
+    penalty = env.penalty if is_episode_env(env) else None
     if penalty is None:
         return result
     penalty(rollout, policy)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import inspect
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -17,6 +17,7 @@ from algos.config import Config, find_config
 from algos.envs.flatten import flat_shape
 from algos.policies.registry import make_policy as make_policy
 from textenv.rewards.calling import read_module
+from textenv.rollout import EpisodeEnv, is_episode_env
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -96,20 +97,18 @@ def is_text(env_id: str) -> bool:
     if callable(entry) and not isinstance(entry, type):
         kind = entry.__annotations__.get("return") if inspect.isfunction(entry) else None
         entry = entry.__globals__.get(kind) if isinstance(kind, str) else kind
-    return is_ours(env_id) or hasattr(entry, "take_episodes")
+    return is_ours(env_id) or (isinstance(entry, type) and issubclass(entry, EpisodeEnv))
 
 
 def find_algorithm(name: str) -> type[Agent]:
     """Find the class of an algorithm; raises as `find_config` does."""
     own = find_config(name).__name__.removesuffix("Config")
-    return getattr(importlib.import_module(f"algos.{name}"), own)
+    return resolve_name(f"algos.{name}:{own}")
 
 
 def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
     """Make an agent by algorithm name; ``kl_coef`` applies to text environments without a KL penalty of their own."""
-    from textenv.rollout import is_episode_env
-
-    charged = kl_coef is not None and is_episode_env(env) and getattr(env, "penalty", None) is None
+    charged = kl_coef is not None and is_episode_env(env) and env.penalty is None
     options: dict[str, Any] = {"kl_coef": kl_coef} if charged else {}
     return find_algorithm(name)(env, policy, config, **options)
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig
-from algos.fast.adam import Adam
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
 from algos.training.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
 from algos.training.learner import Learner
 from algos.training.metrics import MetricMeans, Metrics, ratio_metrics, rollout_metrics
+from textenv.acceleration import accelerated
 from textenv.errors import PLACE
 from textenv.kl.penalty import KLPenalty
 from textenv.rollout import Evaluation
@@ -120,8 +120,12 @@ def episode_returns(rollout: TensorDict) -> Tensor:
 
 
 def by_name(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of `algos.losses` with this name; a function is returned unchanged."""
-    return getattr(losses, function) if isinstance(function, str) else function
+    """Policy loss or aggregation of `algos.losses` with this name; a function is returned unchanged."""
+    named = (
+        losses.clipped_policy_loss, losses.dual_clipped_policy_loss, losses.thresholded_policy_loss,
+        losses.token_mean, losses.sequence_mean,
+    )  # fmt: skip
+    return {each.__name__: each for each in named}[function] if isinstance(function, str) else function
 
 
 def weighted_minibatches(
@@ -272,6 +276,15 @@ Terms = dict[str, Term]
 Sums = dict[str, Tensor]
 
 
+@accelerated("algos.fast.adam:Adam")
+class Adam(torch.optim.AdamW):
+    """AdamW that clips the gradients of some groups together; weight decay 0 gives Adam."""
+
+    def clip_grad_norm_(self, max_norm: float, groups: Sequence[int]) -> Tensor:
+        """Scale the gradients of these groups to a global norm of at most ``max_norm``; return the norm before."""
+        return nn.utils.clip_grad_norm_([p for i in groups for p in self.param_groups[i]["params"]], max_norm)
+
+
 class Optimizer:
     """Adam with a learning-rate schedule and gradient clipping.
 
@@ -293,21 +306,23 @@ class Optimizer:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.config, self.policy = config, policy
         groups, self._shares = [self.parameters], [1.0]
-        self._cuts: list[tuple[tuple[int, ...], float]] = [((), config.max_grad_norm)]
-        """Parameter groups whose gradient norm is measured together (empty: all groups), and its maximum."""
+        clips: dict[tuple[int, ...], float] = {(0,): config.max_grad_norm}
         if isinstance(config, ActorCriticConfig) and (config.value_learning_rate or config.value_max_grad_norm):
             own = {id(p) for p in policy.value_parameters()}
             groups = [[p for p in self.parameters if (id(p) in own) is value] for value in (False, True)]
             self._shares.append((config.value_learning_rate or config.learning_rate) / config.learning_rate)
-            if config.value_max_grad_norm is not None:
-                self._cuts = [((0,), config.max_grad_norm), ((1,), config.value_max_grad_norm)]
+            limit = config.value_max_grad_norm
+            clips = {(0, 1): config.max_grad_norm} if limit is None else clips | {(1,): limit}
+        self._clips = clips
+        """Maximum norm of the gradients of each set of parameter groups."""
         eps = 1e-5 if config.adam_eps is None else config.adam_eps
         self.optimizer = Adam(
-            groups,
-            learning_rate=config.learning_rate,
+            [{"params": group} for group in groups],
+            lr=config.learning_rate,
             eps=eps,
-            betas=config.adam_betas,
+            betas=(config.adam_betas[0], config.adam_betas[1]),
             weight_decay=config.weight_decay,
+            fused=True,
         )
 
     def schedule(self, progress: float) -> None:
@@ -359,7 +374,7 @@ class Optimizer:
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        norms = [self.optimizer.grad_norm(*groups) for groups, _ in self._cuts]
+        norms = [self.optimizer.clip_grad_norm_(limit, groups) for groups, limit in self._clips.items()]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # Each is read from the device; only the first read has to wait.
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
@@ -369,8 +384,7 @@ class Optimizer:
             raise explain_step(
                 loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
-        for norm, (groups, longest) in zip(norms, self._cuts, strict=True):
-            self.optimizer.clip_and_step(norm, *groups, longest=longest)
+        self.optimizer.step()
         return totals
 
     def _taken(self) -> int:

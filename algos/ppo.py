@@ -9,13 +9,12 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.agent import Agent
+from algos.agent import Agent, restore_state, saved_state
 from algos.config import PPOConfig
 from algos.losses import value_loss
 from algos.optimize import Sums, Term, Terms, add_advantages, by_name, optimize, scheduled
 from algos.policies.policy import Policy
 from algos.training.metrics import Metrics
-from textenv.kl.penalty import KLPenalty
 from textenv.rollout import Evaluation
 
 
@@ -26,8 +25,9 @@ class PPO(Agent[PPOConfig]):
         env: a vector environment; see `algos.collection`.
         policy: the policy to train; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
         config: hyper-parameters; `algos.presets` has named presets.
-        penalty, kl_coef, fields: see `algos.agent.Agent`.
-        auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` gives PPO-ptx.
+        auxiliary: a further loss of the policy, added at every minibatch: `algos.TextLoss` gives PPO-ptx. Its state is
+            saved if it has ``state_dict``.
+        options: ``penalty``, ``kl_coef`` and config fields; see `algos.agent.Agent`.
 
     Raises:
         ValueError: if the config does not fit the environment, or the KL would be charged twice.
@@ -45,26 +45,21 @@ class PPO(Agent[PPOConfig]):
         policy: Policy | None = None,
         config: PPOConfig | None = None,
         *,
-        penalty: KLPenalty | None = None,
-        kl_coef: float | None = None,
         auxiliary: Callable[[Policy], Tensor] | None = None,
-        **fields: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(env, policy, config, penalty=penalty, kl_coef=kl_coef, **fields)
+        super().__init__(env, policy, config, **options)
         self.auxiliary = auxiliary
         self.clip_range = self.config.clip_range
 
     def state_dict(self) -> dict[str, Any]:
         """See `Agent.state_dict`; includes the auxiliary loss's state, if it has one."""
-        stands = getattr(self.auxiliary, "state_dict", None)
-        return super().state_dict() | {"auxiliary": None if stands is None else stands()}
+        return super().state_dict() | {"auxiliary": saved_state(self.auxiliary)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        if state["auxiliary"] is not None:
-            auxiliary: Any = self.auxiliary
-            auxiliary.load_state_dict(state["auxiliary"])
+        restore_state(self.auxiliary, state["auxiliary"])
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its value and advantage columns; return metrics."""

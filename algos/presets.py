@@ -226,7 +226,11 @@ RECIPES = {
         config=ACROBOT, num_envs=16, total_steps=100_000, policy_kwargs={"normalize_observations": True}
     ),
     ("Pendulum-v1", "ppo"): Recipe(
-        config=PENDULUM, num_envs=16, total_steps=60_000, policy_kwargs={"sde_sample_freq": 4, "log_std_init": -1.0}
+        config=PENDULUM,
+        num_envs=16,
+        total_steps=60_000,
+        policy="gsde",
+        policy_kwargs={"sde_sample_freq": 4, "log_std_init": -1.0},
     ),
     ("MountainCar-v0", "ppo"): Recipe(
         config=MOUNTAIN_CAR, num_envs=32, total_steps=300_000, policy_kwargs={"normalize_observations": True}
@@ -235,6 +239,7 @@ RECIPES = {
         config=MOUNTAIN_CAR_CONTINUOUS,
         num_envs=16,
         total_steps=40_000,
+        policy="gsde",
         policy_kwargs={"normalize_observations": True, "sde_sample_freq": 32, "log_std_init": -0.5},
     ),
     ("LunarLander-v3", "ppo"): Recipe(config=LUNAR_LANDER, num_envs=16, total_steps=400_000),

@@ -89,7 +89,8 @@ def trainings() -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
     lstm = config(algos.PPOConfig, steps=32, minibatch_size=4)
     yield "CartPole PPO, LSTM", lambda: control("PPO", LSTMPolicy, lstm)
     sde = dict(presets.RECIPES[("Pendulum-v1", "ppo")].policy_kwargs)
-    yield "Pendulum PPO, gSDE", lambda: control("PPO", MLPPolicy, presets.PENDULUM, "Pendulum-v1", **sde)
+    kind = algos.GSDEPolicy if "GSDEPolicy" in algos.__all__ else MLPPolicy
+    yield "Pendulum PPO, gSDE", lambda: control("PPO", kind, presets.PENDULUM, "Pendulum-v1", **sde)
     kwargs = {"episodes": 32}
     for name in ("PPO", "A2C", "REINFORCE", "RLOO", "GRPO", "TRPO"):
         settings = dataclasses.replace(getattr(presets, "TEXT" if name == "PPO" else f"TEXT_{name}"))

@@ -35,6 +35,8 @@ OURS = {
     "whiten_advantages": "normalize_advantage",
 }  # fmt: skip
 """Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
+ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "take a GSDEPolicy", "cursor": "use algos.Collector"}
+"""Where to find what a former name or a name of another library asked for."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -58,8 +60,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
     for name in names:
         if name not in known:
             ours = nearest(name, known)
-            suggestion = "" if ours is None else f": did you mean {ours!r}?"
-            raise TypeError(f"{owner} has no {name!r}{suggestion or '.'} It has {', '.join(known)}")
+            suggestion = f": {ELSEWHERE[name]}." if name in ELSEWHERE else f": did you mean {ours!r}?" if ours else "."
+            raise TypeError(f"{owner} has no {name!r}{suggestion} It has {', '.join(known)}")
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:

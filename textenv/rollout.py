@@ -38,8 +38,9 @@ token. Everywhere, one True entry of ``mask`` counts as one step.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +59,7 @@ class Evaluation(NamedTuple):
     """Value of the state, float32; None for a reference model."""
 
 
+@runtime_checkable
 class Reference(Protocol):
     """Reference of a KL penalty: any object that scores the actions of a rollout."""
 
@@ -66,49 +68,49 @@ class Reference(Protocol):
         ...
 
 
-class EpisodeEnv(Protocol):
-    """Vector environment that returns whole episodes in the rollout schema (such as `TextVectorEnv`)."""
+class EpisodeEnv:
+    """Base of vector environments that return whole episodes in the rollout schema (such as `TextVectorEnv`)."""
+
+    penalty: Any = None
+    """KL penalty that agents charge (`textenv.kl.KLPenalty`), or None."""
+    metrics: dict[str, float]
+    """Metrics of the episodes returned last, by name, for the log."""
 
     @property
+    @abstractmethod
     def running(self) -> np.ndarray:
         """Bool ``[num_envs]``: slots with a running episode."""
-        ...
 
     @property
+    @abstractmethod
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and column, in the next rollout, of each running slot's next action."""
-        ...
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the episodes returned last, by name, for the log."""
-        ...
-
-    @property
+    @abstractmethod
     def action_mask(self) -> Tensor | None:
         """Bool ``[num_envs, n]``: allowed actions; None if every action is allowed."""
-        ...
 
+    @abstractmethod
     def fork(self) -> AbstractContextManager[None]:
         """Context in which prompts come from a separate order; on exit the original order is restored."""
-        ...
 
+    @abstractmethod
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:
         """Start exactly this many episodes (a group shares a prompt) and return the first observation."""
-        ...
 
+    @abstractmethod
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Step the running slots; return the observation and a bool array of slots whose episode changed."""
-        ...
 
+    @abstractmethod
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes with their scores, one per row."""
-        ...
 
 
 def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
     """Return True if an environment returns whole episodes."""
-    return hasattr(type(env), "take_episodes")
+    return isinstance(env, EpisodeEnv)
 
 
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:

@@ -1,87 +1,74 @@
-"""`Adam` (Kingma and Ba 2015): torch's, with less overhead per step for small networks."""
+"""Fast `Adam` (Kingma and Ba 2015): torch's kernels, with less overhead per step for small networks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
-SMALL = 2**16
+LARGEST_FLAT = 2**16
 """Maximum number of elements for which gradients are concatenated for the norm: one call, not one per tensor."""
 # A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
 
 class Adam(torch.optim.AdamW):
-    """AdamW with gradient clipping in the step, and without the overhead of unused options.
+    """Equivalent of `algos.optimize.Adam` that scales the gradients inside the step.
 
     On a small network, `torch.optim.AdamW.step` and `torch.nn.utils.clip_grad_norm_` spend most of their time on unused
-    options. This class passes the same lists to the same kernels. State and groups are those of its parent.
-
-    Args:
-        groups: parameter groups; dtypes and devices may differ.
-        learning_rate: initial learning rate; ``param_groups[i]["lr"]`` changes it.
-        eps: added to the square root in the denominator.
-        betas: decay rates per step of the running means of the gradient and of its square.
-        weight_decay: decoupled weight decay; 0 gives Adam.
+    options. This class passes the same lists to the same kernels. Arguments, state and groups are those of its parent.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
-        >>> adam = Adam([[weight]], learning_rate=0.1)
+        >>> adam = Adam([{"params": [weight]}], lr=0.1, fused=True)
         >>> weight.grad = torch.tensor([3.0, -4.0])
-        >>> adam.clip_and_step(adam.grad_norm(), longest=0.5)
+        >>> adam.clip_grad_norm_(0.5, [0])
+        tensor(5.)
+        >>> adam.step()
         >>> weight.data
         tensor([-0.1000,  0.1000])
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Iterable[nn.Parameter]],
-        *,
-        learning_rate: float,
-        eps: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            [{"params": list(group)} for group in groups],
-            lr=learning_rate,
-            betas=(betas[0], betas[1]),
-            eps=eps,
-            weight_decay=weight_decay,
-            fused=True,
-        )
+    def __init__(self, groups: Sequence[dict[str, Any]], **options: Any) -> None:
+        super().__init__(groups, **options)
         self._kinds: list[dict[tuple[torch.device, torch.dtype], list[nn.Parameter]]] = []
+        """Parameters of each group, by device and dtype."""
         for group in self.param_groups:
             self._kinds.append(defaultdict(list))
             for p in group["params"]:
                 self._kinds[-1][p.device, p.dtype].append(p)
         self._one_kind = len({kind for kinds in self._kinds for kind in kinds}) == 1
-        self._small = self._one_kind and sum(p.numel() for group in self._of() for p in group) <= SMALL
+        self._small = self._one_kind and sum(p.numel() for p in self._of(range(len(self._kinds)))) <= LARGEST_FLAT
+        self._scales: dict[int, Tensor] = {}
+        """Divisor of each group's gradient in the next step."""
 
-    def grad_norm(self, *groups: int) -> Tensor:
-        """Global gradient norm (L2) of these groups, or of all: a scalar; 0 if there are no gradients."""
-        gradients = [p.grad for group in self._of(*groups) for p in group if p.grad is not None]
+    def clip_grad_norm_(self, max_norm: float, groups: Sequence[int]) -> Tensor:
+        """See `algos.optimize.Adam.clip_grad_norm_`; the gradients are scaled by the next step."""
+        gradients = [p.grad for p in self._of(groups) if p.grad is not None]
         if not gradients:
-            return torch.zeros(())
-        if self._small:
-            return torch.linalg.vector_norm(_flatten_dense_tensors(gradients))
-        norms = list(torch._foreach_norm(gradients))
-        if not self._one_kind:
-            norms = [norm.to(norms[0].device, torch.float32) for norm in norms]
-        return torch.linalg.vector_norm(torch.stack(norms))
+            norm = torch.zeros(())
+        elif self._small:
+            norm = torch.linalg.vector_norm(_flatten_dense_tensors(gradients))
+        else:
+            norms = list(torch._foreach_norm(gradients))
+            if not self._one_kind:
+                norms = [each.to(norms[0].device, torch.float32) for each in norms]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+        self._scales |= dict.fromkeys(groups, ((norm + 1e-6) / max_norm).clamp_(min=1.0))
+        return norm
 
     @torch.no_grad()
-    def clip_and_step(self, grad_norm: Tensor, *groups: int, longest: float) -> None:
-        """Step these groups, or all, with gradients scaled down if ``grad_norm`` exceeds ``longest``."""
-        scale = ((grad_norm + 1e-6) / longest).clamp_(min=1.0)
-        for group in groups or range(len(self.param_groups)):
-            for (device, _), parameters in self._kinds[group].items():
-                self._step_kind(self.param_groups[group], device, parameters, scale)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step, with the gradients divided as `clip_grad_norm_` found."""
+        for number, kinds in enumerate(self._kinds):
+            for (device, _), parameters in kinds.items():
+                self._step_kind(self.param_groups[number], device, parameters, self._scales[number])
+
+    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch wraps it in a profiler's context
 
     def _step_kind(
         self, group: dict[str, Any], device: torch.device, parameters: list[nn.Parameter], scale: Tensor
@@ -114,9 +101,9 @@ class Adam(torch.optim.AdamW):
             grad_scale=scale.to(device, torch.float32),
         )
 
-    def _of(self, *groups: int) -> list[list[nn.Parameter]]:
-        """Parameters of these groups, or of all."""
-        return [self.param_groups[group]["params"] for group in groups or range(len(self.param_groups))]
+    def _of(self, groups: Sequence[int]) -> list[nn.Parameter]:
+        """Parameters of these groups."""
+        return [p for group in groups for p in self.param_groups[group]["params"]]
 
     def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """Initialize the state of a parameter, with the keys of `torch.optim.Adam`."""

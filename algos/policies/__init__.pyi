@@ -1,5 +1,6 @@
 from .cnn import CNNPolicy as CNNPolicy
 from .critic import Critic as Critic
+from .gsde import GSDEPolicy as GSDEPolicy
 from .lm import LMPolicy as LMPolicy
 from .lstm import LSTMPolicy as LSTMPolicy
 from .mlp import MLPPolicy as MLPPolicy

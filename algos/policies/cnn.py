@@ -20,7 +20,7 @@ SMALLEST = 8
 """Minimum side of an image, pixels."""
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
-SMALL = ((32, 3, 1), (64, 3, 2))
+SMALL_KERNELS = ((32, 3, 1), (64, 3, 2))
 """The same for smaller images, where NATURE has no output left: kernels of 3, first stride 1 (Young & Tian 2019)."""
 CHUNK = 1024
 """Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
@@ -97,7 +97,7 @@ class CNNPolicy(ControlPolicy):
     def _make_trunk(self) -> nn.Sequential:
         channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
         layers: list[nn.Module] = []
-        for after, kernel, stride in NATURE if min(height, width) >= 36 else SMALL:
+        for after, kernel, stride in NATURE if min(height, width) >= 36 else SMALL_KERNELS:
             layers += [convolution(channels, after, kernel, stride, self.generator), nn.ReLU()]
             channels = after
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1

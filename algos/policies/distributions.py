@@ -10,11 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from textenv.acceleration import accelerated
+
 LOG_2PI = math.log(2 * math.pi)
-SMALL = 2048
-"""Maximum number of logits that are sampled with NumPy."""
-SDE_EPSILON = 1e-6
-"""Added to the variance of state-dependent noise, as in Stable-Baselines3."""
 
 
 class Categorical(nn.Module):
@@ -36,7 +34,7 @@ class Categorical(nn.Module):
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Sample actions int64 ``[N]`` from logits ``[N, n]``; returns log-probabilities ``[N]`` too; no gradient."""
-        action, log_prob = _draw(_masked(output, action_mask), generator, deterministic)
+        action, log_prob = draw(_masked(output, action_mask), generator, deterministic)
         return (action + self.start if self.start else action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -70,22 +68,22 @@ class MultiCategorical(nn.Module):
         self.shape = tuple(space.shape)
         # Not a buffer: the offset comes from the action space and is not saved with the weights.
         self.start = torch.as_tensor(space.start) if isinstance(space, spaces.MultiDiscrete) else torch.tensor(0)
-        self.choices = _choices(space).flatten().tolist()
+        self.choices = _num_options(space).flatten().tolist()
         self.size = sum(self.choices)
 
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Sample actions int64 ``[N, *]`` and log-probabilities ``[N]`` from concatenated logits ``[N, size]``."""
-        _refuse_mask(action_mask)
-        parts = [_draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
+        refuse_mask(action_mask)
+        parts = [draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
         action = torch.stack([action for action, _ in parts], dim=-1)
         log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
         return action.reshape(*log_prob.shape, *self.shape) + self.start.to(action), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats; any batch shape."""
-        _refuse_mask(action_mask)
+        refuse_mask(action_mask)
         chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
         parts = [
             _log_prob_and_entropy(logits.log_softmax(-1), one)
@@ -98,7 +96,7 @@ class MultiCategorical(nn.Module):
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats, summed over the independent choices; any batch shape."""
-        _refuse_mask(action_mask)
+        refuse_mask(action_mask)
         both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
         return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
 
@@ -122,7 +120,7 @@ class Gaussian(nn.Module):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
-        _check_floats(space)
+        check_floats(space)
         self.shape = tuple(space.shape)
         self.size = math.prod(self.shape)
         self.log_std = nn.Parameter(torch.zeros(self.size))
@@ -132,7 +130,7 @@ class Gaussian(nn.Module):
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` from means ``[N, size]``; no gradient."""
-        _refuse_mask(action_mask)
+        refuse_mask(action_mask)
         if deterministic:
             noise = torch.zeros_like(output)
         else:
@@ -142,99 +140,18 @@ class Gaussian(nn.Module):
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats; any batch shape."""
-        _refuse_mask(action_mask)
-        return _gaussian_log_prob_and_entropy(output, self.log_std, action)
+        refuse_mask(action_mask)
+        return gaussian_log_prob_and_entropy(output, self.log_std, action)
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both means, nats; any batch shape. No gradient to the other's standard deviation."""
-        _refuse_mask(action_mask)
-        return _gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
+        refuse_mask(action_mask)
+        return gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
 
 
-class StateDependentGaussian(nn.Module):
-    """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
-
-    gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
-    matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise
-    (`algos.policies.random_streams`). At each step the action is Gaussian with variance φ(s)² σ² + 1e-6. The network
-    output is the mean and the features φ(s), concatenated; the features get no gradient from here. σ is trained, one
-    per feature and dimension. Samples are not squashed.
-
-    Args:
-        space: the action space.
-        features: number of features.
-
-    Raises:
-        ValueError: unless it is a Box of floats.
-
-    Example:
-        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
-        torch.Size([3, 2])
-    """
-
-    def __init__(self, space: spaces.Space, *, features: int) -> None:
-        super().__init__()
-        if not isinstance(space, spaces.Box):
-            raise ValueError(f"action_space is {space}, state-dependent noise is for a Box: leave sde_sample_freq out")
-        _check_floats(space)
-        self.shape = tuple(space.shape)
-        self.size = math.prod(self.shape)
-        self.features = features
-        self.log_std = nn.Parameter(torch.zeros(features, self.size))
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
-        return torch.randn(count, self.features, self.size, generator=generator)
-
-    @torch.no_grad()
-    def sample(
-        self,
-        output: Tensor,
-        *,
-        generator: torch.Generator,
-        action_mask: Tensor | None,
-        deterministic: bool,
-        matrices: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` with given or new matrices; no gradient."""
-        _refuse_mask(action_mask)
-        action, features = self._split(output)
-        if not deterministic:
-            matrices = self.draw(len(output), generator) if matrices is None else matrices
-            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
-        return action.reshape(len(output), *self.shape), self.score(output, action)[0]
-
-    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-density and differential entropy with E integrated out, nats; any batch shape."""
-        _refuse_mask(action_mask)
-        return _gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
-
-    def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
-    ) -> Tensor:
-        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
-        _refuse_mask(action_mask)
-        return _gaussian_kl(
-            self._split(output)[0],
-            self._step_log_std(output),
-            other._split(other_output)[0],
-            other._step_log_std(other_output).detach(),
-        )
-
-    def _step_log_std(self, output: Tensor) -> Tensor:
-        """Log standard deviation of the action in each state, ``[*, size]``."""
-        features = self._split(output)[1]
-        return 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
-
-    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[*, size]`` and features ``[*, features]``."""
-        mean, features = output.split([self.size, self.features], dim=-1)
-        return mean, features.detach()
-
-
-ActionDistribution = Categorical | MultiCategorical | Gaussian | StateDependentGaussian
+ActionDistribution = Categorical | MultiCategorical | Gaussian
 
 
 def action_distribution(space: spaces.Space) -> ActionDistribution:
@@ -255,7 +172,7 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
     )
 
 
-def _choices(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
+def _num_options(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
     """Number of options of each choice, in the space's shape."""
     return space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
 
@@ -264,35 +181,19 @@ def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
     return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
 
 
-def _draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
+@accelerated("algos.fast.sampling:draw")
+@torch.no_grad()
+def draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
     """Sample an action from logits ``[*, n]``; returns it and its log-probability, ``[*]`` each, no gradient.
 
     Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
     """
-    logits = logits.detach()
-    if logits.ndim == 2 and logits.numel() <= SMALL and logits.dtype is torch.float32 and logits.is_cpu:
-        action, log_prob = _draw_few(logits.numpy(), generator, deterministic)
-        return torch.from_numpy(action), torch.from_numpy(log_prob)
     chosen = log_probs = logits.log_softmax(-1)
     if not deterministic:
         noise = torch.empty_like(log_probs, device=generator.device).exponential_(generator=generator).log_()
         chosen = log_probs - noise.to(log_probs.device)
     best = chosen.argmax(-1, keepdim=True)
     return best.squeeze(-1), log_probs.gather(-1, best).squeeze(-1)
-
-
-def _draw_few(logits: np.ndarray, generator: torch.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Equivalent of `_draw` in NumPy, with the same noise: faster for few logits."""
-    with np.errstate(all="ignore"):  # as with torch, later checks report numbers that are not finite
-        log_probs = logits - logits.max(-1, keepdims=True)
-        log_probs -= np.log(np.exp(log_probs).sum(-1, keepdims=True))
-        chosen = log_probs
-        if not deterministic:
-            noise = np.empty(logits.shape, dtype=np.float32)  # faster than torch.empty
-            torch.from_numpy(noise).exponential_(generator=generator)
-            chosen = log_probs - np.log(noise, out=noise)
-    action = chosen.argmax(-1)
-    return action, log_probs[np.arange(len(action)), action]
 
 
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,23 +207,27 @@ def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
 
 
-def _gaussian_log_prob_and_entropy(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian_log_prob_and_entropy(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-density and differential entropy of a diagonal Gaussian, nats: ``[*, size]`` to ``[*]``."""
     standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
     log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
     return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
 
 
-def _gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL between diagonal Gaussians, nats: ``[*, size]`` to ``[*]``."""
     ratio = (2 * (log_std - other_log_std)).exp()
     distance = ((mean - other_mean) * (-other_log_std).exp()).square()
     return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
 
 
-def _check_floats(space: spaces.Box) -> None:
+def check_floats(space: spaces.Box) -> None:
+    """Raise a ValueError unless a Box has a floating dtype."""
     if not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete")
 
 
-def _refuse_mask(action_mask: Tensor | None) -> None:
+def refuse_mask(action_mask: Tensor | None) -> None:
+    """Raise a ValueError on an action mask."""
     if action_mask is not None:
         raise ValueError("the environment gives an action_mask, which only Discrete actions can have: leave it out")

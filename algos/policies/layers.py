@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -11,13 +10,6 @@ from torch import nn
 
 SQRT_2 = math.sqrt(2)
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-
-
-def widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Convert the widths of hidden layers to a tuple; raises a ValueError unless they are a sequence."""
-    if not isinstance(hidden, Sequence):
-        raise ValueError(f"hidden is {hidden!r}, expected the width of each hidden layer, such as (64, 64)")
-    return tuple(hidden)
 
 
 def linear(before: int, after: int, gain: float, generator: torch.Generator) -> nn.Linear:
@@ -31,23 +23,6 @@ def linear(before: int, after: int, gain: float, generator: torch.Generator) -> 
 def convolution(before: int, after: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
     """Convolution without padding, with orthogonal weights of gain √2 and zero biases."""
     return _orthogonal(nn.utils.skip_init(nn.Conv2d, before, after, kernel, stride), SQRT_2, generator)
-
-
-def tower(
-    size: int,
-    hidden: Sequence[int],
-    outputs: int,
-    *,
-    gain: float,
-    generator: torch.Generator,
-    activation: type[nn.Module] = nn.Tanh,
-) -> nn.Sequential:
-    """MLP: linear layers with an activation between them; ``gain`` is that of the last layer."""
-    widths = [size, *hidden]
-    layers: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
-        layers += [linear(before, after, SQRT_2, generator), activation()]
-    return nn.Sequential(*layers, linear(widths[-1], outputs, gain, generator))
 
 
 def lstm(before: int, after: int, generator: torch.Generator) -> nn.LSTM:

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.policies.critic import HEAD, Critic, fresh_head
-from algos.policies.policy import Observation, Step
+from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, merged, save_model
@@ -31,7 +31,7 @@ CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
 
 
-class LMPolicy(nn.Module):
+class LMPolicy(nn.Module, Policy):
     """Decoder-only language model as a recurrent policy: the prefix is the state, the cache the hidden state.
 
     The value comes from a linear head on the model's trunk, initialized to zero and computed in fp32 whatever the
@@ -101,7 +101,7 @@ class LMPolicy(nn.Module):
             critic.compute_like(self.lm)
         self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
         self._decoder: Decoder | None = None
-        self._streams: UniformStreams | None = None
+        self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
     def load(
@@ -175,7 +175,7 @@ class LMPolicy(nn.Module):
         decoder = self._decoder
         allowed = None if action_mask is None else action_mask.to(decoder.device)
         # Before the forward pass: a later copy to the device would have to wait for it.
-        streams = None if deterministic else self._streams
+        streams = None if deterministic else self.memory.get("streams")
         uniform = None if streams is None else streams.next().to(decoder.device)
         logits = restrict(decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
         logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
@@ -189,10 +189,12 @@ class LMPolicy(nn.Module):
             self._decoder = None  # the policy is on another device now
         if self._decoder is not None:
             self._decoder.reset(rows)
-        if seeds is None or rows is None or self._streams is None:
-            self._streams = None if seeds is None else UniformStreams(seeds)
+        if seeds is None:
+            self.memory.clear()
+        elif rows is None or not self.memory:
+            self.memory["streams"] = UniformStreams(seeds)
         else:
-            self._streams.begin(rows, seeds)
+            self.memory["streams"].begin(rows, seeds)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
@@ -217,9 +219,6 @@ class LMPolicy(nn.Module):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""
         return (self.value_head if self.critic is None else self.critic).parameters()
-
-    def update_normalizer(self, rollout: TensorDict) -> None:
-        """Do nothing: tokens are not normalized."""
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`. Writes a plain `transformers` folder, with the value head or ``critic/`` added.

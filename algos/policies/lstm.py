@@ -64,23 +64,21 @@ class LSTMPolicy(ControlPolicy):
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
-        # Not a buffer; replaced at every step and never changed in place, so a shallow copy keeps its own state.
-        self._state: Tensor | None = None
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         features = self._encode(torch.as_tensor(flatten(self.observation_space, observation)))
-        before = features.new_zeros(len(features), 2, self.hidden) if self._state is None else self._state
+        before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden))
         if len(before) != len(features):
             raise ValueError(
                 f"the observation has {len(features)} slots, the state is that of {len(before)}: call reset() before "
                 "acting in another environment, or play it by algos.evaluate, which leaves the state alone"
             )
         _, after = self.lstm(features.unsqueeze(1), _pair(before))
-        self._state = torch.cat(after).transpose(0, 1)
+        self.memory["state"] = state = torch.cat(after).transpose(0, 1)
         action, log_prob = self.distribution.sample(
-            self.actor(self._state[:, 0]),
+            self.actor(state[:, 0]),
             generator=self.generator,
             action_mask=None if action_mask is None else action_mask.to(features.device),
             deterministic=deterministic,
@@ -90,11 +88,11 @@ class LSTMPolicy(ControlPolicy):
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""
         super().reset(rows, seeds=seeds)
-        if rows is None or self._state is None:
-            self._state = None
-        else:
-            forget = torch.from_numpy(rows).to(self._state.device)
-            self._state = torch.where(forget[:, None, None], 0.0, self._state)
+        if rows is None:
+            self.memory.clear()
+        elif self.memory:
+            state = self.memory["state"]
+            self.memory["state"] = torch.where(torch.from_numpy(rows).to(state.device)[:, None, None], 0.0, state)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; rows ``[B, T]``. False entries are ignored, NaN included, and give 0."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.envs.flatten import flatten
-from algos.fast.twin_towers import acting_output, tower_output, twin_towers
-from algos.policies.distributions import Gaussian, StateDependentGaussian, action_distribution
-from algos.policies.layers import tower, widths
+from algos.policies import towers
+from algos.policies.distributions import Gaussian, action_distribution
 from algos.policies.policy import ControlPolicy, Observation, Step
-from algos.policies.random_streams import HeldMatrices
 from textenv.names import check_names
 from textenv.rollout import Evaluation
 
@@ -34,11 +31,7 @@ class MLPPolicy(ControlPolicy):
         action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of each hidden layer.
         normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
-        sde_sample_freq: for Box actions, use state-dependent noise (gSDE), resampled after this many steps and at the
-            start of an episode (`algos.policies.distributions.StateDependentGaussian`; the features are the actor's
-            last hidden layer). None: independent noise at each step.
-        log_std_init: for Box actions, the initial log standard deviation; with gSDE that of each element of the
-            noise matrix.
+        log_std_init: for Box actions, the initial log standard deviation.
         seed: seed of the initial weights and of action sampling.
 
     Raises:
@@ -58,20 +51,14 @@ class MLPPolicy(ControlPolicy):
         *,
         hidden: Sequence[int] = (64, 64),
         normalize_observations: bool = False,
-        sde_sample_freq: int | None = None,
         log_std_init: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden, size = widths(hidden), math.prod(self._shape)
-        # Not a buffer; replaced at every step and never changed in place, so a shallow copy keeps its own state.
-        self._held = None if sde_sample_freq is None else HeldMatrices(sample_freq=sde_sample_freq)
-        if self._held is None:
-            self.distribution = action_distribution(action_space)
-        else:
-            self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
-        self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
-        self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
+        self.hidden, size = towers.widths(hidden), math.prod(self._shape)
+        self.distribution = action_distribution(action_space)
+        self.actor = towers.tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
+        self.critic = towers.tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
         if log_std_init != 0:
             if not isinstance(action_space, spaces.Box):
                 raise ValueError(f"action_space is {action_space}, only a Box has a log_std: leave log_std_init out")
@@ -79,11 +66,8 @@ class MLPPolicy(ControlPolicy):
 
     @property
     def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError unless actions are a Box.
-
-        With gSDE that of each element of the noise matrix, ``[features, size]``.
-        """
-        if not isinstance(self.distribution, (Gaussian, StateDependentGaussian)):
+        """Log standard deviation of each action dimension, float32 ``[size]``; an AttributeError without a Box."""
+        if not isinstance(self.distribution, Gaussian):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
         return self.distribution.log_std
 
@@ -92,69 +76,29 @@ class MLPPolicy(ControlPolicy):
         seen = np.asarray(flatten(self.observation_space, observation))
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
             seen = self._read(torch.from_numpy(seen)).numpy()
-        if self._held is None:
-            drawn = self.distribution.sample(
-                acting_output(seen, self.actor),
-                generator=self.generator,
-                action_mask=action_mask,
-                deterministic=deterministic,
-            )
-            return Step(*drawn)
-        return self._act_held(torch.from_numpy(seen), action_mask, deterministic)
-
-    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Mark the gSDE noise of these slots (bool ``[N]``), or of all, for resampling; there is no other state."""
-        super().reset(rows, seeds=seeds)
-        if self._held is not None:
-            self._held = self._held.forget(rows)
+        drawn = self.distribution.sample(
+            towers.act(seen, self.actor),
+            generator=self.generator,
+            action_mask=action_mask,
+            deterministic=deterministic,
+        )
+        return Step(*drawn)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        observation = self._read(rollout["observation"])
-        if self._held is None:
-            output, value = twin_towers(observation, self.actor, self.critic)
-        else:
-            output, value = self._output(observation), self.critic(observation)
+        output, value = towers.both(self._read(rollout["observation"]), self.actor, self.critic)
         action_mask = rollout.get("action_mask", None)
         log_prob, entropy = self.distribution.score(output, rollout["action"], action_mask)
         return Evaluation(log_prob, entropy, value.squeeze(-1))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
-        return self._output(self._read(rollout["observation"]))
+        return self.actor(self._read(rollout["observation"]))
 
     def value(self, observation: Tensor) -> Tensor:
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
-        return tower_output(self._read(observation), self.critic).squeeze(-1)
+        return towers.value(self._read(observation), self.critic).squeeze(-1)
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
-        return {
-            "hidden": list(self.hidden),
-            "normalize_observations": self.normalizer is not None,
-            "sde_sample_freq": None if self._held is None else self._held.sample_freq,
-        }
-
-    @torch.no_grad()
-    def _act_held(self, seen: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Act with gSDE, whose noise matrices are held for several steps."""
-        assert self._held is not None
-        assert isinstance(self.distribution, StateDependentGaussian)
-        output = self._output(seen)
-        if not deterministic:
-            self._held = self._held.next(len(output), partial(self.distribution.draw, generator=self.generator))
-        drawn = self.distribution.sample(
-            output,
-            generator=self.generator,
-            action_mask=action_mask,
-            deterministic=deterministic,
-            matrices=self._held.matrices,
-        )
-        return Step(*drawn)
-
-    def _output(self, observation: Tensor) -> Tensor:
-        """Parameters of the action distributions, from observations preprocessed by `_read`."""
-        if self._held is None:
-            return self.actor(observation)
-        features = self.actor[:-1](observation)
-        return torch.cat([self.actor[-1](features), features], dim=-1)
+        return {"hidden": list(self.hidden), "normalize_observations": self.normalizer is not None}

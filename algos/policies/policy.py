@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.envs.flatten import flat_shape
-from algos.policies.distributions import ActionDistribution
 from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.random_streams import refuse_seeds
 from textenv.rollout import Evaluation, Reference, is_episode_env
@@ -35,28 +35,58 @@ class Step(NamedTuple):
     """Recurrent state before this action, ``[N, *]``, detached; None if the policy records no state."""
 
 
+@runtime_checkable
 class Policy(Protocol):
-    """Interface of policies: act in slots and score rollouts. Algorithms only distinguish policies by `sequential`."""
+    """Interface of policies: act in slots and score rollouts. A class that inherits it has the defaults given here.
 
-    sequential: bool
-    """Minibatch unit: True for whole rows, False for single steps."""
+    Algorithms only distinguish policies by `sequential`.
+    """
+
     generator: torch.Generator
     """Random generator for action sampling."""
+    memory: Mapping[str, Any] = MappingProxyType({})
+    """Everything else that acting changes (recurrent state, held noise), by name: checkpoints save it, `reset` clears
+    it, and `fork` starts with an empty one. A policy with memory sets it to a dict of its own."""
+    sequential: bool = False
+    """Minibatch unit: True for whole rows, False for single steps."""
+    trained_by_values: bool = False
+    """True if the actions follow from values, so that no gradient of their probabilities exists (DQN)."""
+    observation_space: spaces.Space | None = None
+    """Observation space of one environment; None for text."""
+    action_space: spaces.Space | None = None
+    """Action space of one environment; None for text."""
+
+    @property
+    def num_actions(self) -> int | None:
+        """Number of actions or tokens to choose from; None if they are not counted."""
+        return None
+
+    @property
+    def sampling_only(self) -> bool:
+        """True if actions are not drawn from the distribution that scores them, so that it cannot be trained."""
+        return False
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Dtype of the computation; None means that of the weights."""
+        return None
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """Choose an action for each slot, and keep the recurrent state for the next call."""
         ...
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Clear the recurrent state of these slots, or of all.
+        """Clear the recurrent state of these slots, or of all. By default there is none.
 
         Args:
             rows: slots, bool ``[N]``; None means all.
             seeds: int64 ``[N]``, used for text: these slots then sample from one uniform stream per episode, so
-                samples do not depend on the other slots. None returns to ``generator``. A policy without such streams
-                raises a ValueError.
+                samples do not depend on the other slots. None returns to ``generator``.
+
+        Raises:
+            ValueError: on seeds, if the policy has no such streams.
         """
-        ...
+        refuse_seeds(seeds, self)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the rollout's actions, and state values (never None here); differentiable."""
@@ -68,41 +98,52 @@ class Policy(Protocol):
 
     def reference(self) -> Reference:
         """Frozen copy of the current policy: the reference model of a KL penalty."""
-        ...
+        return frozen_copy(self)
+
+    def fork(self) -> Self:
+        """Copy with the same weights and generator and an empty memory, to play other episodes in between."""
+        other = copy.copy(self)
+        other.memory = {}
+        return other
 
     def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
         """Exact KL(self‖other) at the rollout's True entries, nats, differentiable in self alone.
 
         ``other`` is a reference of the same kind; masks and temperature apply as in `evaluate`.
+
+        Raises:
+            ValueError: by default.
         """
-        ...
+        raise ValueError(
+            f"the exact KL needs {type(self).__name__}.divergence(rollout, other) -> [B, T], which it does not have: "
+            "write it, or take another estimator ('k1' in the reward, 'k2' in the loss)"
+        )
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Add a rollout's observations (True entries) to the running statistics, if there are any.
 
         Called once after every update, so that all epochs normalize as `act` did.
         """
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters for the optimizer."""
         ...
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that affect only the value: a critic or a value head."""
-        ...
+        """Parameters that affect only the value: a critic or a value head. None by default."""
+        return iter(())
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
         ...
 
 
-AnyPolicy = TypeVar("AnyPolicy", bound=nn.Module)
+AnyPolicy = TypeVar("AnyPolicy", bound=Any)
 
 
 def frozen_copy(policy: AnyPolicy) -> AnyPolicy:
     """Copy with its own weights and random generator, no recurrent state and no gradients."""
-    copied: Any = copy.deepcopy(policy).requires_grad_(False)
+    copied = copy.deepcopy(policy).requires_grad_(False)
     copied.reset()
     return copied
 
@@ -116,19 +157,29 @@ def check_same_kind(policy: Any, other: Any) -> None:
         )
 
 
+def check_policy(policy: Any, *, call: str) -> None:
+    """Raise a TypeError unless an argument is a policy; the message shows the right call."""
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy is {policy!r:.100}, expected an algos.Policy (a class of your own inherits it), such as "
+            "MLPPolicy(env.single_observation_space, env.single_action_space), or LMPolicy.load(name) for text: call "
+            f"{call}"
+        )
+
+
 def numpy_action(action: Tensor) -> np.ndarray:
     """Convert actions to a NumPy array for the environment."""
     return action.cpu().numpy()
 
 
-def check_spaces(env: VectorEnv, policy: Any) -> None:
+def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
     Raises:
         TypeError: if a control policy is used with a text environment.
         ValueError: if the policy has the batched spaces of all slots, or those of another environment.
     """
-    read, chosen = getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+    read, chosen = policy.observation_space, policy.action_space
     if read is None or chosen is None:
         return
     name, single = type(policy).__name__, env.single_observation_space
@@ -161,7 +212,7 @@ BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32"
 """Dtypes that a saved Box may have."""
 
 
-class ControlPolicy(nn.Module):
+class ControlPolicy(nn.Module, Policy):
     """Base of policies for control; a subclass adds ``distribution``, networks, `act`, `evaluate` and `output`.
 
     Args:
@@ -174,8 +225,10 @@ class ControlPolicy(nn.Module):
         ValueError: if the observation space has no fixed size.
     """
 
-    sequential = False
-    distribution: ActionDistribution
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    distribution: Any
+    """Action distribution, of `algos.policies.distributions` or with the same methods."""
     critic: nn.Module
 
     def __init__(
@@ -185,16 +238,13 @@ class ControlPolicy(nn.Module):
         self._shape = flat_shape(observation_space, type(self).__name__)
         self.observation_space, self.action_space = observation_space, action_space
         self.generator = torch.Generator().manual_seed(seed)
+        self.memory: dict[str, Any] = {}
         self.normalizer = ObservationNormalizer(math.prod(self._shape)) if normalize_observations else None
 
     @property
     def num_actions(self) -> int | None:
         """Number of actions; None unless the action space is Discrete."""
         return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
-
-    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Refuse seeds (`refuse_seeds`); there is no recurrent state to clear."""
-        refuse_seeds(seeds, self)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
@@ -217,10 +267,6 @@ class ControlPolicy(nn.Module):
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
         return step_values(self.value, rollout)
-
-    def reference(self) -> Self:
-        """See `Policy.reference`; the copy includes the normalizer's current statistics."""
-        return frozen_copy(self)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""

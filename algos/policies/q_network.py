@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from algos.envs.flatten import flatten
 from algos.policies.distributions import Categorical
-from algos.policies.layers import tower, widths
 from algos.policies.policy import ControlPolicy, Observation, Step
+from algos.policies.towers import tower, widths
 from textenv.names import check_names
 from textenv.rollout import Evaluation
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
-    "lstm": "algos.policies.lstm:LSTMPolicy",
+    "gsde": "algos.policies.gsde:GSDEPolicy", "lstm": "algos.policies.lstm:LSTMPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
 """Module and class of each policy that is saved as one weights file and JSON arguments."""
@@ -25,9 +25,8 @@ CONTROL_POLICIES = {
 def find_policy(name: str) -> Any:
     """Class of a control policy, by its key in `CONTROL_POLICIES` or class name; raises a ValueError."""
     for short, home in CONTROL_POLICIES.items():
-        module, _, own = home.partition(":")
-        if name in (short, own):
-            return getattr(importlib.import_module(module), own)
+        if name in (short, home.partition(":")[2]):
+            return resolve_name(home)
     raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
 
 

@@ -11,8 +11,10 @@ from weakref import WeakSet
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv
 
-from algos.training.serialization import attributes, set_attributes
+from algos.envs.subprocess_env import SubprocessVectorEnv
+from algos.training.serialization import Stateful, attributes, set_attributes
 
 logger = logging.getLogger(__name__)
 KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
@@ -46,9 +48,9 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
 
 def _state_of(part: Any) -> dict[str, Any]:
     """Return the state of one wrapper or environment; TypeError if part of it cannot be saved."""
-    if hasattr(part, "state_dict"):
+    if isinstance(part, Stateful):
         return {"class": _name(part), "state": part.state_dict()}
-    if not _known(part) or hasattr(part, "processes"):
+    if not _known(part) or isinstance(part, SubprocessVectorEnv | AsyncVectorEnv):
         raise TypeError(f"{_name(part)} cannot be saved in mid-episode, only what runs here and is Gymnasium's or ours")
     state, objects = attributes(part), {}
     for name, value in vars(part).items():
@@ -78,12 +80,12 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
             f"{' > '.join(saved['class'] for saved in state)}: make it as the run made it"
         )
     for part, saved in zip(parts, state, strict=True):
-        if hasattr(part, "load_state_dict"):
+        if isinstance(part, Stateful):
             part.load_state_dict(saved["state"])
         else:
             set_attributes(part, saved["state"])
             for name, values in saved["objects"].items():
-                set_attributes(getattr(part, name), values)
+                set_attributes(vars(part)[name], values)
 
 
 def _known(part: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
+from algos.collection import Collector
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
 from algos.training.metrics import Metrics
@@ -23,7 +24,7 @@ class Learner(Protocol):
     policy: Policy
     penalty: KLPenalty | None
     reward_normalizer: RewardNormalizer | None
-    cursor: Any
+    collector: Collector
     generator: torch.Generator
     """Generator for minibatch order."""
     progress: float

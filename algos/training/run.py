@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from algos.collection import go_on
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
@@ -19,6 +18,7 @@ from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.run_folder import run_of
 from algos.training.serialization import attributes, set_attributes
 from algos.training.signals import Interrupted, Request
+from textenv.acceleration import TAKEN
 
 logger = logging.getLogger(__name__)
 
@@ -134,11 +134,11 @@ class Run:
             set_env_state(agent.env, state["environment"])
         agent.load_state_dict(state["agent"])
         if state["environment"] is not None:
-            go_on(agent.env, agent.cursor)
+            agent.collector.resume()
         else:
-            agent.cursor.observation = None
+            agent.collector.observation = None
             # A seed that depends on the steps, so that resuming twice from here gives the same run.
-            agent.cursor.seed = agent.config.seed + int(state["steps"])
+            agent.collector.seed = agent.config.seed + int(state["steps"])
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History.from_state(state["history"])
@@ -156,6 +156,8 @@ class Run:
         self.steps += int(metrics["rollout/steps"])
         self.seconds = seconds
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
+        if not self.history:
+            metrics["update/path"] = len(TAKEN)
         metrics |= {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
         self.history.append(metrics)
         self.watch.look(metrics)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos.training.run_folder import draft, remove
+from algos.training.serialization import saved_state
 from textenv.names import OURS
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ def save(agent: Any, folder: str | Path) -> Path:
 
 def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]:
     """Contents of ``config.json``."""
-    rewards, penalty = getattr(agent, "reward_normalizer", None), getattr(agent, "penalty", None)
     return {
         "format": FORMAT,
         "environment": _environment(agent.env.spec),
@@ -58,8 +58,8 @@ def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]
         "config": dataclasses.asdict(agent.config),
         "policy": type(agent.policy).__name__,
         "policy_arguments": policy_arguments,
-        "reward_normalizer": None if rewards is None else rewards.state_dict(),
-        "penalty": None if penalty is None else penalty.state_dict(),
+        "reward_normalizer": saved_state(agent.reward_normalizer),
+        "penalty": saved_state(agent.penalty),
     }
 
 
@@ -117,6 +117,10 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if description["format"] == 2 and "observation_shape" in arguments:
         dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
         arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
+    if description["format"] < FORMAT and arguments.get("sde_sample_freq") is not None:
+        description["policy"] = "GSDEPolicy"
+    elif description["format"] < FORMAT:
+        arguments.pop("sde_sample_freq", None)
     environment = description.get("environment") or {"id": "", "kwargs": {}}
     if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
         environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}

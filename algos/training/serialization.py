@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,30 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices that torch's generators may be on."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
 """Sequence types by their names in JSON; `torch.Size` is a tuple too, so it comes first."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that saves its own state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, of values that `to_json` accepts."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+def saved_state(owner: Any) -> dict[str, Any] | None:
+    """State of an object that is `Stateful`; None for others."""
+    return owner.state_dict() if isinstance(owner, Stateful) else None
+
+
+def restore_state(owner: Any, state: Any) -> None:
+    """Restore what `saved_state` returned, unless that was None."""
+    if state is not None and isinstance(owner, Stateful):
+        owner.load_state_dict(state)
 
 
 class Fields(dict[str, Any]):
@@ -156,11 +180,6 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in present.items():
         tensor.copy_(saved[name])
-
-
-def own_attributes(module: Any) -> dict[str, Any]:
-    """Return a module's own attributes, without weights and without those of `torch.nn.Module`."""
-    return {name: value for name, value in attributes(module).items() if name not in vars(nn.Module())}
 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 import algos
-from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collect, evaluate
+from algos import PPO, Collector, LSTMPolicy, MLPPolicy, PPOConfig, QPolicy, collect, evaluate
 from algos.a2c import A2C, A2CConfig
 from algos.config import AlgorithmName
 from algos.dqn import DQNConfig
@@ -89,7 +89,7 @@ def control(policy_class=MLPPolicy):
     """Eight episodes of CartPole in two groups; padded, as they are unequally long."""
     env = cartpole(4)
     policy = policy_class(env.single_observation_space, env.single_action_space, hidden=HIDDEN[policy_class])
-    rollout = collect(env, policy, num_episodes=8, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=8, group_size=4, seed=0)
     # Episodes of unequal worth, for the return of CartPole is but their length.
     rollout["reward"] = rollout["reward"] * rollout["observation"][..., 3].tanh().where(rollout["mask"], 0.0)
     return env, policy, rollout
@@ -236,12 +236,13 @@ class TrainableExactCritic(ExactCritic):
 def test_row_26_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, limit):
     for bootstrap in (True, False):
         env = chain(mode, limit)
-        policy, cursor = mlp_for(env), Cursor(seed=0)
+        policy = mlp_for(env)
+        collector = Collector(env, policy, seed=0)
         policy.critic = TrainableExactCritic(gamma=0.9)
         options = dict(gamma=0.9, gae_lambda=0.8, normalize_advantage=False, bootstrap_truncated=bootstrap)
         made, found = make_agent(kind, env, policy, config(**options)), []
         for _ in range(3):
-            rollout = collect(env, policy, num_steps=20, cursor=cursor)
+            rollout = collector.collect(num_steps=20)
             made.update(rollout)
             found.append(rollout[rollout["mask"]])
         steps = torch.cat(found)

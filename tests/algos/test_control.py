@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 import algos
-from algos import PPO, CNNPolicy, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
+from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.cli import main
 from algos.envs.flatten import flatten, flatten_one
 from algos.make import make_policy
@@ -110,7 +110,7 @@ OBSERVATIONS = {
 def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
     env, flat = counter(OBSERVATIONS[name], mode)
     policy = make_policy(env)
-    rollout = collect(env, policy, num_steps=23, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_steps=23, seed=0)
     for slot, length in enumerate([5, 4]):
         row = rollout[slot][rollout["mask"][slot]]
         time = torch.arange(len(row)) % length
@@ -151,7 +151,7 @@ def test_the_action_mask_of_taxi_comes_through_in_every_mode(mode, name):
     make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
     env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
     policy = make_policy(env, policy=name)
-    rollout = collect(env, policy, num_steps=40, cursor=Cursor(seed=3))
+    rollout = collect(env, policy, num_steps=40, seed=3)
     gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
     assert gap[rollout["mask"]].abs().max() < 1e-5
     rollout = rollout[rollout["mask"]]

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule
 from torch.nn.functional import huber_loss, mse_loss
 
 import algos
-from algos import Cursor, evaluate
+from algos import evaluate
 from algos.dqn import DQN, DQNConfig, q_target
 from algos.policies.q_network import QPolicy
 from tests.algos.pitfalls.test_pitfalls_autoreset import Gate, replayed
@@ -316,7 +316,7 @@ def test_policies_and_spaces_of_another_kind_are_refused():
 def test_a_rollout_of_another_source_can_be_learnt_from():
     """`update` takes any rollout of the schema, as every algorithm does."""
     agent = make()
-    rollout = algos.collect(agent.env, agent.policy, num_steps=20, cursor=Cursor(seed=0))
+    rollout = algos.collect(agent.env, agent.policy, num_steps=20, seed=0)
     assert "value/loss" in agent.update(rollout)
 
 

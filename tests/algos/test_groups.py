@@ -9,10 +9,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from torch import nn
 
-from algos import Cursor, collect
+from algos import Collector, collect
 from algos.advantages import discounted_returns, leave_one_out, standardize_in_group, subtract_mean
 from algos.grpo import GRPO, GRPOConfig
 from algos.optimize import episode_returns
+from algos.policies.policy import Policy
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.training.metrics import group_metrics
@@ -126,10 +127,8 @@ def test_row_25_equal_scores_give_exactly_nothing(baseline, reward, size):
 # --- the expected gradient, by enumeration ---------------------------------------------------------------------------
 
 
-class Tree(nn.Module):
+class Tree(nn.Module, Policy):
     """A free logit for every state and action of a tree; a state's number is in its observation."""
-
-    sequential = False
 
     def __init__(self, states, actions=3):
         super().__init__()
@@ -294,7 +293,7 @@ def test_row_25_answers_that_the_reward_leaves_out_count_for_nothing(kind):
 
     env = text_env(FunctionTask(["a b", "c"], reward))
     policy = lm_policy()
-    rollout = collect(env, policy, num_episodes=8, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=8, group_size=4, seed=0)
     assert rollout["mask"].any(1).tolist() == [True, False, True, True] * 2
     metrics, _ = update(kind, rollout, policy)
     assert (metrics["rollout/empty_rows"], metrics["rollout/silent_rows"]) == (2, 0)
@@ -323,7 +322,7 @@ def test_silent_rows_do_not_count_rows_without_a_step():
 def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, size):
     """4 slots: more episodes than slots, no multiple of them, groups that reach over two turns, and fewer."""
     env = cartpole(4, mode, max_episode_steps=30)
-    rollout = collect(env, mlp_for(env), num_episodes=episodes, group_size=size, cursor=Cursor(seed=3))
+    rollout = collect(env, mlp_for(env), num_episodes=episodes, group_size=size, seed=3)
     mask, ended = rollout["mask"], rollout["terminated"] | rollout["truncated"]
     assert len(rollout) == episodes and ended[mask].sum() == ended.sum() == episodes
     assert torch.equal(mask.int(), mask.int().cummin(1).values) and mask[:, 0].all()
@@ -346,7 +345,7 @@ def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, s
 def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
     """The second slot has one episode to play, and meets the limit again while the first plays its second."""
     env = cartpole(2, mode, max_episode_steps=9)
-    rollout = collect(env, mlp_for(env), num_episodes=3, cursor=Cursor(seed=0))
+    rollout = collect(env, mlp_for(env), num_episodes=3, seed=0)
     assert (rollout["terminated"].sum() + rollout["truncated"].sum()) == 3 and not rollout["mask"].all()
     assert (rollout["reward"] == rollout["mask"]).all()
 
@@ -355,7 +354,7 @@ def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
 def test_a_policy_without_chance_plays_a_group_alike(mode):
     """Equal starts and equal actions: the rows of a group are one episode, also where it is played in two turns."""
     env = cartpole(4, mode)
-    rollout = collect(env, Lean(), num_episodes=6, group_size=3, cursor=Cursor(seed=3))
+    rollout = collect(env, Lean(), num_episodes=6, group_size=3, seed=3)
     for rows in (slice(0, 3), slice(3, 6)):
         for name in ("observation", "reward", "terminated", "truncated", "mask"):
             group = torch.where(
@@ -367,30 +366,30 @@ def test_a_policy_without_chance_plays_a_group_alike(mode):
 
 def test_rows_of_a_group_explore_by_themselves():
     env = cartpole(4)
-    rollout = collect(env, mlp_for(env), num_episodes=4, group_size=4, cursor=Cursor(seed=0))
+    rollout = collect(env, mlp_for(env), num_episodes=4, group_size=4, seed=0)
     assert len(torch.where(rollout["mask"], rollout["action"], -1).unique(dim=0)) == 4
 
 
 def test_groups_are_reproducible_and_no_two_calls_alike():
-    def starts(cursor, calls):
+    def starts(seed, calls):
         env = cartpole(4)
-        policy = mlp_for(env, seed=1)
-        return [collect(env, policy, num_episodes=4, group_size=2, cursor=cursor) for _ in range(calls)]
+        collector = Collector(env, mlp_for(env, seed=1), seed=seed)
+        return [collector.collect(num_episodes=4, group_size=2) for _ in range(calls)]
 
-    one, two = starts(Cursor(seed=5), 3), starts(Cursor(seed=5), 3)
+    one, two = starts(5, 3), starts(5, 3)
     for a, b in zip(one, two, strict=True):
         assert (a == b).all()
-    first = torch.cat([rollout["observation"][::2, 0] for rollout in one + starts(Cursor(seed=6), 1)])
+    first = torch.cat([rollout["observation"][::2, 0] for rollout in one + starts(6, 1)])
     assert len(first.unique(dim=0)) == 8
 
 
 def test_steps_and_groups_take_turns_on_one_cursor():
     """After groups the slots are in mid-episode: steps begin by a reset."""
-    env, cursor = cartpole(3), Cursor(seed=0)
-    policy = mlp_for(env)
+    env = cartpole(3)
+    collector = Collector(env, mlp_for(env), seed=0)
     for _ in range(2):
-        assert len(collect(env, policy, num_episodes=4, group_size=2, cursor=cursor)) == 4
-        rollout = collect(env, policy, num_steps=5, cursor=cursor)
+        assert len(collector.collect(num_episodes=4, group_size=2)) == 4
+        rollout = collector.collect(num_steps=5)
         assert rollout["is_init"][:, 0].all() and rollout["observation"][:, 0].abs().max() <= 0.05
 
 
@@ -435,9 +434,10 @@ def test_a_group_of_no_episodes_is_refused(size):
 def test_neighbours_of_a_text_group_share_a_prompt():
     task = FunctionTask(["a", "b", "c", "d", "good"], lambda completions, **_: [0.0] * len(completions))
     env, policy = text_env(task), lm_policy()
-    cursor, seen = Cursor(seed=0), []
+    seen = []
+    collector = Collector(env, policy, seed=0)
     for _ in range(2):
-        rollout = collect(env, policy, num_episodes=6, group_size=3, cursor=cursor)
+        rollout = collector.collect(num_episodes=6, group_size=3)
         prompt = rollout["observation"][:, 0].view(2, 3)
         assert (prompt == prompt[:, :1]).all()
         group = rollout["group"].view(2, 3, -1)

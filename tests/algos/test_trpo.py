@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 import algos
-from algos import Cursor, LSTMPolicy, MLPPolicy, collect
+from algos import LSTMPolicy, MLPPolicy, collect
 from algos.advantages import whiten
 from algos.trpo import TRPO, TRPOConfig, conjugate_gradient
 from tests.algos.pitfalls.test_pitfalls_update import ANSWERS, with_empty_rows
@@ -315,7 +315,7 @@ def test_a_policy_whose_weights_were_set_by_the_line_search_is_saved_and_loaded(
 def test_a_cartpole_rollout_with_reset_rows_is_improved_inside_the_trust_region():
     env = cartpole(4)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(16,))
-    rollout, old = collect(env, policy, num_steps=60, cursor=Cursor(seed=0)), copy.deepcopy(policy)
+    rollout, old = collect(env, policy, num_steps=60, seed=0), copy.deepcopy(policy)
     assert not rollout["mask"].all()
     metrics = TRPO(env, policy, TRPOConfig()).update(rollout)
     gain, kl = surrogate_and_kl(old, policy, rollout)

@@ -293,7 +293,7 @@ def cartpole():
 
 
 POLICIES = {
-    "auto": ["hidden", "normalize_observations", "sde_sample_freq", "log_std_init"],
+    "auto": ["hidden", "normalize_observations", "log_std_init"],
     "lstm": ["hidden", "lstm_hidden", "normalize_observations"],
     "q": ["hidden"],
     "cnn": ["hidden"],

@@ -11,7 +11,7 @@ from torch import nn
 
 from algos import PPOConfig
 from algos.make import find_algorithm
-from algos.policies.policy import Step, frozen_copy
+from algos.policies.policy import Policy, Step
 from algos.policies.random_streams import UniformStreams
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
@@ -56,7 +56,7 @@ def _child(index, symbol):
     return root * PREFIXES + (node * SYMBOLS + 1 + symbol).clamp(max=PREFIXES - 1)
 
 
-class TabularPolicy(nn.Module):
+class TabularPolicy(nn.Module, Policy):
     """A free logit for every prefix and action, and a free value for every prefix."""
 
     sequential = True
@@ -66,7 +66,7 @@ class TabularPolicy(nn.Module):
         self.logits = nn.Parameter(logits.clone())
         self.state_value = nn.Parameter(torch.zeros(len(logits)))
         self.generator = torch.Generator()
-        self.streams = None
+        self.memory = {}
 
     def act(self, observation, *, action_mask=None, deterministic=False):
         tokens, length = torch.from_numpy(observation["tokens"]), torch.from_numpy(observation["length"]).flatten()
@@ -75,14 +75,16 @@ class TabularPolicy(nn.Module):
         logits = self.logits.detach()[state]
         if deterministic:
             return Step(*greedy(logits))
-        uniform = None if self.streams is None else self.streams.next()
+        uniform = self.memory["streams"].next() if self.memory else None
         return Step(*sample(logits, generator=self.generator, uniform=uniform))
 
     def reset(self, rows=None, *, seeds=None):
-        if rows is None or self.streams is None:
-            self.streams = None if seeds is None else UniformStreams(seeds)
+        if seeds is None:
+            self.memory.clear()
+        elif rows is None or not self.memory:
+            self.memory["streams"] = UniformStreams(seeds)
         else:
-            self.streams.begin(rows, seeds)
+            self.memory["streams"].begin(rows, seeds)
 
     def evaluate(self, rollout):
         state = state_index(rollout["observation"])
@@ -100,12 +102,6 @@ class TabularPolicy(nn.Module):
         value = self.state_value[state_index(sequences(rollout))]
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
-
-    def reference(self):
-        return frozen_copy(self)
-
-    def update_normalizer(self, rollout):
-        pass
 
 
 class Problem(PromptList):

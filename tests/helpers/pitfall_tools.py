@@ -6,7 +6,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
-from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import Prompt, TextVectorEnv
 
@@ -108,7 +108,7 @@ def control_rollout(steps=48, seed=0):
     """CartPole with reset rows inside: environment, policy and rollout."""
     env = cartpole()
     policy = mlp_for(env, seed=seed)
-    rollout = collect(env, policy, num_steps=steps, cursor=Cursor(seed=seed))
+    rollout = collect(env, policy, num_steps=steps, seed=seed)
     assert not rollout["mask"].all(), "a rollout without reset rows guards nothing"
     return env, policy, rollout
 

@@ -25,6 +25,7 @@ from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores
+from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,11 +34,11 @@ RENDER_MODES = ["ansi", "human", "rgb_array"]
 CHECKED_PROMPTS = 10_000
 """Number of prompts tokenized at construction to check their length; later ones are checked when sampled."""
 
-Observation = dict[str, np.ndarray]
+TextObservation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
 
 
-class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
+class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeEnv):
     """Text generation in ``num_envs`` slots, one token per step.
 
     It has two interfaces. Plain Gymnasium: `reset` and `step`, which scores each completion when it ends. Whole
@@ -174,7 +175,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    ) -> tuple[TextObservation, dict[str, Any]]:
         """Begin new episodes; with ``options={"reset_mask": bool [num_envs]}`` in those slots only.
 
         Raises:
@@ -194,7 +195,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._show()
         return self._observe(), self._info()
 
-    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Append one token to every slot.
 
         Args:
@@ -247,7 +248,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
-    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> Observation:
+    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> TextObservation:
         """Start a batch of exactly this many episodes and return the first observation.
 
         Args:
@@ -282,7 +283,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Row and column, in the next rollout, of each running slot's next action (two int64 arrays)."""
         return self._current_batch().cursor
 
-    def advance(self, actions: np.ndarray) -> tuple[Observation, np.ndarray]:
+    def advance(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray]:
         """Append one token to every running slot; slots that finish get the next prompts, several at a time.
 
         Args:
@@ -368,7 +369,7 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         turns = transcript.unpaid
         return score_turns(self.task, turns) if turns else Scores(earned=[])
 
-    def _observe(self) -> Observation:
+    def _observe(self) -> TextObservation:
         return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}
 
     def _current_batch(self) -> EpisodeBatch:

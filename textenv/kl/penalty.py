@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from textenv.errors import InvariantError
 from textenv.kl.coefficients import Coefficient, as_coefficient
-from textenv.kl.estimators import EXACT, Estimator, resolve
+from textenv.kl.estimators import Estimator, resolve
+from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import Reference
 
@@ -79,7 +80,7 @@ class KLPenalty:
     @property
     def reference(self) -> Reference:
         """The reference policy, loaded at first use."""
-        if not hasattr(self._reference, "evaluate"):
+        if not isinstance(self._reference, Reference):
             self._reference = self._reference()
         return self._reference
 
@@ -98,10 +99,9 @@ class KLPenalty:
         """
         reference, mask = self.reference, rollout["mask"]
         first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
-        temperature = getattr(policy, "temperature", None)
-        scorer = getattr(reference, "lm", reference)  # a policy's language model, or the reference itself
-        if temperature is not None and hasattr(scorer, "temperature"):
-            scorer.temperature = temperature
+        own, other = language_model_of(policy), language_model_of(reference)
+        if own is not None and other is not None:
+            other.temperature = own.temperature
         reference_log_prob = reference.evaluate(rollout).log_prob
         # Applied before the estimator, so that entries outside the mask are never used.
         log_ratio = torch.where(mask, rollout["log_prob"] - reference_log_prob, 0.0)
@@ -158,19 +158,12 @@ class KLPenalty:
             self._hashes = {name: int(x) for name, x in state["reference"].items()}
 
     def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: Any) -> Tensor:
-        if self._estimate is not None:
-            return self._estimate(log_ratio)
-        if not hasattr(policy, "divergence"):
-            raise ValueError(
-                f"estimator {EXACT!r} needs {type(policy).__name__}.divergence(rollout, other) -> [B, T], which it has "
-                "not: write it, or take 'k1' in the reward or 'k2' in the loss"
-            )
-        return policy.divergence(rollout, self.reference)
+        return policy.divergence(rollout, self.reference) if self._estimate is None else self._estimate(log_ratio)
 
 
 def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
     """Hash each tensor of the reference (none if it is not a module); raise if one has changed."""
-    module, own = _language_model(reference), _language_model(policy)
+    module, own = _scoring_module(reference), _scoring_module(policy)
     # The state of a frozen adapter's model also lists trained weights: skip them (`_check_start` refuses shared ones).
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
@@ -195,7 +188,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
 
     Frozen weights may be shared.
     """
-    own, other = _language_model(policy), _language_model(reference)
+    own, other = _scoring_module(policy), _scoring_module(reference)
     if own is None or other is None:
         return
     trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
@@ -209,7 +202,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
     # Check the log-ratio and the KL: a user's estimator may violate KL(π‖π) = 0.
     gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
     worst = gap.max().item()
-    computed_in = getattr(own, "autocast", None) or next(own.parameters()).dtype
+    computed_in = (own.autocast if isinstance(own, LanguageModel) else None) or next(own.parameters()).dtype
     tolerance = 1e-3 if computed_in == torch.float32 else 0.1
     if not worst <= tolerance:
         raise InvariantError(
@@ -222,9 +215,10 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
         )
 
 
-def _language_model(holder: Any) -> nn.Module | None:
-    found = getattr(holder, "lm", holder)
-    return found if isinstance(found, nn.Module) else None
+def _scoring_module(holder: Any) -> nn.Module | None:
+    """The module that computes log-probabilities: a language model, or the policy or reference itself."""
+    lm = language_model_of(holder)
+    return lm if lm is not None else holder if isinstance(holder, nn.Module) else None
 
 
 def _same_weights(first: nn.Module, second: nn.Module) -> bool:

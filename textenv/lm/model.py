@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -411,3 +411,17 @@ def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
         if divisor := settings.get(name):
             return lambda logits: logits / divisor
     return None
+
+
+@runtime_checkable
+class HoldsLanguageModel(Protocol):
+    """A policy over tokens, such as `algos.LMPolicy`."""
+
+    lm: LanguageModel
+
+
+def language_model_of(holder: Any) -> LanguageModel | None:
+    """The language model itself, or the one of a policy over tokens; None for anything else."""
+    if isinstance(holder, HoldsLanguageModel):
+        return holder.lm
+    return holder if isinstance(holder, LanguageModel) else None

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from textenv.acceleration import FAST
+
 logger = logging.getLogger(__name__)
 Function = Callable[..., Tensor]
 RECORDED_AFTER = 512
@@ -37,7 +39,7 @@ class Replayed:
     def __init__(self, function: Function, *, model: nn.Module) -> None:
         self.function, self.model, self.name = function, model, type(model).__name__
         self.recording: Function | None = None
-        self._recordable, self._calls = True, 0
+        self._recordable, self._calls = FAST, 0
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
         self._recorded_of: tuple[list[Tensor], list[Any]] = [], []

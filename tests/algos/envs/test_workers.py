@@ -20,13 +20,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from algos import PPO, Cursor, MLPPolicy, PPOConfig, collect, evaluate
+from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
 from algos.envs.env_worker import check_observation, check_reward
 from algos.envs.subprocess_env import SubprocessVectorEnv
 from algos.make import make_vector_environment
-from algos.policies.policy import Step, step_values
+from algos.policies.policy import Policy, Step, step_values
 from algos.training.metrics import EpisodeMeter
 
 # Processes get the environments themselves, and import neither this file nor PyTorch.
@@ -345,16 +345,11 @@ def test_what_an_observation_is():
 # What is learnt from.
 
 
-class Valued(torch.nn.Module):
+class Valued(torch.nn.Module, Policy):
     """A policy whose action is 0 and whose value is the observation."""
-
-    sequential = False
 
     def act(self, observation, **options):
         return Step(action=torch.zeros(len(observation), dtype=torch.int64), log_prob=torch.zeros(len(observation)))
-
-    def reset(self, rows=None):
-        pass
 
     def values(self, rollout):
         return step_values(lambda observation: observation.squeeze(-1), rollout)
@@ -363,10 +358,11 @@ class Valued(torch.nn.Module):
 def test_nothing_flows_over_the_gap(tmp_path, caplog):
     """Slot 1 fails at its third step; hand-worked with V = 10 × steps so far, gamma .5 and lambda .5."""
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
-    cursor, policy = Cursor(seed=0), Valued()
+    policy = Valued()
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
-        rollout = collect(env, policy, num_steps=5, cursor=cursor)
-        following = collect(env, policy, num_steps=3, cursor=cursor)
+        collector = Collector(env, policy, seed=0)
+        rollout = collector.collect(num_steps=5)
+        following = collector.collect(num_steps=3)
     assert rollout["observation"][1, :, 0].tolist() == [0, 1, 2, 0, 1]
     assert rollout["mask"][1].tolist() == [True, True, False, True, True] and rollout["mask"][0].all()
     assert rollout["is_init"][1].tolist() == [True, False, True, True, False]
@@ -389,9 +385,10 @@ def test_a_gap_at_the_edge_of_rollouts(tmp_path, caplog):
     """The failing step is the last of a rollout, then the first of one."""
     for steps_each in (3, 2):
         broken = counting(raises, at=3, once=str(tmp_path / f"tripped{steps_each}"))
-        meter, cursor = EpisodeMeter(), Cursor(seed=0)
+        meter = EpisodeMeter()
         with closing(SubprocessVectorEnv([broken])) as env:
-            finished = [meter.finished(collect(env, Valued(), num_steps=steps_each, cursor=cursor)) for _ in range(4)]
+            collector = Collector(env, Valued(), seed=0)
+            finished = [meter.finished(collector.collect(num_steps=steps_each)) for _ in range(4)]
         assert [x for x in finished if x[0]] == [([15.0], [5])]
 
 
@@ -402,7 +399,7 @@ def test_whole_episodes_are_played_again_and_those_of_groups_given_up(tmp_path, 
         returns, rollout = evaluate(env, policy, num_episodes=4)
         assert returns == [15.0] * 4 and rollout["mask"].sum() == 20
         (tmp_path / "tripped").unlink()
-        groups = collect(env, policy, num_episodes=4, group_size=2, cursor=Cursor(seed=0))
+        groups = collect(env, policy, num_episodes=4, group_size=2, seed=0)
     assert groups["mask"].sum(1).tolist() == [5, 0, 5, 5] and groups["group"][:, 0].tolist() == [0, 0, 1, 1]
     assert EpisodeMeter().finished(groups)[0] == [15.0] * 3
 

@@ -1,6 +1,8 @@
 """Every faster way equals a slow and obvious one: values and gradients."""
 
+import inspect
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,10 @@ from torch import nn
 
 from algos import MLPPolicy
 from algos.advantages import gae
-from algos.fast.adam import Adam
-from algos.fast.twin_towers import LARGEST_PRODUCT, acting_output, plain_towers, tower_output, twin_towers
+from algos.fast import adam, sampling, towers as fast
 from algos.losses import clipped_policy_loss
 from algos.optimize import Term, total_loss
-from algos.policies import distributions
-from algos.policies.layers import tower
+from algos.policies import distributions, towers
 from algos.training.metrics import EpisodeMeter
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/benchmarks"))
@@ -26,10 +26,10 @@ from control import compare, ratio
 
 def make_towers(hidden, outputs=(3, 1), dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    towers = [tower(5, hidden, size, gain=1.0, generator=generator).to(dtype) for size in outputs]
-    for layer in (layer for one in towers for layer in one if isinstance(layer, nn.Linear)):
+    made = [towers.tower(5, hidden, size, gain=1.0, generator=generator).to(dtype) for size in outputs]
+    for layer in (layer for one in made for layer in one if isinstance(layer, nn.Linear)):
         nn.init.normal_(layer.bias, generator=generator)
-    return towers
+    return made
 
 
 def draws(*shape, dtype=torch.float64, seed=1):
@@ -39,6 +39,12 @@ def draws(*shape, dtype=torch.float64, seed=1):
 # Towers
 
 
+act, value, both = (
+    partial(function, inspect.unwrap(plain))
+    for function, plain in ((fast.act, towers.act), (fast.value, towers.value), (fast.both, towers.both))
+)
+
+
 @pytest.mark.parametrize("rows", [3, 100], ids=["few", "many"])
 @pytest.mark.parametrize("hidden", [(), (32,), (32, 48, 16)], ids=str)
 def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
@@ -46,21 +52,21 @@ def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
     first, second = make_towers(hidden)
     x = draws(rows, 2, 5).requires_grad_()
     inputs = [x, *first.parameters(), *second.parameters()]
-    found, expected = twin_towers(x, first, second), (first(x), second(x))
+    found, expected = both(x, first, second), (first(x), second(x))
     weights = draws(rows, 2, 3, seed=2), draws(rows, 2, 1, seed=3)
     assert [y.shape for y in found] == [y.shape for y in expected]
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     gradients = [torch.autograd.grad(outputs, inputs, weights) for outputs in (found, expected)]
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(tower_output(x, first), expected[0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(value(x, first), expected[0], atol=1e-10, rtol=0)
 
 
 def test_twin_towers_in_the_precision_that_they_train_in():
     first, second = make_towers((64, 64), dtype=torch.float32)
     x = draws(512, 5, dtype=torch.float32)
     inputs = [*first.parameters(), *second.parameters()]
-    found, expected = twin_towers(x, first, second), (first(x), second(x))
+    found, expected = both(x, first, second), (first(x), second(x))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     gradients = [torch.autograd.grad([y.mean() for y in outputs], inputs) for outputs in (found, expected)]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=0)
@@ -68,12 +74,12 @@ def test_twin_towers_in_the_precision_that_they_train_in():
 
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_tower_that_is_not_asked_for_has_no_gradient(asked):
-    towers = make_towers((8, 8))
+    pair = make_towers((8, 8))
     x = draws(4, 5)
-    output = twin_towers(x, *towers)[asked]
+    output = both(x, *pair)[asked]
     found = [torch.autograd.grad(output.sum(), [*one.parameters()], retain_graph=True, allow_unused=True)
-             for one in towers]  # fmt: skip
-    expected = torch.autograd.grad(towers[asked](x).sum(), [*towers[asked].parameters()])
+             for one in pair]  # fmt: skip
+    expected = torch.autograd.grad(pair[asked](x).sum(), [*pair[asked].parameters()])
     torch.testing.assert_close(found[asked], expected, atol=1e-10, rtol=0)
     assert all(gradient is None for gradient in found[1 - asked])
 
@@ -84,7 +90,7 @@ def test_twin_towers_are_differentiable_twice():
     weights = [p for pair in zip(first, second, strict=True) if isinstance(pair[0], nn.Linear)
                for p in (pair[0].weight, pair[1].weight, pair[0].bias, pair[1].bias)]  # fmt: skip
     outcomes = []
-    for outputs in (twin_towers(x, first, second), plain_towers(x, *weights)):
+    for outputs in (both(x, first, second), (first(x), second(x))):
         slopes = torch.autograd.grad([y.square().sum() for y in outputs], [x, *weights], create_graph=True)
         outcomes.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), [x, *weights]))
     assert outcomes[0][0].abs().max() > 1e-3
@@ -103,10 +109,10 @@ def test_modules_of_other_kinds_and_widths_are_called():
         nn.Sequential(nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 1)).double(),
     ]
     for other in others:
-        torch.testing.assert_close(twin_towers(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
-        torch.testing.assert_close(twin_towers(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
+        torch.testing.assert_close(both(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
+        torch.testing.assert_close(both(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
         with torch.no_grad():
-            torch.testing.assert_close(tower_output(x, other), other(x), atol=1e-10, rtol=0)
+            torch.testing.assert_close(value(x, other), other(x), atol=1e-10, rtol=0)
 
 
 def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_are():
@@ -138,7 +144,7 @@ def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_ar
         turned,
         lambda: setattr(tower[0], "bias", None),
     ]
-    most = LARGEST_PRODUCT // (48 * 64)
+    most = fast.LARGEST_PRODUCT // (48 * 64)
     seen = []
     for change in changes:
         change()
@@ -146,14 +152,14 @@ def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_ar
             x = draws(rows, 5, dtype=torch.float32)
             with torch.no_grad():
                 seen.append(tower(x))
-            torch.testing.assert_close(acting_output(x.numpy(), tower), seen[-1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(act(x.numpy(), tower), seen[-1], atol=1e-5, rtol=1e-5)
     assert (seen[2] - seen[7]).abs().min() > 0 and (seen[7] - seen[12]).abs().min() > 0
 
 
 def test_a_tower_in_another_precision_is_torchs():
     tower = make_towers((8,))[0]
     with torch.no_grad():
-        torch.testing.assert_close(acting_output(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
+        torch.testing.assert_close(act(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
 
 
 def test_values_are_computed_where_policy_and_rollout_are():
@@ -175,28 +181,18 @@ def test_observations_of_any_batch_shape_are_acted_on(shape, hidden):
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "best"])
-@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([2, 5, 3])], ids=str)
-def test_numpy_draws_what_torch_draws(space, deterministic, monkeypatch):
-    """The same actions by the same noise, so that a number of slots more changes no stream but by its size."""
-    logits, masks = 3 * draws(40, 10, dtype=torch.float32), [None]
-    if isinstance(space, spaces.Discrete):
-        logits, masks = logits[:, :5], [None, draws(40, 5) > -0.5]
-        masks[1][:, 2] = True
-    found = {}
-    for most in (0, 2048):
-        monkeypatch.setattr(distributions, "SMALL", most)
-        generator = torch.Generator().manual_seed(5)
-        found[most] = [
-            distributions.action_distribution(space).sample(
-                logits, generator=generator, action_mask=mask, deterministic=deterministic
-            )
-            for mask in masks * 20
-        ]
-    for (action, log_prob), (expected, expected_log_prob) in zip(found[2048], found[0], strict=True):
-        assert torch.equal(action, expected) and action.dtype == torch.int64
-        torch.testing.assert_close(log_prob, expected_log_prob, atol=1e-5, rtol=0)
-    if not deterministic:
-        assert not torch.equal(found[0][0][0], found[0][-1][0])
+def test_numpy_draws_the_same_actions_as_torch_from_the_same_noise(deterministic):
+    logits, masked = 3 * draws(40, 5, dtype=torch.float32), draws(40, 5) > -0.5
+    masked[:, 2] = True
+    plain = inspect.unwrap(distributions.draw)
+    for some in (logits, logits.masked_fill(~masked, torch.finfo(torch.float32).min)):
+        one, other = (torch.Generator().manual_seed(5) for _ in range(2))
+        for _ in range(20):
+            action, log_prob = sampling.draw(plain, some, one, deterministic)
+            expected, expected_log_prob = plain(some, other, deterministic)
+            assert torch.equal(action, expected) and action.dtype == torch.int64
+            torch.testing.assert_close(log_prob, expected_log_prob, atol=1e-5, rtol=0)
+        assert torch.equal(one.get_state(), other.get_state())
 
 
 def test_what_is_not_finite_is_drawn_from_without_a_warning_as_by_torch():
@@ -245,15 +241,16 @@ def test_adam_equals_torch_with_its_own_clipping():
     first = [nn.Parameter(draws(*shape, dtype=dtype)) for shape, dtype in
              [((4, 3), torch.float32), ((7,), torch.float32), ((2, 2), torch.float64)]]  # fmt: skip
     second = [nn.Parameter(p.detach().clone()) for p in first]
-    ours, theirs = Adam([first], learning_rate=0.1), torch.optim.Adam(second, lr=0.1, eps=1e-5)
+    ours = adam.Adam([{"params": first}], lr=0.1, eps=1e-5, weight_decay=0.0, fused=True)
+    theirs = torch.optim.Adam(second, lr=0.1, eps=1e-5)
     for step in range(12):
         ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.1 / (1 + step)
         for place, (a, b) in enumerate(zip(first, second, strict=True)):
             gradient = torch.randn(a.shape, generator=generator).to(a) * (2.0 if step % 3 else 0.01)
             a.grad, b.grad = (None, None) if step % 4 == place else (gradient, gradient.clone())
-        norm = ours.grad_norm()
+        norm = ours.clip_grad_norm_(0.5, [0])
         torch.testing.assert_close(norm.double(), nn.utils.clip_grad_norm_(second, 0.5).double(), atol=0, rtol=1e-5)
-        ours.clip_and_step(norm, longest=0.5)
+        ours.step()
         theirs.step()
     torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
     assert ours.state[first[0]]["step"] == 9

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
-from algos import Cursor, MLPPolicy, collect, evaluate
-from algos.policies.policy import Step
+from algos import Collector, MLPPolicy, collect, evaluate
+from algos.policies.policy import Policy, Step
 from tests.helpers.pitfall_tools import agent_of, cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -63,10 +63,11 @@ def advantages_of_the_exact_critic(mode, limit, steps, **options):
     env = chain(mode, limit)
     policy = mlp_for(env)
     policy.critic = ExactCritic(gamma=0.9)
-    agent, cursor = agent_of(env, policy, gamma=0.9, gae_lambda=0.8, **options), Cursor(seed=0)
+    agent = agent_of(env, policy, gamma=0.9, gae_lambda=0.8, **options)
+    collector = Collector(env, policy, seed=0)
     rollouts = []
     for _ in range(60 // steps):
-        rollouts.append(collect(env, policy, num_steps=steps, cursor=cursor))
+        rollouts.append(collector.collect(num_steps=steps))
         agent.update(rollouts[-1])
     rollout = torch.cat(rollouts, dim=1)
     assert rollout["mask"].all() == (mode is not AutoresetMode.NEXT_STEP)
@@ -113,7 +114,7 @@ def test_row_09_a_time_limit_never_leaks_across_an_autoreset(mode):
 
     env = cartpole(mode=mode, max_episode_steps=9)
     policy = mlp_for(env)
-    rollout = collect(env, policy, num_steps=60, cursor=Cursor(seed=5))
+    rollout = collect(env, policy, num_steps=60, seed=5)
     agent_of(env, policy, gamma=0.95, gae_lambda=0.9).update(rollout)
     episodes = [episode for slot in range(4) for episode in episodes_of(rollout, slot)]
     assert len(episodes) > 20 and any(e["truncated"].any() for e in episodes)
@@ -128,15 +129,12 @@ def test_row_09_a_time_limit_never_leaks_across_an_autoreset(mode):
         torch.testing.assert_close(episode["advantage"], expected[:, 0], atol=1e-5, rtol=0)
 
 
-class Lean:
+class Lean(Policy):
     """Pushes to the side the pole leans to: an action that is a function of the observation."""
 
     def act(self, observation, *, action_mask=None, deterministic=False):
         action = torch.from_numpy(observation[:, 2] + 0.3 * observation[:, 0] > 0).long()
         return Step(action, torch.from_numpy(observation[:, 3]).float())
-
-    def reset(self, rows=None, *, seeds=None):
-        pass
 
 
 def by_hand(seed, steps, **options):
@@ -155,8 +153,9 @@ def by_hand(seed, steps, **options):
 @MODES
 def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
     options = {} if limit is None else dict(max_episode_steps=limit)
-    env, cursor = cartpole(3, mode, **options), Cursor(seed=7)
-    rollouts = [collect(env, Lean(), num_steps=steps, cursor=cursor) for steps in (1, 70, 2, 70)]
+    env = cartpole(3, mode, **options)
+    collector = Collector(env, Lean(), seed=7)
+    rollouts = [collector.collect(num_steps=steps) for steps in (1, 70, 2, 70)]
     for slot in range(3):
         mine = torch.cat([rollout[slot][rollout["mask"][slot]] for rollout in rollouts])
         expected = by_hand(7 + slot, len(mine), **options)
@@ -171,7 +170,7 @@ def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode,
 @MODES
 def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
     env = cartpole(3, mode)
-    rollout = collect(env, Lean(), num_episodes=5, cursor=Cursor(seed=7))
+    rollout = collect(env, Lean(), num_episodes=5, seed=7)
     for slot, share in enumerate([2, 2, 1]):
         mine = rollout[slot][rollout["mask"][slot]]
         assert int((mine["terminated"] | mine["truncated"]).sum()) == share and mine["terminated"][-1]
@@ -181,10 +180,11 @@ def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
 
 @MODES
 def test_row_27_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
-    env, cursor = cartpole(3, mode), Cursor(seed=7)
-    collect(env, Lean(), num_steps=6, cursor=cursor)
+    env = cartpole(3, mode)
+    collector = Collector(env, Lean(), seed=7)
+    collector.collect(num_steps=6)
     for _ in range(2):
-        rollout = collect(env, Lean(), num_episodes=3, cursor=cursor)
+        rollout = collector.collect(num_episodes=3)
         assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
         assert rollout["observation"][:, 0].abs().max() <= 0.05
 
@@ -206,8 +206,8 @@ def test_row_27_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entrie
     """Each True entry is replayed in a single CartPole; each end is followed by one False entry, and no other is."""
     env, single = gym.make_vec("CartPole-v1", num_envs=3), gym.make("CartPole-v1").unwrapped
     assert not isinstance(env, SyncVectorEnv) and env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    cursor = Cursor(seed=3)
-    parts = [collect(env, Lean(), num_steps=steps, cursor=cursor) for steps in (50, 1, 100)]
+    collector = Collector(env, Lean(), seed=3)
+    parts = [collector.collect(num_steps=steps) for steps in (50, 1, 100)]
     rollout = torch.cat(parts, dim=1)
     ended = rollout["terminated"] | rollout["truncated"]
     assert torch.equal(~rollout["mask"][:, 1:], ended[:, :-1]) and rollout["mask"][:, 0].all()
@@ -260,7 +260,7 @@ def test_row_27_a_rollout_does_not_alias_the_buffer_of_an_environment_without_co
     """``SyncVectorEnv(copy=False)`` hands out one array for ever: the rollout must hold what was seen."""
     make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=4)
     env = SyncVectorEnv([make] * 2, copy=False, autoreset_mode=mode)
-    rollout = collect(env, Lean(), num_steps=20, cursor=Cursor(seed=7))
+    rollout = collect(env, Lean(), num_steps=20, seed=7)
     for slot in range(2):
         mine = rollout[slot][rollout["mask"][slot]]
         expected = by_hand(7 + slot, len(mine), max_episode_steps=4)

@@ -131,7 +131,7 @@ def test_row_01_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_
     env, policy = text_env(task, num_envs=1, max_new_tokens=1), lm_policy(MODELS[name])
     agent = agent_of(env, policy, learning_rate=1e-2)
     for _ in range(3):
-        rollout = collect(env, policy, num_episodes=16, cursor=agent.cursor)
+        rollout = agent.collector.collect(num_episodes=16)
         before = policy.evaluate(rollout).log_prob.detach()
         torch.testing.assert_close(before, rollout["log_prob"], atol=1e-5, rtol=0)
         agent.update(rollout)

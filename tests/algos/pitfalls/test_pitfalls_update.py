@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from algos import Cursor, collect
+from algos import collect
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from tests.algos.pitfalls.test_pitfalls_data import padded
 from tests.algos.pitfalls.test_pitfalls_maths import junk
@@ -46,7 +46,7 @@ def make_lm():
 def make_tabular():
     problem = Problem(seed=0, beta=0.1)
     env, policy = problem.environment(), TabularPolicy(problem.reference)
-    return env, policy, collect(env, policy, num_episodes=12, cursor=Cursor(seed=0)), BUSY
+    return env, policy, collect(env, policy, num_episodes=12, seed=0), BUSY
 
 
 def make_mlp():
@@ -176,7 +176,7 @@ def test_row_12_kl_an_episode_counts_only_the_episodes_that_were_collected():
     """In control, slots that are done play on outside the mask: those ends are no episodes of the rollout."""
     env = cartpole(3)
     policy, other = mlp_for(env), mlp_for(env, seed=4)
-    rollout = collect(env, policy, num_episodes=4, cursor=Cursor(seed=0))
+    rollout = collect(env, policy, num_episodes=4, seed=0)
     KLPenalty(other, 0.1)(rollout, policy)
     total = rollout["kl"][rollout["mask"]].sum().item()
     assert reference_metrics(rollout, coefficient=0.1)["reference/kl"] == pytest.approx(total / 4, rel=1e-4)

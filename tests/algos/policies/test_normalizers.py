@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 import algos
-from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, Collector, LSTMPolicy, MLPPolicy, PPOConfig, collect
 from algos.policies.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
 from algos.training.save import read_description
 
@@ -142,10 +142,11 @@ def stable_baselines(rollouts, gamma):
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 def test_rewards_are_scaled_as_by_stable_baselines3(mode):
     env = pendulum(mode)
-    policy, cursor, normalizer = policy_for(env, MLPPolicy), Cursor(seed=1), RewardNormalizer(0.9)
+    policy, normalizer = policy_for(env, MLPPolicy), RewardNormalizer(0.9)
+    collector = Collector(env, policy, seed=1)
     rollouts = []
     for steps in (13, 1, 30, 25):
-        rollouts.append(collect(env, policy, num_steps=steps, cursor=cursor))
+        rollouts.append(collector.collect(num_steps=steps))
         raw = rollouts[-1]["reward"].clone()
         scaled = normalizer(rollouts[-1])
         statistics, samples = stable_baselines(rollouts, 0.9)
@@ -198,7 +199,7 @@ def test_the_reward_statistics_are_saved_with_the_agent_and_can_be_gone_on_with(
     assert saved == json.loads(json.dumps(agent.reward_normalizer.state_dict())) and saved["count"] > 50
     restored = RewardNormalizer(agent.config.gamma)
     restored.load_state_dict(saved)
-    rollout = collect(env, agent.policy, num_steps=16, cursor=agent.cursor)
+    rollout = agent.collector.collect(num_steps=16)
     assert torch.equal(restored(rollout), agent.reward_normalizer(rollout))
     assert restored.state_dict() == agent.reward_normalizer.state_dict()
     plain = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16))

@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import algos
-from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate, presets
+from algos import PPO, Collector, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate, presets
 from tests.helpers.models import load_example
 from tests.helpers.pitfall_tools import cartpole
 from tests.test_errors import refused
@@ -55,10 +55,11 @@ def episodes_of(rollout, slot):
 def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mode, limit):
     """Over several rollouts that cut episodes anywhere; with rows of one step, and of a reset only."""
     env = cartpole(3, mode, **({} if limit is None else dict(max_episode_steps=limit)))
-    policy, cursor = lstm_for(env), Cursor(seed=4)
+    policy = lstm_for(env)
+    collector = Collector(env, policy, seed=4)
     rollouts = []
     for steps in (20, 1, 1, 1, 33, 7):
-        rollout = collect(env, policy, num_steps=steps, cursor=cursor)
+        rollout = collector.collect(num_steps=steps)
         rollout["scored"], _, rollout["evaluated"] = (x.detach() for x in policy.evaluate(rollout))
         rollout["value"], rollout["next_value"] = policy.values(rollout)
         rollouts.append(rollout)
@@ -104,10 +105,11 @@ def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, m
 def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
     """NaN in every float column there: losses, values and gradients are the clean ones bit for bit."""
     env = cartpole(4, mode)
-    policy, cursor = lstm_for(env), Cursor(seed=1)
-    rollouts = [collect(env, policy, num_steps=30, cursor=cursor)]
+    policy = lstm_for(env)
+    collector = Collector(env, policy, seed=1)
+    rollouts = [collector.collect(num_steps=30)]
     while (mode is AutoresetMode.NEXT_STEP) and rollouts[-1]["mask"][:, 0].all():
-        rollouts.append(collect(env, policy, num_steps=30, cursor=cursor))  # one that begins with a reset row
+        rollouts.append(collector.collect(num_steps=30))  # one that begins with a reset row
     found = []
     for spoil in (False, True):
         rollout = rollouts[-1].clone()
@@ -125,9 +127,10 @@ def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
 
 def test_a_rollout_of_nothing_but_reset_rows_is_survived():
     env = cartpole(2, AutoresetMode.NEXT_STEP, max_episode_steps=3)
-    policy, cursor = lstm_for(env), Cursor(seed=1)
-    collect(env, policy, num_steps=3, cursor=cursor)
-    rollout = collect(env, policy, num_steps=1, cursor=cursor)
+    policy = lstm_for(env)
+    collector = Collector(env, policy, seed=1)
+    collector.collect(num_steps=3)
+    rollout = collector.collect(num_steps=1)
     assert not rollout["mask"].any()
     PPO(env, policy, PPOConfig(num_steps=1, minibatch_size=2)).update(rollout)
 
@@ -144,9 +147,10 @@ def test_the_state_column_is_what_was_remembered_before_the_action():
 
 def test_only_the_state_at_a_rows_start_is_read_and_not_even_that_at_an_episodes():
     env = cartpole(2, AutoresetMode.SAME_STEP)
-    policy, cursor = lstm_for(env), Cursor(seed=2)
-    collect(env, policy, num_steps=5, cursor=cursor)
-    rollout = collect(env, policy, num_steps=60, cursor=cursor)
+    policy = lstm_for(env)
+    collector = Collector(env, policy, seed=2)
+    collector.collect(num_steps=5)
+    rollout = collector.collect(num_steps=60)
     other = rollout.clone()
     other["state"][:, 1:] = 7.0
     assert torch.equal(policy.evaluate(rollout).log_prob, policy.evaluate(other).log_prob)
@@ -171,10 +175,10 @@ def test_evaluating_in_mid_training_disturbs_no_memory():
         agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
 
         def peek(_):
-            before = policy._state
+            before = policy.memory["state"]
             if look:
                 evaluate(other, policy, num_episodes=4)
-            assert policy._state is before and before.abs().max() > 0
+            assert policy.memory["state"] is before and before.abs().max() > 0
 
         agent.learn(120, on_iteration=peek)
         return torch.cat([p.detach().flatten() for p in policy.parameters()])

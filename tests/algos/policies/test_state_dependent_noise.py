@@ -12,9 +12,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch.distributions import Normal, kl_divergence
 
 import algos
-from algos import PPO, MLPPolicy, PPOConfig, collect, evaluate, make as environments
-from algos.policies.distributions import StateDependentGaussian
-from algos.policies.random_streams import HeldMatrices
+from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig, collect, evaluate, make as environments
+from algos.policies.gsde import StateDependentGaussian
 from tests.test_errors import refused
 
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
@@ -23,7 +22,7 @@ ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
 
 def make_policy(*, seed=0, freq=4, action_space=ACTIONS, **options):
     """A policy whose deviations differ from feature to feature."""
-    policy = MLPPolicy(PLANE, action_space, hidden=(8, 5), sde_sample_freq=freq, seed=seed, **options)
+    policy = GSDEPolicy(PLANE, action_space, hidden=(8, 5), sde_sample_freq=freq, seed=seed, **options)
     policy.log_std.data.normal_(generator=torch.Generator().manual_seed(seed))
     return policy
 
@@ -155,10 +154,11 @@ def test_another_number_of_slots_draws_anew():
 def test_a_deterministic_action_is_the_mean_and_moves_nothing():
     policy, observation = make_policy(), states(3)
     policy.act(observation)
-    held, state = policy._held, policy.generator.get_state()
+    held, state = dict(policy.memory), policy.generator.get_state()
     step = policy.act(observation, deterministic=True)
     torch.testing.assert_close(step.action, normal(policy, torch.from_numpy(observation)).mean.detach())
-    assert policy._held is held and torch.equal(policy.generator.get_state(), state)
+    assert policy.memory["matrices"] is held["matrices"] and policy.memory["steps_left"] is held["steps_left"]
+    assert torch.equal(policy.generator.get_state(), state)
 
 
 def pendulum(mode=AutoresetMode.SAME_STEP):
@@ -166,8 +166,8 @@ def pendulum(mode=AutoresetMode.SAME_STEP):
     return SyncVectorEnv([make] * 3, autoreset_mode=mode)
 
 
-def policy_for(env):
-    return MLPPolicy(env.single_observation_space, env.single_action_space, sde_sample_freq=4)
+def policy_for(env, freq=4):
+    return GSDEPolicy(env.single_observation_space, env.single_action_space, sde_sample_freq=freq)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -183,11 +183,10 @@ def test_row_01_the_ratio_is_one_with_state_dependent_noise(mode):
 
 def test_noise_is_drawn_anew_where_an_episode_begins():
     env = pendulum()
-    policy = policy_for(env)
-    policy._held = HeldMatrices(sample_freq=1000)
+    policy = policy_for(env, freq=1000)
     seen = []
     act = policy.act
-    policy.act = lambda *args, **options: (act(*args, **options), seen.append(policy._held.matrices))[0]
+    policy.act = lambda *args, **options: (act(*args, **options), seen.append(policy.memory["matrices"]))[0]
     rollout = collect(env, policy, num_steps=20)
     changed = torch.tensor([bool((one != two).any()) for one, two in zip(seen, seen[1:], strict=False)])
     assert torch.equal(changed, rollout["is_init"][0, 1:]) and changed.sum() == 2
@@ -197,14 +196,10 @@ def test_evaluating_leaves_the_trainees_matrices_alone():
     env = pendulum()
     policy = policy_for(env)
     collect(env, policy, num_steps=2)
-    held = policy._held
-    matrices, steps_left = held.matrices.clone(), held.steps_left.clone()
+    before = copy.deepcopy(policy.memory)
     evaluate(env, policy, num_episodes=5)
-    assert policy._held is held
-    assert torch.equal(held.matrices, matrices) and torch.equal(held.steps_left, steps_left)
-    player = copy.copy(policy)
-    player.act(states(3))
-    assert policy._held is held
+    policy.fork().act(states(3))
+    assert all(torch.equal(policy.memory[name], before[name]) for name in ("matrices", "steps_left"))
 
 
 def test_a_saved_policy_acts_and_explores_alike(tmp_path):
@@ -223,23 +218,25 @@ def test_a_saved_policy_acts_and_explores_alike(tmp_path):
 
 
 def test_the_deviation_at_the_start():
-    policy = MLPPolicy(PLANE, ACTIONS, sde_sample_freq=4, log_std_init=-2.0)
+    policy = GSDEPolicy(PLANE, ACTIONS, log_std_init=-2.0)
     assert (policy.log_std == -2).all() and policy.log_std.shape == (64, 2)
     assert (MLPPolicy(PLANE, ACTIONS, log_std_init=math.log(0.5)).log_std.exp() == 0.5).all()
 
 
 def test_where_noise_cannot_depend_on_the_state_it_is_refused():
-    with refused(ValueError, "Discrete", "Box", "sde_sample_freq"):
-        MLPPolicy(PLANE, spaces.Discrete(2), sde_sample_freq=4)
+    with refused(ValueError, "Discrete", "Box", "MLPPolicy"):
+        GSDEPolicy(PLANE, spaces.Discrete(2))
+    with refused(TypeError, "MLPPolicy has no 'sde_sample_freq'", "GSDEPolicy"):
+        MLPPolicy(PLANE, ACTIONS, sde_sample_freq=4)
     with refused(ValueError, "int", "expected floats"):
-        MLPPolicy(PLANE, spaces.Box(0, 3, (2,), np.int64), sde_sample_freq=4)
+        GSDEPolicy(PLANE, spaces.Box(0, 3, (2,), np.int64))
     with refused(ValueError, "Discrete", "Box", "log_std_init"):
         MLPPolicy(PLANE, spaces.Discrete(2), log_std_init=-1.0)
     for freq in (0, -1, 2.5):
-        with refused(ValueError, "sde_sample_freq", str(freq), "at least 1", "None"):
-            MLPPolicy(PLANE, ACTIONS, sde_sample_freq=freq)
+        with refused(ValueError, "sde_sample_freq", str(freq), "at least 1"):
+            GSDEPolicy(PLANE, ACTIONS, sde_sample_freq=freq)
     env = pendulum()
-    assert environments.make_policy(env, sde_sample_freq=4)._held.sample_freq == 4
+    assert environments.make_policy(env, policy="gsde", sde_sample_freq=7).sde_sample_freq == 7
     for options in ({"sde_sample_freq": 4}, {"log_std_init": -1.0}):
         with refused(ValueError, "LSTMPolicy", "its arguments are", *options):
             environments.make_policy(env, policy="lstm", **options)

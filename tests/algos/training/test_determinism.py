@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import Cursor, collect
+from algos import Collector, collect
 from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.pitfall_tools import (
@@ -26,7 +26,7 @@ def played(make, num_envs, *, episodes=EPISODES, **options):
     """The same episodes in so many slots: rows end at their own times, so free slots are filled at different ones."""
     policy = lm_policy(make, seed=3)
     env = text_env(num_envs=num_envs, max_new_tokens=12, **options)
-    return collect(env, policy, num_episodes=episodes, cursor=Cursor(seed=1))
+    return collect(env, policy, num_episodes=episodes, seed=1)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 7, 24, 31], ids=lambda n: f"{n}_slots")
@@ -50,10 +50,8 @@ def test_on_real_models_log_probs_agree(make):
 def test_episodes_of_a_rollout_and_rollouts_differ():
     table = random_table()
     policy, env = lm_policy(lambda: table_model(table), seed=3), text_env(Script([(0,)]))
-    cursor = Cursor(seed=1)
-    texts = [
-        tuple(row) for _ in range(2) for row in collect(env, policy, num_episodes=16, cursor=cursor)["action"].tolist()
-    ]
+    collector = Collector(env, policy, seed=1)
+    texts = [tuple(row) for _ in range(2) for row in collector.collect(num_episodes=16)["action"].tolist()]
     assert len(set(texts)) > 16
 
 

@@ -9,7 +9,7 @@ from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 from torch import nn
 
-from algos import Cursor, LMPolicy, MLPPolicy, collect
+from algos import LMPolicy, MLPPolicy, collect
 from algos.losses import sequence_mean
 from algos.training.serialization import from_json, to_json
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -40,7 +40,7 @@ class Noting(gym.Env):
 def test_an_environment_is_given_actions_inside_its_box_and_the_rollout_keeps_those_that_were_drawn():
     single = Noting()
     policy = MLPPolicy(single.observation_space, single.action_space)
-    rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, cursor=Cursor(seed=0))
+    rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, seed=0)
     drawn, given = rollout["action"][0], torch.from_numpy(np.stack(single.given))
     assert (drawn.abs() > 0.5).any()
     torch.testing.assert_close(given, drawn.clamp(torch.tensor(-0.5), torch.tensor(0.25)))

@@ -25,6 +25,7 @@ from algos import (
     A2CConfig,
     DQNConfig,
     GRPOConfig,
+    GSDEPolicy,
     LMPolicy,
     LSTMPolicy,
     MLPPolicy,
@@ -76,7 +77,11 @@ def ppo_wrapped():
 
 def ppo_sde():
     env = control("Pendulum-v1")
-    return PPO(env, mlp(env, sde_sample_freq=5), PPOConfig(num_steps=16, minibatch_size=32))
+    return PPO(
+        env,
+        GSDEPolicy(env.single_observation_space, env.single_action_space, sde_sample_freq=5),
+        PPOConfig(num_steps=16, minibatch_size=32),
+    )
 
 
 def ppo_lstm():

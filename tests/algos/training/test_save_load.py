@@ -82,10 +82,10 @@ def test_training_ends_where_the_callback_says_true():
 def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_with():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-    cursor = algos.Cursor(seed=1)
-    algos.collect(env, policy, num_steps=20, cursor=cursor)
+    collector = algos.Collector(env, policy, seed=1)
+    collector.collect(num_steps=20)
     algos.evaluate(env, policy, num_episodes=2)
-    rollout = algos.collect(env, policy, num_steps=5, cursor=cursor)
+    rollout = collector.collect(num_steps=5)
     assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
     step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
     assert step < 0.5  # CartPole moves by .4 a step at the most here

@@ -10,7 +10,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unboun
 from torchrl.envs import CatTensors, EnvBase, GymEnv, PendulumEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import UnsqueezeTransform
 
-from algos import PPO, MLPPolicy, PPOConfig, collect
+from algos import PPO, MLPPolicy, PPOConfig
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import TextVectorEnv
 from textenv.adapters.torchrl import from_torchrl, to_torchrl
@@ -244,7 +244,7 @@ def test_ppo_plays_and_learns_the_same_as_on_gymnasiums_own_environment():
     agents = [ppo(from_torchrl(cartpole())), ppo(plain)]
     for agent in agents:
         agent.learn(256)
-    ours, theirs = (collect(agent.env, agent.policy, num_steps=100, cursor=agent.cursor) for agent in agents)
+    ours, theirs = (agent.collector.collect(num_steps=100) for agent in agents)
     assert theirs["terminated"].any() and set(ours.keys()) == set(theirs.keys())
     for name in ours.keys():
         assert torch.equal(ours[name], theirs[name]), name

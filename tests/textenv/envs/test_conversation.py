@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, PPOConfig, collect
 from algos.advantages import gae
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TRUNCATED, Prompt, TextVectorEnv, TokenEnv, TokenVectorEnv
@@ -119,7 +119,7 @@ def test_what_the_game_calls_a_truncation_is_one():
 def test_the_batched_path_equals_the_step_path(mode):
     """Same prompts, same actions: tokens, masks, rewards and flags."""
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=3)
-    rollout = collect(make_env(3, max_turns=4), policy, num_episodes=9, cursor=Cursor(seed=5))
+    rollout = collect(make_env(3, max_turns=4), policy, num_episodes=9, seed=5)
     assert (rollout["mask"].sum(1) < rollout["is_init"].shape[1]).all()
     env = make_env(1, max_turns=4, autoreset_mode=mode)
     observation, _ = env.reset(seed=5)

@@ -9,7 +9,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, ReferenceReward, TextEnv, TextVectorEnv
 
@@ -119,7 +119,7 @@ def play_by_hand(env, actions, prompts):
 def test_step_path_equals_the_batched_path_token_by_token():
     """The same prompts and actions through `TextEnv.step` and through `collect`, whose slots are refilled."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=5)
-    rollout = collect(make_env(num_envs=3), policy, num_episodes=9, cursor=Cursor(seed=11))
+    rollout = collect(make_env(num_envs=3), policy, num_episodes=9, seed=11)
     plain = TextEnv(
         prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5
     )

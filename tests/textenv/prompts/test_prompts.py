@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import PPO, Cursor, LMPolicy, PPOConfig, collect, evaluate
+from algos import PPO, LMPolicy, PPOConfig, collect, evaluate
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.textenv.envs.test_conversation import chat_tokenizer
 from textenv import PromptList, RewardError, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
@@ -131,9 +131,9 @@ def test_every_prompt_comes_once_before_any_comes_again_and_each_pass_has_its_ow
 
 def test_the_order_is_saved_by_two_integers_and_resumed():
     prompts = [[i % 6, i // 6] for i in range(30)]
-    whole = collect(make_env(prompts), policy(), num_episodes=40, cursor=Cursor(seed=3))["observation"][:, :2].tolist()
+    whole = collect(make_env(prompts), policy(), num_episodes=40, seed=3)["observation"][:, :2].tolist()
     env = make_env(prompts)
-    collect(env, policy(), num_episodes=13, cursor=Cursor(seed=3))
+    collect(env, policy(), num_episodes=13, seed=3)
     saved = json.loads(json.dumps(env.prompt_order))
     fresh = make_env(prompts)
     fresh.prompt_order = saved

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import PPO, Cursor, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.textenv.envs.test_conversation import Parrot
@@ -256,7 +256,7 @@ def test_components_are_in_the_log_of_a_training():
 
 def test_a_conversation_is_paid_by_the_turn_and_logged():
     env = TokenVectorEnv(Parrot, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
-    rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), num_episodes=8, cursor=Cursor(seed=0))
+    rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), num_episodes=8, seed=0)
     counts = (rollout["action"] == GOOD) & rollout["mask"]
     assert rollout["reward"].sum(1).tolist() == counts.sum(1).tolist()
     assert env.metrics["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import PPO, Cursor, LMPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
 from tests.textenv.envs.test_conversation import Parrot
@@ -253,7 +253,7 @@ def test_one_failed_turn_leaves_the_whole_conversation_out():
     tokenizer = make_tokenizer(WORDS)
     task = Fails(Parrot, tokenizer=tokenizer)
     env = TextVectorEnv(task, tokenizer=tokenizer, max_turns=3, max_prompt_tokens=4, max_new_tokens=4, max_length=40)
-    rollout = collect(env, LMPolicy(make_gpt2(), tokenizer, seed=0), num_episodes=12, cursor=Cursor(seed=0))
+    rollout = collect(env, LMPolicy(make_gpt2(), tokenizer, seed=0), num_episodes=12, seed=0)
     short = torch.tensor([row[:1].tolist() == [3] for row in rollout["observation"]])
     assert short.any() and not short.all()
     assert (rollout["mask"].any(1) == ~short).all()

@@ -1,14 +1,14 @@
-"""Fast evaluation of towers (MLPs with tanh): two of equal hidden widths as one batched product.
+"""Fast equivalents of `algos.policies.towers` for towers with tanh: two of equal hidden widths as one batched product.
 
 Small networks spend their time in many small operations and in tanh itself. So two towers that read the same
 observation share every product and every tanh, their gradient is written by hand, and tanh x is computed as
-2 σ(2x) - 1, because `torch.sigmoid` is faster than `torch.tanh` on a CPU. `plain_towers` is the plain equivalent. To
-act on a few rows, NumPy evaluates a single tower, because its calls have less overhead than torch's.
+2 σ(2x) - 1, because `torch.sigmoid` is faster than `torch.tanh` on a CPU. To act on a few rows, NumPy evaluates a
+single tower, because its calls have less overhead than torch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
 
+Plain = Callable[..., Any]
 # A Python number would be converted to a tensor at every use, which costs more than the sum.
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 LARGEST_WEIGHT, LARGEST_PRODUCT = 2**13, 2**18
@@ -44,52 +45,44 @@ class _Layers:
 _SEEN: WeakKeyDictionary[nn.Module, _Layers] = WeakKeyDictionary()
 
 
-def acting_output(observation: np.ndarray, tower: nn.Module) -> Tensor:
+def act(plain: Plain, observation: np.ndarray, tower: nn.Module) -> Tensor:
     """Output of a tower, without a gradient; NumPy evaluates a few rows.
 
     Args:
+        plain: plain equivalent, for all other rows and modules.
         observation: float32 ``[*, size]``.
-        tower: linear layers with tanh between them; any other module is called directly.
+        tower: linear layers with tanh between them.
 
     Returns:
-        ``[*, outputs]``, equal to ``tower(torch.from_numpy(observation))`` up to rounding.
+        ``[*, outputs]``.
     """
     arrays = _arrays(_look_at(tower), len(observation)) if observation.ndim == 2 else []
-    if arrays:
-        return torch.from_numpy(_array_output(observation, arrays))
-    return tower_output(torch.from_numpy(observation), tower)
+    return torch.from_numpy(_array_output(observation, arrays)) if arrays else plain(observation, tower)
 
 
 @torch.no_grad()
-def tower_output(observation: Tensor, tower: nn.Module) -> Tensor:
+def value(plain: Plain, observation: Tensor, tower: nn.Module) -> Tensor:
     """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
     linear, x = _look_at(tower).linear, observation
     if not linear:
-        return tower(x)
+        return plain(x, tower)
     for layer in linear[:-1]:
         x = _tanh(F.linear(x, layer.weight, layer.bias))
     return F.linear(x, linear[-1].weight, linear[-1].bias)
 
 
-def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
-    """Outputs of two towers; differentiable any number of times.
+def both(plain: Plain, observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+    """Outputs of two towers ``[*, size]`` to ``[*, outputs]``; differentiable any number of times.
 
     Args:
+        plain: plain equivalent, for other modules and for towers of different widths.
         observation: ``[*, size]``.
         first: linear layers with tanh between them.
-        second: the same, except for the number of outputs; other modules, or other widths, are called directly.
-
-    Returns:
-        ``[*, outputs]`` of each, equal to ``first(observation), second(observation)`` up to rounding.
-
-    Example:
-        >>> towers = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs)) for outputs in (2, 1)]
-        >>> [tuple(output.shape) for output in twin_towers(torch.zeros(5, 4), *towers)]
-        [(5, 2), (5, 1)]
+        second: the same, except for the number of outputs.
     """
     one, two = _weights(first), _weights(second)
     if not one or [w.shape for w, _ in one[:-1]] != [w.shape for w, _ in two[:-1]]:
-        return first(observation), second(observation)
+        return plain(observation, first, second)
     x = observation.reshape(-1, observation.shape[-1])
     weights = [p for (w1, b1), (w2, b2) in zip(one, two, strict=True) for p in (w1, w2, b1, b2)]
     outputs = _TwinTowers.apply(x, *weights)
@@ -97,8 +90,8 @@ def twin_towers(observation: Tensor, first: nn.Module, second: nn.Module) -> tup
     return output, other
 
 
-def plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain equivalent of `twin_towers`: layer by layer, with autograd.
+def _plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Two towers by autograd, layer by layer.
 
     Args:
         observation: ``[n, size]``.
@@ -114,7 +107,7 @@ def plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]
 
 
 class _TwinTowers(torch.autograd.Function):
-    """Equivalent of `plain_towers` with a hand-written gradient."""
+    """Equivalent of `_plain_towers` with a hand-written gradient."""
 
     @staticmethod
     def forward(ctx: Any, observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +147,7 @@ def _plain_gradient(
     """Gradient by autograd, with a new forward pass; None for inputs without a gradient."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        outputs = plain_towers(*inputs)
+        outputs = _plain_towers(*inputs)
     asked = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
     chosen = [x for x, need in zip(inputs, needed, strict=True) if need]
     found = iter(

@@ -1,0 +1,219 @@
+"""`GSDEPolicy`: an MLP whose exploration noise is a function of the state, held for several steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.envs.flatten import flatten
+from algos.policies.distributions import check_floats, gaussian_kl, gaussian_log_prob_and_entropy, refuse_mask
+from algos.policies.policy import ControlPolicy, Observation, Step
+from algos.policies.towers import tower, value, widths
+from textenv.names import check_names
+from textenv.rollout import Evaluation
+
+SDE_EPSILON = 1e-6
+"""Added to the variance of state-dependent noise, as in Stable-Baselines3."""
+
+
+class GSDEPolicy(ControlPolicy):
+    """`MLPPolicy` for Box actions with generalized state-dependent exploration (`StateDependentGaussian`).
+
+    The features are the actor's last hidden layer. Each slot's noise matrix is resampled after ``sde_sample_freq``
+    steps and at the start of an episode. The matrices are standard normal and are multiplied by σ when they are used,
+    so an action has the density that it is scored with, even if σ was updated after the matrix was drawn.
+
+    Args:
+        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: that of one environment, a Box of floats.
+        hidden: width of each hidden layer.
+        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
+        sde_sample_freq: steps after which a slot's matrix is resampled (Stable-Baselines3's name).
+        log_std_init: initial log standard deviation of each element of the noise matrix.
+        seed: seed of the initial weights and of action sampling.
+
+    Raises:
+        ValueError: if a space is of an unsupported kind, or an argument out of range.
+
+    Example:
+        >>> policy = GSDEPolicy(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)), sde_sample_freq=8)
+        >>> policy.act(np.zeros((3, 4), dtype=np.float32)).action.shape
+        torch.Size([3, 2])
+    """
+
+    distribution: StateDependentGaussian
+
+    @check_names
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (64, 64),
+        normalize_observations: bool = False,
+        sde_sample_freq: int = 4,
+        log_std_init: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
+            raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
+        self.hidden, self.sde_sample_freq, size = widths(hidden), sde_sample_freq, math.prod(self._shape)
+        self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
+        self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
+        self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
+        self.log_std.data.fill_(log_std_init)
+
+    @property
+    def log_std(self) -> nn.Parameter:
+        """Log standard deviation of each element of the noise matrix, float32 ``[features, size]``."""
+        return self.distribution.log_std
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        output = self._output(torch.as_tensor(flatten(self.observation_space, observation)))
+        if not deterministic:
+            self._resample(len(output))
+        return Step(
+            *self.distribution.sample(
+                output,
+                generator=self.generator,
+                action_mask=action_mask,
+                deterministic=deterministic,
+                matrices=self.memory.get("matrices"),
+            )
+        )
+
+    def _resample(self, slots: int) -> None:
+        """Draw new matrices for the slots whose own have expired, or for all if the number of slots changed."""
+        left = self.memory.get("steps_left", torch.zeros(0, dtype=torch.int64))
+        expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool)
+        if expired.any():
+            fresh = self.distribution.draw(int(expired.sum()), self.generator)
+            if not expired.all():  # a new tensor, because a checkpoint or a fork may hold the former one
+                fresh = self.memory["matrices"].masked_scatter(expired[:, None, None], fresh)
+            self.memory["matrices"] = fresh
+            left = torch.where(expired, self.sde_sample_freq, left if len(left) == slots else 0)
+        self.memory["steps_left"] = left - 1
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Mark the noise of these slots (bool ``[N]``), or of all, for resampling; there is no other state."""
+        super().reset(rows, seeds=seeds)
+        if rows is None:
+            self.memory.clear()
+        elif self.memory:
+            self.memory["steps_left"] = torch.where(torch.from_numpy(rows), 0, self.memory["steps_left"])
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        action_mask = rollout.get("action_mask", None)
+        log_prob, entropy = self.distribution.score(self.output(rollout), rollout["action"], action_mask)
+        return Evaluation(log_prob, entropy, self.critic(self._read(rollout["observation"])).squeeze(-1))
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """Mean and features of a rollout's action distributions, ``[*, size + features]``."""
+        return self._output(rollout["observation"])
+
+    def value(self, observation: Tensor) -> Tensor:
+        """State values ``[*batch]`` of observations ``[*batch, *]``."""
+        return value(self._read(observation), self.critic).squeeze(-1)
+
+    def arguments(self) -> dict[str, Any]:
+        """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
+        return {
+            "hidden": list(self.hidden),
+            "normalize_observations": self.normalizer is not None,
+            "sde_sample_freq": self.sde_sample_freq,
+        }
+
+    def _output(self, observation: Tensor) -> Tensor:
+        features = self.actor[:-1](self._read(observation))
+        return torch.cat([self.actor[-1](features), features], dim=-1)
+
+
+class StateDependentGaussian(nn.Module):
+    """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
+
+    gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
+    matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
+    Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
+    features get no gradient from here. σ is trained, one per feature and dimension. Samples are not squashed.
+
+    Args:
+        space: the action space.
+        features: number of features.
+
+    Raises:
+        ValueError: unless it is a Box of floats.
+
+    Example:
+        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, space: spaces.Space, *, features: int) -> None:
+        super().__init__()
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) is for a Box: take an MLPPolicy")
+        check_floats(space)
+        self.shape = tuple(space.shape)
+        self.size = math.prod(self.shape)
+        self.features = features
+        self.log_std = nn.Parameter(torch.zeros(features, self.size))
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
+        return torch.randn(count, self.features, self.size, generator=generator)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        output: Tensor,
+        *,
+        generator: torch.Generator,
+        action_mask: Tensor | None,
+        deterministic: bool,
+        matrices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` with given or new matrices; no gradient."""
+        refuse_mask(action_mask)
+        action, features = self._split(output)
+        if not deterministic:
+            matrices = self.draw(len(output), generator) if matrices is None else matrices
+            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
+        return action.reshape(len(output), *self.shape), self.score(output, action)[0]
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy with E integrated out, nats; any batch shape."""
+        refuse_mask(action_mask)
+        return gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
+        refuse_mask(action_mask)
+        return gaussian_kl(
+            self._split(output)[0],
+            self._step_log_std(output),
+            other._split(other_output)[0],
+            other._step_log_std(other_output).detach(),
+        )
+
+    def _step_log_std(self, output: Tensor) -> Tensor:
+        """Log standard deviation of the action in each state, ``[*, size]``."""
+        features = self._split(output)[1]
+        return 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+
+    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[*, size]`` and features ``[*, features]``."""
+        mean, features = output.split([self.size, self.features], dim=-1)
+        return mean, features.detach()
