@@ -112,7 +112,7 @@ def main() -> int:
     found = []
     for checkout in sys.argv[1:]:
         environment = os.environ | {"PYTHONPATH": str(Path(checkout).resolve())}
-        command = [sys.executable, str(Path(__file__).resolve())]
+        command = [sys.executable, "-P", str(Path(__file__).resolve())]  # tests/algos would shadow algos
         lines = subprocess.run(command, env=environment, cwd=checkout, check=True, capture_output=True, text=True)
         found.append({k: v for line in lines.stdout.splitlines() for k, v in json.loads(line).items()})
     before, after = found

@@ -63,22 +63,12 @@ class CNNPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is uint8 ``[N, *]``."""
-        output = self.actor(self._features(torch.as_tensor(observation)))
-        if action_mask is not None:
-            action_mask = action_mask.to(output.device)
-        return Step(
-            *self.distribution.sample(
-                output, generator=self.generator, action_mask=action_mask, deterministic=deterministic
-            )
-        )
+        return self._step(self.actor(self._features(torch.as_tensor(observation))), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         features = self._features(rollout["observation"])
-        log_prob, entropy = self.distribution.score(
-            self.actor(features), rollout["action"], rollout.get("action_mask", None)
-        )
-        return Evaluation(log_prob, entropy, self.critic(features).squeeze(-1))
+        return self._evaluation(rollout, self.actor(features), self.critic(features))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""

@@ -75,7 +75,7 @@ class MultiCategorical(nn.Module):
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Sample actions int64 ``[N, *]`` and log-probabilities ``[N]`` from concatenated logits ``[N, size]``."""
-        refuse_mask(action_mask)
+        _refuse_mask(action_mask)
         parts = [draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
         action = torch.stack([action for action, _ in parts], dim=-1)
         log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
@@ -83,7 +83,7 @@ class MultiCategorical(nn.Module):
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats; any batch shape."""
-        refuse_mask(action_mask)
+        _refuse_mask(action_mask)
         chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
         parts = [
             _log_prob_and_entropy(logits.log_softmax(-1), one)
@@ -96,7 +96,7 @@ class MultiCategorical(nn.Module):
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats, summed over the independent choices; any batch shape."""
-        refuse_mask(action_mask)
+        _refuse_mask(action_mask)
         both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
         return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
 
@@ -108,6 +108,7 @@ class Gaussian(nn.Module):
 
     Args:
         space: the action space.
+        features: further dimensions of ``log_std``, for a standard deviation that depends on the state.
 
     Raises:
         ValueError: if the box has an integer dtype.
@@ -118,19 +119,19 @@ class Gaussian(nn.Module):
         tensor([0., 0.], requires_grad=True)
     """
 
-    def __init__(self, space: spaces.Box) -> None:
+    def __init__(self, space: spaces.Box, *features: int) -> None:
         super().__init__()
-        check_floats(space)
+        _check_floats(space)
         self.shape = tuple(space.shape)
         self.size = math.prod(self.shape)
-        self.log_std = nn.Parameter(torch.zeros(self.size))
+        self.log_std = nn.Parameter(torch.zeros(*features, self.size))
 
     @torch.no_grad()
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` from means ``[N, size]``; no gradient."""
-        refuse_mask(action_mask)
+        _refuse_mask(action_mask)
         if deterministic:
             noise = torch.zeros_like(output)
         else:
@@ -140,15 +141,26 @@ class Gaussian(nn.Module):
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats; any batch shape."""
-        refuse_mask(action_mask)
-        return gaussian_log_prob_and_entropy(output, self.log_std, action)
+        _refuse_mask(action_mask)
+        mean, log_std = self.parametrize(output)
+        standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
+        log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
+        return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both means, nats; any batch shape. No gradient to the other's standard deviation."""
-        refuse_mask(action_mask)
-        return gaussian_kl(output, self.log_std, other_output, other.log_std.detach())
+        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
+        _refuse_mask(action_mask)
+        (mean, log_std), (other_mean, other_log_std) = self.parametrize(output), other.parametrize(other_output)
+        other_log_std = other_log_std.detach()
+        ratio = (2 * (log_std - other_log_std)).exp()
+        distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+        return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
+
+    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the action, ``[*, size]`` or ``[size]``."""
+        return output, self.log_std
 
 
 ActionDistribution = Categorical | MultiCategorical | Gaussian
@@ -207,27 +219,11 @@ def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
 
 
-def gaussian_log_prob_and_entropy(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density and differential entropy of a diagonal Gaussian, nats: ``[*, size]`` to ``[*]``."""
-    standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
-    log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
-    return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
-
-
-def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
-    """KL between diagonal Gaussians, nats: ``[*, size]`` to ``[*]``."""
-    ratio = (2 * (log_std - other_log_std)).exp()
-    distance = ((mean - other_mean) * (-other_log_std).exp()).square()
-    return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
-
-
-def check_floats(space: spaces.Box) -> None:
-    """Raise a ValueError unless a Box has a floating dtype."""
+def _check_floats(space: spaces.Box) -> None:
     if not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete")
 
 
-def refuse_mask(action_mask: Tensor | None) -> None:
-    """Raise a ValueError on an action mask."""
+def _refuse_mask(action_mask: Tensor | None) -> None:
     if action_mask is not None:
         raise ValueError("the environment gives an action_mask, which only Discrete actions can have: leave it out")

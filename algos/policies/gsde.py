@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.envs.flatten import flatten
-from algos.policies.distributions import check_floats, gaussian_kl, gaussian_log_prob_and_entropy, refuse_mask
+from algos.policies.distributions import Gaussian
 from algos.policies.policy import ControlPolicy, Observation, Step
 from algos.policies.towers import tower, value, widths
 from textenv.names import check_names
@@ -80,20 +80,11 @@ class GSDEPolicy(ControlPolicy):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         output = self._output(torch.as_tensor(flatten(self.observation_space, observation)))
-        if not deterministic:
-            self._resample(len(output))
-        return Step(
-            *self.distribution.sample(
-                output,
-                generator=self.generator,
-                action_mask=action_mask,
-                deterministic=deterministic,
-                matrices=self.memory.get("matrices"),
-            )
-        )
+        matrices = None if deterministic else self._matrices(len(output))
+        return Step(*self.distribution.explore(output, matrices, action_mask))
 
-    def _resample(self, slots: int) -> None:
-        """Draw new matrices for the slots whose own have expired, or for all if the number of slots changed."""
+    def _matrices(self, slots: int) -> Tensor:
+        """Noise matrices of this step; new ones where they have expired, or for all if the number of slots changed."""
         left = self.memory.get("steps_left", torch.zeros(0, dtype=torch.int64))
         expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool)
         if expired.any():
@@ -103,6 +94,7 @@ class GSDEPolicy(ControlPolicy):
             self.memory["matrices"] = fresh
             left = torch.where(expired, self.sde_sample_freq, left if len(left) == slots else 0)
         self.memory["steps_left"] = left - 1
+        return self.memory["matrices"]
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Mark the noise of these slots (bool ``[N]``), or of all, for resampling; there is no other state."""
@@ -114,9 +106,7 @@ class GSDEPolicy(ControlPolicy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        action_mask = rollout.get("action_mask", None)
-        log_prob, entropy = self.distribution.score(self.output(rollout), rollout["action"], action_mask)
-        return Evaluation(log_prob, entropy, self.critic(self._read(rollout["observation"])).squeeze(-1))
+        return self._evaluation(rollout, self.output(rollout), self.critic(self._read(rollout["observation"])))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Mean and features of a rollout's action distributions, ``[*, size + features]``."""
@@ -139,7 +129,7 @@ class GSDEPolicy(ControlPolicy):
         return torch.cat([self.actor[-1](features), features], dim=-1)
 
 
-class StateDependentGaussian(nn.Module):
+class StateDependentGaussian(Gaussian):
     """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
 
     gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
@@ -160,58 +150,29 @@ class StateDependentGaussian(nn.Module):
     """
 
     def __init__(self, space: spaces.Space, *, features: int) -> None:
-        super().__init__()
         if not isinstance(space, spaces.Box):
             raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) is for a Box: take an MLPPolicy")
-        check_floats(space)
-        self.shape = tuple(space.shape)
-        self.size = math.prod(self.shape)
+        super().__init__(space, features)
         self.features = features
-        self.log_std = nn.Parameter(torch.zeros(features, self.size))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
         return torch.randn(count, self.features, self.size, generator=generator)
 
     @torch.no_grad()
-    def sample(
-        self,
-        output: Tensor,
-        *,
-        generator: torch.Generator,
-        action_mask: Tensor | None,
-        deterministic: bool,
-        matrices: Tensor | None = None,
+    def explore(
+        self, output: Tensor, matrices: Tensor | None, action_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` with given or new matrices; no gradient."""
-        refuse_mask(action_mask)
+        """Actions float32 ``[N, *]`` with these noise matrices, or the means without them, and their log-densities."""
         action, features = self._split(output)
-        if not deterministic:
-            matrices = self.draw(len(output), generator) if matrices is None else matrices
+        if matrices is not None:
             action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
-        return action.reshape(len(output), *self.shape), self.score(output, action)[0]
+        return action.reshape(len(output), *self.shape), self.score(output, action, action_mask)[0]
 
-    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-density and differential entropy with E integrated out, nats; any batch shape."""
-        refuse_mask(action_mask)
-        return gaussian_log_prob_and_entropy(self._split(output)[0], self._step_log_std(output), action)
-
-    def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
-    ) -> Tensor:
-        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
-        refuse_mask(action_mask)
-        return gaussian_kl(
-            self._split(output)[0],
-            self._step_log_std(output),
-            other._split(other_output)[0],
-            other._step_log_std(other_output).detach(),
-        )
-
-    def _step_log_std(self, output: Tensor) -> Tensor:
-        """Log standard deviation of the action in each state, ``[*, size]``."""
-        features = self._split(output)[1]
-        return 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the action with E integrated out, ``[*, size]`` each."""
+        mean, features = self._split(output)
+        return mean, 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
 
     def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``[*, size]`` and features ``[*, features]``."""

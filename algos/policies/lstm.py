@@ -77,13 +77,7 @@ class LSTMPolicy(ControlPolicy):
             )
         _, after = self.lstm(features.unsqueeze(1), _pair(before))
         self.memory["state"] = state = torch.cat(after).transpose(0, 1)
-        action, log_prob = self.distribution.sample(
-            self.actor(state[:, 0]),
-            generator=self.generator,
-            action_mask=None if action_mask is None else action_mask.to(features.device),
-            deterministic=deterministic,
-        )
-        return Step(action, log_prob, before)
+        return self._step(self.actor(state[:, 0]), action_mask, deterministic)._replace(state=before)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""

@@ -76,20 +76,12 @@ class MLPPolicy(ControlPolicy):
         seen = np.asarray(flatten(self.observation_space, observation))
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
             seen = self._read(torch.from_numpy(seen)).numpy()
-        drawn = self.distribution.sample(
-            towers.act(seen, self.actor),
-            generator=self.generator,
-            action_mask=action_mask,
-            deterministic=deterministic,
-        )
-        return Step(*drawn)
+        return self._step(towers.act(seen, self.actor), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        output, value = towers.both(self._read(rollout["observation"]), self.actor, self.critic)
-        action_mask = rollout.get("action_mask", None)
-        log_prob, entropy = self.distribution.score(output, rollout["action"], action_mask)
-        return Evaluation(log_prob, entropy, value.squeeze(-1))
+        outputs = towers.both(self._read(rollout["observation"]), self.actor, self.critic)
+        return self._evaluation(rollout, *outputs)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""

@@ -299,6 +299,18 @@ class ControlPolicy(nn.Module, Policy):
         load_model(policy, str(folder / WEIGHTS))
         return policy
 
+    def _step(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes."""
+        mask = None if action_mask is None else action_mask.to(output.device)
+        return Step(
+            *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
+        )
+
+    def _evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
+        """Score a rollout's actions by a network's outputs: ``[*, size]``, and values ``[*, 1]``."""
+        log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
+        return Evaluation(log_prob, entropy, value.squeeze(-1))
+
     def _read(self, observation: Tensor) -> Tensor:
         """Network input: flat, float32, normalized."""
         flat = self._flat(observation)

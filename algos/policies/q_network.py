@@ -72,11 +72,7 @@ class QPolicy(ControlPolicy):
         """See `Policy.act`; the observation is ``[N, *]``."""
         seen = torch.as_tensor(flatten(self.observation_space, observation))
         log_probs = self._log_probs(self.action_values(seen), action_mask)
-        return Step(
-            *self.distribution.sample(
-                log_probs, generator=self.generator, action_mask=action_mask, deterministic=deterministic
-            )
-        )
+        return self._step(log_probs, action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
-    "gsde": "algos.policies.gsde:GSDEPolicy", "lstm": "algos.policies.lstm:LSTMPolicy",
+    "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
 """Module and class of each policy that is saved as one weights file and JSON arguments."""

@@ -6,6 +6,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from textenv.envs.text_env import TextEnv
@@ -95,14 +96,9 @@ class KLReward(_ReferenceWrapper):
             raise ValueError(f"log_prob is {log_prob}, expected the finite, non-positive logarithm of a probability")
         *rest, reference_log_prob = self._score_and_step(action["token"])
         observation, reward, terminated, truncated, info = rest
-        kl = self._estimate(log_prob - reference_log_prob)
+        kl = float(self._estimator(torch.tensor(log_prob - reference_log_prob)))
         info = info | {"kl": kl, "reference_log_prob": reference_log_prob}
         return observation, reward - self.coef * kl, terminated, truncated, info
-
-    def _estimate(self, log_ratio: float) -> float:
-        import torch
-
-        return float(self._estimator(torch.tensor(log_ratio)))
 
 
 class ReferenceReward(_ReferenceWrapper):

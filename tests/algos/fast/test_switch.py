@@ -1,0 +1,53 @@
+"""Fast paths can be switched off, and a checkpoint resumes with and without them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TRAIN = """
+import json, sys
+import gymnasium
+import algos
+agent = algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32, num_epochs=1)
+rows = agent.learn(int(sys.argv[2]), run_dir=sys.argv[1], checkpoint_every=1, resume=sys.argv[1])
+print(json.dumps(rows))
+"""
+
+
+def train(run_dir, steps, *, fast):
+    environment = os.environ | {"TEXTENV_FAST": str(int(fast)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAIN, str(run_dir), str(steps)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=run_dir.parent)
+    return json.loads(done.stdout)
+
+
+def test_a_checkpoint_resumes_under_the_other_setting(tmp_path):
+    runs = []
+    for fast in (True, False):
+        begun = train(tmp_path / f"run{fast}", 200, fast=fast)
+        resumed = train(tmp_path / f"run{fast}", 450, fast=not fast)
+        assert bool(begun[0]["update/path"]) is fast and "update/path" not in begun[1]
+        assert len(resumed) == 4 and resumed[:2] == begun
+        runs.append(resumed)
+    for row, other in zip(*runs, strict=True):
+        for name in ("policy/loss", "value/loss", "policy/entropy", "update/grad_norm"):
+            assert row[name] == pytest.approx(other[name], rel=2e-3, abs=1e-4)
+
+
+def test_every_fast_path_is_named_where_its_plain_form_stands():
+    """And nothing else of ours is imported by `algos.fast`, or imports it."""
+    sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
+    named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)"\)', "".join(sources.values()))
+    assert len(named) >= 5
+    for module, name in named:
+        assert re.search(rf"^(def|class) {name}\(", sources[ROOT / "algos" / "fast" / f"{module}.py"], re.MULTILINE)
+    for path, source in sources.items():
+        inside = path.parent == ROOT / "algos" / "fast"
+        forbidden = r"^\s*(from|import) (algos|textenv)" if inside else r"^\s*(from|import) algos\.fast"
+        assert not re.search(forbidden, source, re.MULTILINE), path
