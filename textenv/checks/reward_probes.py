@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from textenv.checks.trial import Row, Trial
@@ -51,8 +52,8 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
         return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
     if not scores or not ordinary:
         return Probe(name, answer, mean_of(scores), max(scores, default=None), "")
-    mean, highest, note = math.fsum(scores) / len(scores), max(scores), ""
-    if mean > math.fsum(ordinary) / len(ordinary) + margin:
+    mean, highest, note = fmean(scores), max(scores), ""
+    if mean > fmean(ordinary) + margin:
         note = "earns more than ordinary answers on average"
     if highest > max(ordinary) + margin:
         note = "earns more than the best ordinary answer"
@@ -61,7 +62,7 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
 
 def mean_of(scores: Sequence[float]) -> float | None:
     """Return the mean, or None if there are no scores."""
-    return math.fsum(scores) / len(scores) if scores else None
+    return fmean(scores) if scores else None
 
 
 def long_answer(trial: Trial, words: int) -> str:

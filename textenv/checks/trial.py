@@ -13,13 +13,13 @@ import numpy as np
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
-from textenv.rewards.scores import RewardError, Rows, as_number, read_scores, total
+from textenv.rewards.scores import RewardError, Rows, read_scores, total
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROWS = 16
-FEWEST = 4
+MIN_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class Trial:
         names = {name for row in rows for name in row.columns}
         columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
         columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
-        columns["completions"] = [_completion(row) for row in rows]
+        columns["completions"] = [
+            row.answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": row.answer}]
+            for row in rows
+        ]
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
         returned = call_reward(self.function, columns)
@@ -76,11 +79,8 @@ class Trial:
     def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
         """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN."""
         for row, (a, b) in enumerate(zip(one, other, strict=True)):
-            if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
-                same = repr(a) == repr(b)
-            else:
-                same = abs(a - b) <= self.margin + 1e-9 * max(abs(a), abs(b))
-            if not same:
+            close = None not in (a, b) and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)  # type: ignore[arg-type]
+            if not close and repr(a) != repr(b):
                 return f"the answer {self.rows[row].answer!r:.60} (row {row}) earns {a} and {b}: {where}"
         return ""
 
@@ -91,31 +91,20 @@ class Trial:
         return text_ids(answer, self.tokenizer)
 
 
-def is_number(score: Any) -> bool:
-    """Return True if this is a valid reward: a number (finite or not), a tensor of one number, or None."""
-    return score is None or as_number(score) is not None
-
-
-def _completion(row: Row) -> Any:
-    if isinstance(row.prompt, str):
-        return row.answer
-    return [{"role": "assistant", "content": row.answer}]
-
-
 def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
 ) -> list[Row]:
     """Make rows; prompts and completions that are not given come from the grammar of reviews.
 
     Raises:
-        ValueError: if they differ in number or are fewer than `FEWEST`; names the counts.
+        ValueError: if they differ in number or are fewer than `MIN_ROWS`; names the counts.
     """
     columns = dict(columns or {})
     given = {"prompts": prompts, "completions": completions} | columns
     counts = {name: len(each) for name, each in given.items() if each is not None}
     n = next(iter(counts.values()), ROWS)
-    if len(set(counts.values())) > 1 or n < FEWEST:
-        raise ValueError(f"there are {counts} entries: give the same number of each, at least {FEWEST}")
+    if len(set(counts.values())) > 1 or n < MIN_ROWS:
+        raise ValueError(f"there are {counts} entries: give the same number of each, at least {MIN_ROWS}")
     openings, answers = zip(*_reviews(n), strict=True)
     asked = openings if prompts is None else prompts
     if completions is not None:
