@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import gymnasium
-
-from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+from textenv.games.dialogue import Game, option
 
 ATTRIBUTES = {
     "mammal": "a mammal",
@@ -45,7 +43,7 @@ ANIMALS: dict[str, frozenset[str]] = {
 _QUESTION = re.compile(r"\b(?:is|can)\s+it\b([^?\n]*)", re.IGNORECASE)
 
 
-class TwentyQuestions(gymnasium.Env[str, str]):
+class TwentyQuestions(Game):
     """Identify one of sixteen animals with as few questions as possible.
 
     Prompt: the animals, the attributes, and the rules. Actions: any text; its last question ``is it <attribute>?`` or
@@ -69,17 +67,13 @@ class TwentyQuestions(gymnasium.Env[str, str]):
         ('Yes, it is an owl.', 0.95, True)
     """
 
-    metadata = {"render_modes": []}
+    TURN = "question"
 
     def __init__(self, *, max_questions: int = 20) -> None:
         if not max_questions >= 1:
             raise ValueError(f"max_questions is {max_questions}, expected at least 1")
+        super().__init__(turns=max_questions, max_observation=1000)
         self.max_questions = max_questions
-        self.observation_space = text_space(1000)
-        self.action_space = text_space(MAX_TEXT)
-        self._secret: str | None = None
-        self._asked = 0
-        self._ended = False
 
     @property
     def best_return(self) -> float:
@@ -98,7 +92,7 @@ class TwentyQuestions(gymnasium.Env[str, str]):
             secret = list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
         if secret not in ANIMALS:
             raise ValueError(f"secret is {secret!r}, expected one of {', '.join(ANIMALS)}")
-        self._secret, self._asked, self._ended = secret, 0, False
+        self._start(secret, shown=phrase(secret))
         return (
             f"I think of one of these animals: {', '.join(ANIMALS)}. "
             f"Ask whether it is {', '.join(ATTRIBUTES.values())} (large is larger than a cat), or name it: "
@@ -106,31 +100,15 @@ class TwentyQuestions(gymnasium.Env[str, str]):
             f"Name it in as few questions as you can; you have {self.max_questions}."
         ), {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Ask one question.
-
-        Raises:
-            RuntimeError: before a reset, or after the end of the episode.
-            TypeError: if the action is not a string.
-        """
-        check_turn(self, action, started=self._secret is not None, ended=self._ended)
-        assert self._secret is not None
-        before, self._asked = self._asked, self._asked + 1
+    def _play(self, action: str) -> tuple[str, float | None]:
         topic, complaint = read_topic(action)
-        hit = topic == self._secret
-        self._ended = hit or self._asked == self.max_questions
-        if hit:
-            return f"Yes, it is {phrase(self._secret)}.", 1 - before / self.max_questions, True, False, {}
-        reply = complaint or ("yes" if topic in ANIMALS[self._secret] else "no")
-        if self._ended:
-            reply += f"\nThat was your last question; it is {phrase(self._secret)}."
-        return reply, 0.0, self._ended, False, {}
+        if topic == self._secret:
+            return f"Yes, it is {self._shown}.", 1 - (self._turns - 1) / self.max_questions
+        return complaint or ("yes" if topic in ANIMALS[self._secret] else "no"), None
 
 
 def read_topic(text: str) -> tuple[str | None, str]:
     """Return the attribute or animal that a text asks about, or None and an explanation of the mistake."""
-    if (reply := too_long(text)) is not None:
-        return None, reply
     questions = _QUESTION.findall(text)
     if not questions:
         return None, "Ask one question, such as 'is it a mammal?' or 'is it an owl?'."
