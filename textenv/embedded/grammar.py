@@ -21,7 +21,7 @@ from textenv.embedded.phrases import FURTHER, NEUTRAL, OPENINGS, POLAR, PREDICAT
 if TYPE_CHECKING:
     import numpy as np
 
-LABELS: Final = ("negative", "positive")
+CLASSES: Final = ("negative", "positive")
 """Names of the labels 0 and 1."""
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def accepts(text: str) -> bool:
 
 def sentiment(text: str) -> int | None:
     """Return the label of a complete review, 0 or 1; None for any other text."""
-    for label in range(len(LABELS)):
+    for label in range(len(CLASSES)):
         if _recogniser(label).fullmatch(text):
             return label
     return None

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+from textenv.embedded.tokenizer import CONTEXT
 
 Batch = TypeVar("Batch")
+
+BATCH_SIZE = 16
 
 WARM_UP = 0.1
 """Warmup ratio of the learning rate; afterwards it follows a cosine to 0."""
@@ -55,13 +60,30 @@ def train(
     model.eval()
 
 
-def batched(rows: Sequence[Sequence[int]], *, size: int, pad: int) -> list[Tensor]:
-    """Pad rows of ids on the right into batches ``[size, longest row]``, int64, in order."""
+def batched(rows: Sequence[Sequence[int]], *, pad: int) -> list[Tensor]:
+    """Pad rows of ids on the right into batches ``[BATCH_SIZE, longest row]``, int64, in order."""
     tensors = [torch.tensor(row) for row in rows]
     return [
-        nn.utils.rnn.pad_sequence(tensors[start : start + size], batch_first=True, padding_value=pad)
-        for start in range(0, len(rows), size)
+        nn.utils.rnn.pad_sequence(tensors[start : start + BATCH_SIZE], batch_first=True, padding_value=pad)
+        for start in range(0, len(rows), BATCH_SIZE)
     ]
+
+
+def gpt2_config(tokenizer: PreTrainedTokenizerFast, **sizes: Any) -> GPT2Config:
+    """Configuration of an embedded GPT-2: four heads, no dropout, and the given sizes and labels."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=CONTEXT,
+        n_head=4,
+        activation_function="gelu_pytorch_tanh",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
 
 
 def _rate(progress: float) -> float:
