@@ -5,7 +5,7 @@ with a neutral opening, which is the prompt.
 
 >>> import numpy as np
 >>> review = sample_review(np.random.default_rng(0))
->>> review.text.startswith(review.opening), accepts(review.text), sentiment(review.text) == review.label
+>>> review.text.startswith(review.opening), accepts(review.text), label_of(review.text) == review.label
 (True, True, True)
 """
 
@@ -56,10 +56,10 @@ def sample_review(rng: np.random.Generator) -> Review:
 
 def accepts(text: str) -> bool:
     """Return True if the text is exactly one complete review of the grammar."""
-    return sentiment(text) is not None
+    return label_of(text) is not None
 
 
-def sentiment(text: str) -> int | None:
+def label_of(text: str) -> int | None:
     """Return the label of a complete review, 0 or 1; None for any other text."""
     for label in range(len(CLASSES)):
         if _recogniser(label).fullmatch(text):

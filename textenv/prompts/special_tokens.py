@@ -47,10 +47,10 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
     steering = _steering(tokenizer)
     if steering.isdisjoint(ids):
         return ids
-    own = _count(tokenizer("", **options)["input_ids"], steering)
-    if _count(ids, steering) > own:
+    own = sum(token in steering for token in tokenizer("", **options)["input_ids"])
+    if sum(token in steering for token in ids) > own:
         ids = list(tokenizer(broken_up(text, tokenizer), **options)["input_ids"])
-    if _count(ids, steering) > own:
+    if sum(token in steering for token in ids) > own:
         raise ValueError(
             f"the tokenizer reads a part of {text!r:.200} as a special token, though it is text: take that part out, "
             "or give token ids if the special token is meant"
@@ -69,14 +69,15 @@ def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text
 
 
-def check_unicode(text: str) -> None:
-    """Raise a ValueError if a text contains an unpaired surrogate, as broken JSON may."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{text!r:.200} is no Unicode: character {error.start} is an unpaired surrogate, take it out"
-        ) from error
+def check_unicode(value: Any) -> None:
+    """Raise a ValueError if a text, or one in messages, contains an unpaired surrogate, as broken JSON may."""
+    for text in (*strings(value), *field_names(value)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{text!r:.200} is no Unicode: character {error.start} is an unpaired surrogate, take it out"
+            ) from error
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -116,7 +117,3 @@ def _steering(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of the special tokens, without the unknown-word token (unless it is BOS or EOS), which any text may have."""
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     return set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
-
-
-def _count(ids: Sequence[int], wanted: set[int]) -> int:
-    return sum(token in wanted for token in ids)
