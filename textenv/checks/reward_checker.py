@@ -115,7 +115,7 @@ def run_reward_checks(
     trial.margin = tolerance * (spread or max(map(abs, ordinary), default=0.0))
     results = [CheckResult(TYPE, "")]
     for check, run in REWARD_CHECKS.items():
-        if run not in COMPARISONS or not any(broken.name == DETERMINISTIC for broken in results if broken.problem):
+        if check not in COMPARISONS or not any(result.name == DETERMINISTIC and result.problem for result in results):
             results.append(CheckResult(check, _problem_of(run, trial)))
     probes = run_probes(trial, ordinary, margin=trial.margin)
     return RewardCheckReport(name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds)
@@ -167,31 +167,20 @@ def _check_finite(trial: Trial) -> str:
     return ""
 
 
-def _check_deterministic(trial: Trial) -> str:
-    """The same rows give the same scores again."""
-    return trial.difference(trial.scores(trial.rows), trial.scores(trial.rows), "once, and the second time")
+def _differs(other: Callable[[Trial], list[float | None]], where: str) -> Callable[[Trial], str]:
+    """Return a check that the rows get the same scores when they are scored in another way."""
+    return lambda trial: trial.difference(trial.scores(trial.rows), other(trial), where)
 
 
-def _check_batch(trial: Trial) -> str:
-    """Half of the batch gives the same scores as in the whole batch."""
+def _in_halves(trial: Trial) -> list[float | None]:
     half = len(trial.rows) // 2
-    halves = trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
-    return trial.difference(trial.scores(trial.rows), halves, "in the whole batch, and in half of it")
+    return trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
 
 
-def _check_order(trial: Trial) -> str:
-    """The order of the rows has no effect."""
-    reversed_rows = trial.scores(trial.rows[::-1])[::-1]
-    return trial.difference(trial.scores(trial.rows), reversed_rows, "in order, and with the rows reversed")
-
-
-def _check_padding(trial: Trial) -> str:
-    """A neighbour of another length has no effect."""
+def _beside_a_long_one(trial: Trial) -> list[float | None]:
     *rows, last = trial.rows
-    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])[:-1]
-    return trial.difference(
-        trial.scores(trial.rows)[:-1], long, "among ordinary answers, and beside a very long one (is padding read?)"
-    )
+    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])
+    return [*long[:-1], trial.scores(trial.rows)[-1]]
 
 
 def _check_varied(trial: Trial) -> str:
@@ -216,17 +205,24 @@ def _check_odd(trial: Trial) -> str:
     return ""
 
 
+COMPARISONS: dict[str, Callable[[Trial], str]] = {
+    "batch invariant": _differs(_in_halves, "in the whole batch, and in half of it"),
+    "order invariant": _differs(
+        lambda trial: trial.scores(trial.rows[::-1])[::-1], "in order, and with the rows reversed"
+    ),
+    "padding invariant": _differs(
+        _beside_a_long_one, "among ordinary answers, and beside a very long one (is padding read?)"
+    ),
+}
+"""Checks that presuppose a deterministic function."""
 REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
     "finite": _check_finite,
-    DETERMINISTIC: _check_deterministic,
-    "batch invariant": _check_batch,
-    "order invariant": _check_order,
-    "padding invariant": _check_padding,
+    DETERMINISTIC: _differs(lambda trial: trial.scores(trial.rows), "once, and the second time"),
+    **COMPARISONS,
     "varied": _check_varied,
     "odd answers": _check_odd,
 }
 """Checks of the scores by the name in the report; each returns the problem, or an empty text."""
-COMPARISONS = (_check_batch, _check_order, _check_padding)
 
 
 def print_report(report: RewardCheckReport, console: Console | None = None) -> None:
