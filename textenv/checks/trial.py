@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from textenv.embedded.grammar import sample_review
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
@@ -105,7 +106,7 @@ def make_rows(
     n = next(iter(counts.values()), ROWS)
     if len(set(counts.values())) > 1 or n < MIN_ROWS:
         raise ValueError(f"there are {counts} entries: give the same number of each, at least {MIN_ROWS}")
-    openings, answers = zip(*_reviews(n), strict=True)
+    openings, answers = _sample_reviews(n)
     asked = openings if prompts is None else prompts
     if completions is not None:
         said = [answer_text(each) for each in completions]
@@ -113,20 +114,16 @@ def make_rows(
         held_text = list(columns.values())
         said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
     else:
-        said = list(answers)
+        said = answers
     ended = [completions is not None or row % 4 != 3 for row in range(n)]
     held = [{name: column[row] for name, column in columns.items()} for row in range(n)]
     return [Row(*each) for each in zip(asked, said, held, ended, strict=True)]
 
 
-def _reviews(n: int) -> list[tuple[str, str]]:
+def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
     """Sample openings and continuations, of either sentiment, one to three sentences; every fourth is truncated."""
-    from textenv.embedded.grammar import sample_review
-
     rng = np.random.default_rng(0)
     reviews = [sample_review(rng) for _ in range(n)]
     answers = [review.text.removeprefix(review.opening) for review in reviews]
-    return [
-        (review.opening, answer[: 2 * len(answer) // 3] if row % 4 == 3 else answer)
-        for row, (review, answer) in enumerate(zip(reviews, answers, strict=True))
-    ]
+    answers[3::4] = [answer[: 2 * len(answer) // 3] for answer in answers[3::4]]
+    return [review.opening for review in reviews], answers

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from textenv.games.dialogue import Game, option
+from textenv.games.dialogue import Game
 
 MAX_EXPRESSION = 200
 """Maximum characters of an expression. A value has no more digits than that, as there are no powers."""
@@ -51,6 +50,8 @@ number to finish. You have 6 turns.
         ('Right.', 1.0, True)
     """
 
+    OPTION = "expression"
+
     def __init__(self, *, terms: int = 3, digits: int = 2, max_turns: int = 6) -> None:
         for name, value, low, high in (
             ("terms", terms, 2, 8),
@@ -64,19 +65,10 @@ number to finish. You have 6 turns.
         self.best_return = 1.0
         """Return of optimal play."""
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a question, or use ``options["expression"]``.
-
-        Raises:
-            ValueError: on another option, or an expression that `evaluate` refuses.
-        """
-        super().reset(seed=seed)
-        expression = option(options, "expression")
-        if expression is None:
-            expression = self._draw()
-        value = evaluate(expression)
-        self._start(value, shown=str(value))
-        return f"What is {expression}? {_HELP} You have {self.max_turns} turns.", {}
+    def _begin(self, expression: str) -> str:
+        self._secret = evaluate(expression)
+        self._shown = str(self._secret)
+        return f"What is {expression}? {_HELP} You have {self.max_turns} turns."
 
     def _draw(self) -> str:
         smallest = 10 ** (self.digits - 1) if self.digits > 1 else 0

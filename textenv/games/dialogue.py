@@ -1,4 +1,4 @@
-"""`Game`: what the games share, which is the order of calls, the limit of turns, and the length of a policy's text."""
+"""`Game`: what the games share: order of calls, options, limit of turns, and maximum length of a policy's text."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Game(gymnasium.Env[str, str]):
     """
 
     metadata = {"render_modes": []}
+    OPTION = "secret"
+    """Option of `reset` that sets the secret."""
     TURN = "turn"
     """Word for a turn in the reply to the last one."""
 
@@ -40,13 +42,32 @@ class Game(gymnasium.Env[str, str]):
         self._turns = 0
         self._ended = False
 
-    def _start(self, secret: Any, *, shown: str) -> None:
-        """Start an episode; ``shown`` is the secret in words, for the reply to the last turn."""
-        self._secret, self._shown, self._turns, self._ended = secret, shown, 0, False
+    def _draw(self) -> Any:
+        """Draw a secret (or what it is computed from) from `np_random`."""
+        raise NotImplementedError
+
+    def _begin(self, secret: Any) -> str:
+        """Set ``_secret`` and ``_shown``, the secret in words, and return the rules; ValueError on a wrong secret."""
+        raise NotImplementedError
 
     def _play(self, action: str) -> tuple[str, float | None]:
         """Return the reply to a text, and a score if the episode is over."""
         raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Draw a secret, or use ``options[OPTION]``, and return the rules.
+
+        Raises:
+            ValueError: on another option, or a secret that the game does not know.
+        """
+        super().reset(seed=seed)
+        unknown = sorted(set(options or {}) - {self.OPTION})
+        if unknown:
+            raise ValueError(f"reset was given the options {unknown}, expected none or {self.OPTION!r}")
+        given = (options or {}).get(self.OPTION)
+        rules = self._begin(self._draw() if given is None else given)
+        self._turns, self._ended = 0, False
+        return rules, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn.
@@ -70,15 +91,3 @@ class Game(gymnasium.Env[str, str]):
         if self._ended and score is None:
             reply += f"\nThat was your last {self.TURN}; it is {self._shown}."
         return reply, score or 0.0, self._ended, False, {}
-
-
-def option(options: Mapping[str, Any] | None, name: str) -> Any:
-    """Return the one option that a game's reset accepts, or None.
-
-    Raises:
-        ValueError: on any other option.
-    """
-    unknown = sorted(set(options or {}) - {name})
-    if unknown:
-        raise ValueError(f"reset was given the options {unknown}, expected none or {name!r}")
-    return (options or {}).get(name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from textenv.games.dialogue import Game, option
+from textenv.games.dialogue import Game
 
 MAX_BOUND = 10**12
 """Maximum absolute value of the bounds."""
@@ -57,24 +56,18 @@ class GuessNumber(Game):
         """Mean return of binary search: g guesses distinguish ``2**g - 1`` numbers."""
         return float(min(self.high - self.low + 1, 2**self.max_guesses - 1) / (self.high - self.low + 1))
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a secret, or use ``options["secret"]``, and return the rules.
+    def _draw(self) -> int:
+        return int(self.np_random.integers(self.low, self.high, endpoint=True))
 
-        Raises:
-            ValueError: on another option, or a secret that is not a number from ``low`` to ``high``.
-        """
-        super().reset(seed=seed)
-        secret = option(options, "secret")
-        if secret is None:
-            secret = int(self.np_random.integers(self.low, self.high, endpoint=True))
+    def _begin(self, secret: int) -> str:
         if not isinstance(secret, int) or not self.low <= secret <= self.high:
             raise ValueError(f"secret is {secret!r}, expected a whole number from {self.low} to {self.high}")
-        self._start(secret, shown=str(secret))
+        self._secret, self._shown = secret, str(secret)
         guesses = f"{self.max_guesses} guess{'es' if self.max_guesses > 1 else ''}"
         return (
             f"I have chosen a whole number from {self.low} to {self.high}. You have {guesses}. "
             "Write a number; I will say higher or lower."
-        ), {}
+        )
 
     def _play(self, action: str) -> tuple[str, float | None]:
         guess = last_whole_number(action)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from textenv.games.dialogue import Game, option
+from textenv.games.dialogue import Game
 
 ATTRIBUTES = {
     "mammal": "a mammal",
@@ -80,25 +79,19 @@ class TwentyQuestions(Game):
         """Mean return of optimal play over all animals."""
         return float(BestQuestions(max_questions=self.max_questions).value(frozenset(ANIMALS)))
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw an animal, or use ``options["secret"]``, and return the rules.
+    def _draw(self) -> str:
+        return list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
 
-        Raises:
-            ValueError: on another option, or an animal that is not one of the sixteen.
-        """
-        super().reset(seed=seed)
-        secret = option(options, "secret")
-        if secret is None:
-            secret = list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
+    def _begin(self, secret: str) -> str:
         if secret not in ANIMALS:
             raise ValueError(f"secret is {secret!r}, expected one of {', '.join(ANIMALS)}")
-        self._start(secret, shown=phrase(secret))
+        self._secret, self._shown = secret, phrase(secret)
         return (
             f"I think of one of these animals: {', '.join(ANIMALS)}. "
             f"Ask whether it is {', '.join(ATTRIBUTES.values())} (large is larger than a cat), or name it: "
             "'is it a mammal?', 'is it an owl?'. "
             f"Name it in as few questions as you can; you have {self.max_questions}."
-        ), {}
+        )
 
     def _play(self, action: str) -> tuple[str, float | None]:
         topic, complaint = read_topic(action)

@@ -109,9 +109,7 @@ def chat_ids(
             "once: a conversation could not go on from there"
         )
     wanted = rendered.partition(after)[2] if after else rendered
-    if spelt is None:  # the common case
-        return _usual_ids(wanted, tokenizer)
-    return _marked_ids(wanted, tokenizer)
+    return _usual_ids(wanted, tokenizer) if spelt is None else _marked_ids(wanted, tokenizer)
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

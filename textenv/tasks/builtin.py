@@ -126,12 +126,7 @@ class Copy(_Digits):
 class Sort(_Digits):
     """Sort digits.
 
-    Prompt: ``sort 3 1 2 0 =``. Score: number of right positions over the length of the right answer or of the
-    completion, whichever is longer (in words between spaces). Best score: 1, for ``0 1 2 3``.
-
-    Args:
-        split: ``"train"`` or ``"test"``.
-        length: number of digits in a prompt, 1 to 8.
+    Prompt: ``sort 3 1 2 0 =``. Best score: 1, for ``0 1 2 3``. Scoring and arguments as in `Copy`.
     """
 
     VERB = "sort"
@@ -142,9 +137,7 @@ class Sort(_Digits):
         return sorted(digits)
 
 
-TASKS: dict[str, type[Periods] | type[Reviews] | type[Copy] | type[Sort]] = {
-    task.__name__: task for task in (Periods, Reviews, Copy, Sort)
-}
+TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort)}
 GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
     "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
     "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
