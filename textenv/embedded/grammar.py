@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from textenv.embedded.phrases import FURTHER, NEUTRAL, OPENINGS, POLAR, PREDICATES, SENTENCES
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 CLASSES: Final = ("negative", "positive")
 """Names of the labels 0 and 1."""
-
-T = TypeVar("T")
 
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -81,7 +79,7 @@ def _phrases(slot: str, label: int) -> tuple[str, ...]:
     return NEUTRAL[slot] if slot in NEUTRAL else POLAR[slot][label]
 
 
-def _choose(options: tuple[T, ...], rng: np.random.Generator) -> T:
+def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:
     return options[int(rng.integers(len(options)))]
 
 

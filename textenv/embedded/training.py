@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from textenv.embedded.tokenizer import CONTEXT
-
-Batch = TypeVar("Batch")
 
 BATCH_SIZE = 16
 
@@ -42,9 +40,7 @@ def isolated(seed: int) -> Iterator[None]:
         yield
 
 
-def train(
-    model: nn.Module, batches: Sequence[Batch], *, loss_of: Callable[[Batch], Tensor], learning_rate: float
-) -> None:
+def train(model: nn.Module, batches: Sequence[Any], *, loss_of: Callable[[Any], Tensor], learning_rate: float) -> None:
     """Take one AdamW step on `loss_of(batch)` for each batch, in order; leave the model in eval mode."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True

@@ -172,26 +172,26 @@ class BestQuestions:
 
     def _options(self, left: frozenset[str], asked: int) -> list[tuple[Fraction, str, list[frozenset[str]]]]:
         """Return upper bound, topic, and possible sets of remaining animals for each question."""
-        options = []
+        parts = {}
         for topic in ATTRIBUTES:
             yes = frozenset(name for name in left if topic in ANIMALS[name])
             if 0 < len(yes) < len(left):
-                options.append((self._split_bound(len(yes), len(left), asked), topic, [yes, left - yes]))
-        named = self._name_bound(len(left), asked)
-        return options + [(named, name, [left - {name}]) for name in ANIMALS if name in left]
+                parts[topic] = [yes, left - yes]
+        parts |= {name: [left - {name}] for name in ANIMALS if name in left}
+        return [
+            (self._bound_of([*map(len, each)], asked, topic in ANIMALS), topic, each) for topic, each in parts.items()
+        ]
 
     def _bound(self, count: int, asked: int) -> Fraction:
         """Return the value of ``count`` animals if every yes-or-no question were allowed: an upper bound."""
         if count == 0 or asked >= self.max_questions:
             return Fraction(0)
         if (count, asked) not in self._bounds:
-            splits = [self._split_bound(part, count, asked) for part in range(1, count // 2 + 1)]
-            self._bounds[count, asked] = max([self._name_bound(count, asked), *splits])
+            splits = [self._bound_of([part, count - part], asked, False) for part in range(1, count // 2 + 1)]
+            self._bounds[count, asked] = max([self._bound_of([count - 1], asked, True), *splits])
         return self._bounds[count, asked]
 
-    def _split_bound(self, part: int, count: int, asked: int) -> Fraction:
-        rest = count - part
-        return (part * self._bound(part, asked + 1) + rest * self._bound(rest, asked + 1)) / count
-
-    def _name_bound(self, count: int, asked: int) -> Fraction:
-        return (self._reward(asked) + (count - 1) * self._bound(count - 1, asked + 1)) / count
+    def _bound_of(self, sizes: list[int], asked: int, named: bool) -> Fraction:
+        """Return the bound of a question that leaves one of these numbers of animals, or names one more."""
+        won = self._reward(asked) if named else Fraction(0)
+        return (won + sum(size * self._bound(size, asked + 1) for size in sizes)) / (sum(sizes) + named)

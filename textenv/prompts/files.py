@@ -140,7 +140,9 @@ class CSVRecords(_Records):
         return dict(zip(self._columns, row, strict=True))
 
     def _rows(self, file: IO[bytes]) -> Iterator[list[str]]:
-        return csv.reader(_text(file, self.path), delimiter="\t" if self.path.suffix == ".tsv" else ",", strict=True)
+        return csv.reader(
+            _decoded_lines(file, self.path), delimiter="\t" if self.path.suffix == ".tsv" else ",", strict=True
+        )
 
     def _next(self, rows: Iterator[list[str]], index: int) -> list[str] | None:
         try:
@@ -161,7 +163,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _text(file: IO[bytes], path: Path) -> Iterator[str]:
+def _decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
     encoding = "utf-8" if file.tell() else "utf-8-sig"
     for line in _lines(file, path):
         yield line.decode(encoding)
