@@ -35,7 +35,7 @@ def make_env(task: str, **arguments: Any) -> TextEnv:
     """Make a built-in task as a single environment; the arguments are those of `make_vector_env`."""
     from textenv.envs.text_env import TextEnv
 
-    return TextEnv(**_environment(task, **arguments))
+    return TextEnv(**_constructor_arguments(task, **arguments))
 
 
 def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVectorEnv:
@@ -50,16 +50,17 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """
     from textenv.envs.vector_env import TextVectorEnv
 
-    return TextVectorEnv(num_envs=num_envs, **_environment(task, **arguments))
+    return TextVectorEnv(num_envs=num_envs, **_constructor_arguments(task, **arguments))
 
 
-def _environment(
+def _constructor_arguments(
     task: str, *, model: str = "embedded", split: str = "train", kl_coef: float | None = None, **arguments: Any
 ) -> dict[str, Any]:
     """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
     from textenv.envs.vector_env import TextVectorEnv
     from textenv.kl.penalty import KLPenalty
     from textenv.lm.loading import load_tokenizer
+    from textenv.lm.model import LanguageModel
     from textenv.tasks.builtin import make_task
 
     known = {*inspect.signature(TextVectorEnv).parameters, "model", "split", "kl_coef"}
@@ -68,11 +69,7 @@ def _environment(
             raise TypeError(f"textenv/{task}-v0 has no {name!r}: did you mean {OURS[name]!r}?")
     tokenizer = load_tokenizer(model)
     task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
-
-    def reference() -> Any:
-        from textenv.lm.model import LanguageModel
-
-        return LanguageModel.load(model).requires_grad_(False)
-
-    penalty = KLPenalty(reference, kl_coef) if kl_coef is not None else None
+    penalty = None
+    if kl_coef is not None:
+        penalty = KLPenalty(lambda: LanguageModel.load(model).requires_grad_(False), kl_coef)
     return {"task": task_object, "tokenizer": tokenizer, "penalty": penalty} | limits | rest

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
 
-_END = "\x1b[0m"
 HEIGHT, WIDTH, LINE = 360, 640, 20
 """Height and width of a picture, and height of a text line, in pixels."""
 
@@ -51,10 +50,11 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
         chosen: bool ``[len(tokens)]``.
         values: float ``[len(tokens)]``; values at tokens that were not chosen have no effect.
     """
-    scale = _scale(values[chosen])
+    backgrounds = _backgrounds(chosen, values)
     parts = []
-    for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
-        parts.append(f"{_colour(value / scale if scale else 0.0)}{text}{_END}" if was_chosen and text else text)
+    for text, was_chosen, background in zip(pieces(tokens, tokenizer), chosen, backgrounds, strict=True):
+        start = "\x1b[4;97;48;2;{};{};{}m".format(*background)
+        parts.append(f"{start}{text}\x1b[0m" if was_chosen and text else text)
     return "".join(parts)
 
 
@@ -66,15 +66,15 @@ def draw(
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
-    letter, scale = font.getlength("m"), _scale(values[chosen])
+    letter, backgrounds = font.getlength("m"), _backgrounds(chosen, values)
     columns, lines = int(WIDTH // letter), HEIGHT // LINE
     placed, line, column = [], 0, 0
-    for text, was_chosen, value in zip(pieces(tokens, tokenizer), chosen, values, strict=True):
+    for text, was_chosen, background in zip(pieces(tokens, tokenizer), chosen, backgrounds, strict=True):
         for character in text.replace("\t", " "):
             if character == "\n" or column == columns:
                 line, column = line + 1, 0
             if character != "\n":
-                placed.append((line, column, character, _background(value / scale if scale else 0.0), was_chosen))
+                placed.append((line, column, character, background, was_chosen))
                 column += 1
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     draw = ImageDraw.Draw(image)
@@ -115,18 +115,10 @@ def printable(text: str) -> str:
     )
 
 
-def _colour(strength: float) -> str:
-    """Return the ANSI code for underlined text on green (above zero) or red (below), from black at 0 to full at 1."""
-    red, green, blue = _background(strength)
-    return f"\x1b[4;97;48;2;{red};{green};{blue}m"
-
-
-def _background(strength: float) -> tuple[int, int, int]:
-    """Return red, green and blue for a value as a fraction of the largest."""
-    level = round(40 + 160 * min(abs(strength), 1.0)) if strength else 0
-    return (level, 0, 0) if strength < 0 else (0, level, 0)
-
-
-def _scale(values: np.ndarray) -> float:
-    """Return the largest absolute value; 0 if there are no values, or one is not finite."""
-    return float(np.abs(values).max()) if values.size and np.isfinite(values).all() else 0.0
+def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return red, green and blue for each token, by its fraction of the largest value; dark if one is not finite."""
+    shown = np.where(chosen, values, 0.0)
+    largest = np.abs(shown).max(initial=0.0)
+    fractions = shown / largest if 0 < largest < np.inf else np.zeros_like(shown)
+    levels = np.where(fractions == 0, 0, np.round(40 + 160 * np.abs(fractions))).astype(int).tolist()
+    return [(level, 0, 0) if value < 0 else (0, level, 0) for level, value in zip(levels, fractions, strict=True)]

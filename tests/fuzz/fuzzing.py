@@ -41,7 +41,7 @@ from tests.helpers.models import WORDS, make_tokenizer
 from textenv import PromptList, load_prompts, split_prompts
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.turn import Turn
-from textenv.games.calculator import _read
+from textenv.games import Calculator
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.answer import answer_text
@@ -218,8 +218,9 @@ def python_texts(dice):
     """Texts that may be handed to ``eval``, and the calculator's commands."""
     text = text_of(dice, PYTHON)
     is_harmless(text, sympy=dice.below(2) > 0, functions=dice.of([(), FUNCTIONS]))
-    reply, _ = _read(f"calc: {text}")
-    assert isinstance(reply, str)
+    env = Calculator()
+    env.reset(seed=0)
+    assert isinstance(env.step(f"calc: {text}")[0], str)
 
 
 # --- action masks ----------------------------------------------------------------------------------------------------

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from textenv.checks.env_driver import LONGEST, Probe, Seen, length_of
+from textenv.checks.env_driver import MAX_STEPS, EnvDriver, Seen, ids_of
 from textenv.rollout import allowed_tokens, is_episode_env
 
 NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
+NO_EOS_HERE = "the mask forbids EOS where it would be tried"
 
 
-class Result(NamedTuple):
-    """Result of a check."""
+class CheckResult(NamedTuple):
+    """CheckResult of a check."""
 
     name: str
     problem: str
@@ -25,7 +28,7 @@ class Result(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Result in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
+        """CheckResult in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
         return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
 
 
@@ -34,7 +37,7 @@ def check_text_env(env: Any) -> None:
 
     Args:
         env: a `TextEnv`, a `TextVectorEnv`, or any single or vector Gymnasium environment with their spaces
-            ``Dict(tokens, length)`` and ``Discrete``.
+            ``Dict(tokens, length)`` and ``Discrete``, and optionally a `transformers` tokenizer as ``env.tokenizer``.
 
     Raises:
         ValueError: if any check fails; lists all that fail, with their problems.
@@ -42,25 +45,30 @@ def check_text_env(env: Any) -> None:
     Example:
         >>> check_text_env(gymnasium.make("textenv/Copy-v0"))  # doctest: +SKIP
     """
-    broken = [result for result in run_checks(env) if result.problem]
+    raise_if_broken(run_checks(env))
+
+
+def raise_if_broken(results: Sequence[CheckResult], *, owner: str = "") -> None:
+    """Raise a ValueError that lists all failed checks, if there are any."""
+    broken = [result for result in results if result.problem]
     if broken:
         raise ValueError(
-            f"{len(broken)} of {len(CHECKS)} checks do not hold:\n"
+            f"{owner}{len(broken)} of {len(results)} checks do not hold:\n"
             + "\n".join(f"- {name}: {problem}" for name, problem, _ in broken)
         )
 
 
-def run_checks(env: Any) -> list[Result]:
-    """Run every check and return the results, including exceptions of the environment. Raises as `Probe` does."""
-    Probe(env)
+def run_checks(env: Any) -> list[CheckResult]:
+    """Run every check and return the results, including exceptions of the environment. Raises as `EnvDriver` does."""
+    EnvDriver(env)
     results = []
     for name, check in CHECKS.items():
         try:
-            results.append(Result(name, "", check(Probe(env))))
+            results.append(CheckResult(name, "", check(EnvDriver(env))))
         except _BrokenError as problem:
-            results.append(Result(name, str(problem)))
+            results.append(CheckResult(name, str(problem)))
         except Exception as error:  # a user's environment may raise anything; report it
-            results.append(Result(name, f"the environment raised {type(error).__name__}: {error}"))
+            results.append(CheckResult(name, f"the environment raised {type(error).__name__}: {error}"))
     return results
 
 
@@ -73,18 +81,18 @@ def _demand(holds: object, problem: str) -> None:
         raise _BrokenError(problem)
 
 
-def _check_spaces(probe: Probe) -> str:
+def _check_spaces(driver: EnvDriver) -> str:
     """Observations are in the declared space, right-padded, and copies."""
-    probe.reset(0)
+    driver.reset(0)
     for _ in range(3):
-        for slot, observation in enumerate(probe.observations()):
+        for slot, observation in enumerate(driver.observations()):
             _demand(
-                probe.observation_space.contains(observation),
-                f"slot {slot} observes {observation!r:.300}, which is not in {probe.observation_space}",
+                driver.observation_space.contains(observation),
+                f"slot {slot} observes {observation!r:.300}, which is not in {driver.observation_space}",
             )
-        held = {name: column.copy() for name, column in probe.observation.items()}
-        now = probe.observation
-        probe.step(probe.word(0))
+        held = {name: column.copy() for name, column in driver.observation.items()}
+        now = driver.observation
+        driver.step(driver.word(0))
         _demand(
             all((held[name] == now[name]).all() for name in held),
             "an observation that was handed out was changed by the next step: return a copy",
@@ -92,12 +100,12 @@ def _check_spaces(probe: Probe) -> str:
     return ""
 
 
-def _check_ids(probe: Probe) -> str:
+def _check_ids(driver: EnvDriver) -> str:
     """A state is the previous state plus the action: nothing is tokenized again."""
-    before = probe.reset(0)
+    before = driver.reset(0)
     for step in range(12):
-        token = probe.word(step)
-        seen = probe.step(token)
+        token = driver.word(step)
+        seen = driver.step(token)
         if seen.done:
             break
         expected = [*before, token]
@@ -110,81 +118,76 @@ def _check_ids(probe: Probe) -> str:
     return ""
 
 
-def _check_end_tokens(probe: Probe) -> str:
+def _check_end_tokens(driver: EnvDriver) -> str:
     """EOS ends a turn, pad does not (unless it is EOS), and only padding follows the text."""
     for _ in range(2):
-        probe.reset(None)
-        tokens, length = probe.observation["tokens"][0], length_of(probe.observation["length"][0])
-        beyond = set(tokens[length:].tolist())
+        driver.reset(None)
+        length = len(driver.ids)
+        beyond = set(driver.observation["tokens"][0, length:].tolist())
         _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
-    if probe.eos is None or not probe.may(probe.eos):
+    if not driver.may(driver.eos):
         return NO_EOS
-    before = probe.ids
-    seen = probe.step(probe.eos)
+    before = driver.ids
+    seen = driver.step(driver.eos)
     _demand(
-        seen.done or len(seen.ids) > len(before) + 1 or probe.conversation,
-        f"EOS (id {probe.eos}) did not end the turn: the episode goes on at {seen.ids}",
+        seen.done or len(seen.ids) > len(before) + 1 or driver.conversation,
+        f"EOS (id {driver.eos}) did not end the turn: the episode goes on at {seen.ids}",
     )
-    pad = probe.pad
-    probe.reset(0)
-    if pad is not None and pad != probe.eos and probe.may(pad) and probe.longest(4) > 1:
-        probe.reset(0)
-        _demand(not probe.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
+    pad = driver.pad
+    driver.reset(0)
+    if pad != driver.eos and driver.may(pad) and not driver.step(driver.word(1)).done:
+        driver.reset(0)
+        _demand(not driver.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
     return ""
 
 
-def _check_score_placement(probe: Probe) -> str:
+def _check_score_placement(driver: EnvDriver) -> str:
     """A reward comes at the end of a turn, and in a rollout on a token that the policy chose."""
-    before = probe.reset(0)
+    before = driver.reset(0)
     for step in range(40):
-        end = step % 4 == 3 and probe.eos is not None and probe.may(probe.eos)
-        seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
-        turn_over = end or seen.done or len(seen.ids) > len(before) + 1
+        token = driver.word(step, words=3 if step % 4 == 3 else np.inf)
+        seen = driver.step(token)
+        turn_over = token == driver.eos or seen.done or len(seen.ids) > len(before) + 1
         _demand(
             turn_over or seen.reward == 0,
             f"step {step} paid {seen.reward} in the middle of a turn: pay where the turn ends",
         )
-        before = probe.reset(None) if seen.done else seen.ids
+        before = driver.reset(None) if seen.done else seen.ids
     return ""
 
 
-def _check_flags(probe: Probe) -> str:
+def _check_flags(driver: EnvDriver) -> str:
     """EOS terminates, the limit truncates, and EOS at the limit terminates."""
-    probe.reset(0)
-    limit, seen, word = 0, None, 0
-    while limit < LONGEST:
-        word = probe.word(limit)
-        seen = probe.step(word)
-        limit += 1
+    driver.reset(0)
+    for limit in range(1, MAX_STEPS + 1):
+        word = driver.word(limit - 1)
+        seen = driver.step(word)
         _demand(not (seen.terminated and seen.truncated), f"after {limit} steps an episode is terminated and truncated")
         if seen.done:
             break
-    _demand(seen is not None and seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
-    if probe.conversation:
+    _demand(seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
+    if driver.conversation:
         return "in a conversation the end of a turn need not be the end of the episode"
-    if probe.eos is None:
+    if driver.eos is None:
         return NO_EOS
-    if word in probe.ends:
+    if word in driver.ends:
         return "the mask leaves nothing but an end, so the limit was never reached"
-    assert seen is not None, "a limit was found"
     _demand(seen.truncated, f"an answer without EOS was cut after {limit} tokens and is terminated: it is truncated")
     for words in {0, limit - 1}:
-        probe.reset(0)
-        ended = [probe.step(probe.word(step)).done for step in range(words)]
-        if any(ended) or not probe.may(probe.eos):
-            return "the mask forbids EOS where it would be tried"
-        seen = probe.step(probe.eos)
+        answered = driver.answer(words)
+        if answered is None:
+            return NO_EOS_HERE
         _demand(
-            seen.terminated and not seen.truncated,
-            f"EOS as token {words + 1} of at most {limit} gives terminated={seen.terminated}, "
-            f"truncated={seen.truncated}: an answer that ended is terminated, at the limit too",
+            answered.terminated and not answered.truncated,
+            f"EOS as token {words + 1} of at most {limit} gives terminated={answered.terminated}, "
+            f"truncated={answered.truncated}: an answer that ended is terminated, at the limit too",
         )
     return ""
 
 
-def _check_seeds(probe: Probe) -> str:
+def _check_seeds(driver: EnvDriver) -> str:
     """The same seed gives the same prompts, other seeds give others; a reset without a seed continues the order."""
-    sequences = [_prompts(probe, seed) for seed in (1, 1, 2, 3, 4)]
+    sequences = [[driver.reset(seed), *(driver.reset(None) for _ in range(7))] for seed in (1, 1, 2, 3, 4)]
     _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
     distinct = {tuple(ids) for sequence in sequences for ids in sequence}
     _demand(
@@ -198,23 +201,18 @@ def _check_seeds(probe: Probe) -> str:
     return "" if len(distinct) > 1 else "there is only one prompt"
 
 
-def _prompts(probe: Probe, seed: int) -> list[list[int]]:
-    return [probe.reset(seed), *(probe.reset(None) for _ in range(7))]
-
-
-def _check_no_leak(probe: Probe) -> str:
+def _check_no_leak(driver: EnvDriver) -> str:
     """The scored completion is without the prompt, and is empty if EOS comes first."""
-    if probe.conversation:
+    if driver.conversation:
         return "in a conversation the answer is one of several turns"
-    if probe.eos is None or probe.tokenizer is None:
+    if driver.eos is None or driver.tokenizer is None:
         return NO_EOS
     for words in (0, 2):
-        prompt = probe.reset(0)
-        if any(probe.step(probe.word(step)).done for step in range(words)) or not probe.may(probe.eos):
-            return "the mask forbids EOS where it would be tried"
-        seen = probe.step(probe.eos)
+        prompt, seen = driver.reset(0), driver.answer(words)
+        if seen is None:
+            return NO_EOS_HERE
         answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
-        expected = probe.tokenizer.decode(chosen, skip_special_tokens=True)
+        expected = driver.tokenizer.decode(chosen, skip_special_tokens=True)
         if answer is None:
             return "info has no 'completion' where an episode ends"
         _demand(
@@ -225,9 +223,9 @@ def _check_no_leak(probe: Probe) -> str:
     return ""
 
 
-def _check_batched(probe: Probe) -> str:
+def _check_batched(driver: EnvDriver) -> str:
     """Whole episodes by `advance` and by `step` have equal ids, rewards and flags."""
-    env, episodes = probe.vector, probe.vector.num_envs + 4
+    env, episodes = driver.vector, driver.vector.num_envs + 4
     if not is_episode_env(env):
         return "the environment has no batched form (start_episodes, advance, take_episodes)"
     env.start_episodes(episodes, seed=11)
@@ -238,7 +236,7 @@ def _check_batched(probe: Probe) -> str:
         allowed = env.action_mask
         for slot, row in zip(np.flatnonzero(running), rows, strict=True):
             mask = None if allowed is None else allowed[slot].numpy()
-            actions[slot] = probe.scripted(int(row), int(count[row]), mask)
+            actions[slot] = driver.scripted(int(row), int(count[row]), mask, words=2 + row)
             count[row] += 1
         env.advance(actions)
     rollout = env.take_episodes()
@@ -246,7 +244,7 @@ def _check_batched(probe: Probe) -> str:
     _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
     sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
     left_out = env.metrics.get("reward/left_out", 0)
-    for row, number, ids, seen in probe.play(11, episodes):
+    for row, number, ids, mask, seen in driver.play(11, episodes):
         chosen = np.flatnonzero(rollout["mask"][row].numpy())
         if not len(chosen) and left_out:  # the reward does not apply to this completion
             continue
@@ -260,12 +258,11 @@ def _check_batched(probe: Probe) -> str:
             f"episode {row}, column {t}: by step the state is {ids}, in the rollout it is "
             f"{rollout['observation'][row, : t + 1].tolist()}",
         )
-        mask = probe.mask_before
         if mask is not None:
             _demand(sets is not None, "step tells an action_mask, but the rollout has no column 'allowed'")
             entry = int(rollout["mask"][:row].sum()) + number
             _demand(
-                sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask[row if len(mask) > 1 else 0]).all(),
+                sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask).all(),
                 f"episode {row}, column {t}: the action_mask by step is not the set of tokens in the rollout",
             )
         flags = [rollout[name][row, t].item() for name in ("terminated", "truncated")]
@@ -287,21 +284,20 @@ def _check_batched(probe: Probe) -> str:
     return ""
 
 
-def _check_reset(probe: Probe) -> str:
+def _check_reset(driver: EnvDriver) -> str:
     """The next episode does not depend on the previous one, in the declared autoreset mode."""
     starts, dealt = [], []
     for words in (0, 3):
-        probe.reset(5)
-        seen = Seen([], 0.0, False, False, {})
-        for step in range(LONGEST):
-            end = step >= words and probe.eos is not None and probe.may(probe.eos)
-            seen = probe.step(probe.eos if end else probe.word(step))  # type: ignore[arg-type]
+        driver.reset(5)
+        for step in range(MAX_STEPS):
+            seen = driver.step(driver.word(step, words=words))
             if seen.done:
                 break
-        _demand(seen.done, f"an episode did not end in {LONGEST} steps")
-        starts.append(_next_start(probe, seen))
-        dealt.append(probe.dealt)
-    _check_partial_reset(probe)
+        _demand(seen.done, f"an episode did not end in {MAX_STEPS} steps")
+        starts.append(_next_start(driver, seen))
+        dealt.append(driver.dealt)
+    if driver.vector.num_envs > 1:
+        _check_partial_reset(driver)
     if dealt[0] != dealt[1]:
         return "other slots were dealt prompts meanwhile, so the next one is another"
     _demand(
@@ -312,43 +308,39 @@ def _check_reset(probe: Probe) -> str:
     return ""
 
 
-def _check_partial_reset(probe: Probe) -> None:
+def _check_partial_reset(driver: EnvDriver) -> None:
     """A reset of slot 0 leaves the other slots unchanged, in any mode."""
-    slots = probe.vector.num_envs
-    if slots == 1:
-        return
-    probe.reset(7)
-    probe.step(probe.word(0))
-    before = [observation["tokens"].copy() for observation in probe.observations()]
-    only_first = np.arange(slots) == 0
-    probe.observation, _ = probe.vector.reset(options={"reset_mask": only_first.copy()})
-    after = [observation["tokens"] for observation in probe.observations()]
+    driver.reset(7)
+    driver.step(driver.word(0))
+    before = [observation["tokens"].copy() for observation in driver.observations()]
+    only_first = np.arange(driver.vector.num_envs) == 0
+    driver.observation, _ = driver.vector.reset(options={"reset_mask": only_first})
+    after = [observation["tokens"] for observation in driver.observations()]
     _demand(
         all((one == two).all() for one, two in zip(before[1:], after[1:], strict=True)),
         "reset(options={'reset_mask': ...}) changed a slot that the mask leaves out",
     )
 
 
-def _next_start(probe: Probe, seen: Seen) -> list[int]:
-    mode = probe.mode
-    if mode is AutoresetMode.SAME_STEP:
+def _next_start(driver: EnvDriver, seen: Seen) -> list[int]:
+    if driver.mode is AutoresetMode.SAME_STEP:
         final = seen.info.get("final_obs")
         _demand(
-            final is not None and final["tokens"][: length_of(final["length"])].tolist() == seen.ids,
+            final is not None and ids_of(final) == seen.ids,
             "in SAME_STEP mode info has no final_obs of the slot whose episode is over, or another text there",
         )
-    if mode is AutoresetMode.NEXT_STEP:
-        after = probe.step(probe.word(0))
+    if driver.mode is AutoresetMode.NEXT_STEP:
+        after = driver.step(driver.word(0))
         _demand(
             not after.done and after.reward == 0,
             f"in NEXT_STEP mode the step after an end only resets, but it gave reward {after.reward}, "
             f"terminated={after.terminated}, truncated={after.truncated}",
         )
         return after.ids
-    return probe.next_episode()
+    return driver.next_episode()
 
 
-CHECKS: dict[str, Callable[[Probe], str]] = {
+CHECKS: dict[str, Callable[[EnvDriver], str]] = {
     "spaces": _check_spaces,
     "ids are preserved": _check_ids,
     "EOS and pad": _check_end_tokens,
@@ -362,18 +354,10 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
 """Checks by the name in the report."""
 
 
-def checked_variants(env_id: str, **arguments: Any) -> Sequence[tuple[str, Callable[[], Any]]]:
+def checked_variants(env_id: str, **arguments: Any) -> list[tuple[str, Callable[[], Any]]]:
     """Return constructors of a registered environment: single, and as a vector in each autoreset mode."""
-    import gymnasium
-
-    forms: list[tuple[str, Callable[[], Any]]] = [("single", lambda: gymnasium.make(env_id, **arguments))]
+    forms: list[tuple[str, Callable[[], Any]]] = [("single", functools.partial(gymnasium.make, env_id, **arguments))]
     if gymnasium.spec(env_id).vector_entry_point:
-        for mode in AutoresetMode:
-            forms.append((f"vector, {mode.name}", _make_vector(env_id, mode, arguments)))
+        make = functools.partial(gymnasium.make_vec, env_id, num_envs=3, **arguments)
+        forms += [(f"vector, {mode.name}", functools.partial(make, autoreset_mode=mode)) for mode in AutoresetMode]
     return forms
-
-
-def _make_vector(env_id: str, mode: AutoresetMode, arguments: dict[str, Any]) -> Callable[[], Any]:
-    import gymnasium
-
-    return lambda: gymnasium.make_vec(env_id, num_envs=3, autoreset_mode=mode, **arguments)

@@ -1,15 +1,19 @@
-"""`Probe`: uniform access for the checker to slot 0 of any text environment, single or vector."""
+"""`EnvDriver`: uniform access for the checker to slot 0 of any text environment, single or vector."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-LONGEST = 4000
+from textenv.envs.text_env import TextEnv
+from textenv.envs.vector_env import TextVectorEnv
+
+MAX_STEPS = 4000
 """Steps after which an episode counts as endless."""
 
 
@@ -29,7 +33,17 @@ class Seen(NamedTuple):
         return self.terminated or self.truncated
 
 
-class Probe:
+@runtime_checkable
+class _HasTokenizer(Protocol):
+    tokenizer: Any
+
+
+@runtime_checkable
+class _Replies(Protocol):
+    reply: Any
+
+
+class EnvDriver:
     """Slot 0 of an environment; other slots, if any, step with other tokens that do not end their turns.
 
     Args:
@@ -40,34 +54,36 @@ class Probe:
     """
 
     def __init__(self, env: Any) -> None:
-        inner = own = env.unwrapped
-        if not isinstance(env, VectorEnv):
-            # DISABLED keeps the final state, so that a single environment is checked without autoreset.
-            inner = getattr(inner, "vector", None) or SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
-        self.vector: Any = inner
-        self.observation_space, self.action_space = inner.single_observation_space, inner.single_action_space
+        own = env.unwrapped
+        if isinstance(env, VectorEnv):
+            self.vector: Any = own
+        elif isinstance(own, TextEnv):
+            self.vector = own.vector
+        else:  # DISABLED keeps the final state, so that a single environment is checked without autoreset.
+            self.vector = SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
         if not isinstance(self.observation_space, spaces.Dict) or set(self.observation_space) != {"tokens", "length"}:
             raise ValueError(f"observation_space is {self.observation_space}, expected Dict(tokens=..., length=...)")
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action_space is {self.action_space}, expected Discrete(size of the vocabulary)")
-        self.tokenizer = getattr(inner, "tokenizer", None) or getattr(own, "tokenizer", None)
-        self.eos, self.pad = (getattr(self.tokenizer, f"{name}_token_id", None) for name in ("eos", "pad"))
-        ends = getattr(inner, "ends", None)
-        self.ends = (
-            {self.eos, self.pad}
-            if ends is None
-            else {self.eos, self.pad, *ends.ids, *np.flatnonzero(ends.may_complete)}
-        )
+        self.ours = self.vector if isinstance(self.vector, TextVectorEnv) else None
+        """The environment if it is a `TextVectorEnv`."""
+        holder = self.ours or own
+        self.tokenizer: Any = holder.tokenizer if isinstance(holder, _HasTokenizer) else None
+        self.eos: int | None = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        self.pad: int | None = None if self.tokenizer is None else self.tokenizer.pad_token_id
+        self.ends = {self.eos, self.pad}
         """Tokens that end a turn, or may end one, or are never chosen (padding)."""
-        self.conversation = hasattr(getattr(inner, "task", None), "reply")
+        if self.ours is not None:
+            self.ends |= {*self.ours.ends.ids, *np.flatnonzero(self.ours.ends.may_complete)}
+        self.conversation = self.ours is not None and isinstance(self.ours.task, _Replies)
         """True if the environment replies: then the end of a turn need not end the episode."""
-        self.mode = AutoresetMode(inner.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self.mode = AutoresetMode(self.vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation: dict[str, np.ndarray] = {}
-        self._mask: np.ndarray | None = None
-        self.mask_before: np.ndarray | None = None
-        """Bool ``[num_envs, n]``: the action mask before the last step."""
-        self._words: list[int] = []
-        self._ended = np.zeros(inner.num_envs, dtype=bool)
+        self._masks: list[np.ndarray | None] = []
+        """Bool ``[n]`` each: the tokens allowed now in each slot; None if all are."""
+        self._ended = np.zeros(self.vector.num_envs, dtype=bool)
 
     def reset(self, seed: int | None) -> list[int]:
         """Reset all slots; return the ids of slot 0."""
@@ -79,17 +95,12 @@ class Probe:
     @property
     def ids(self) -> list[int]:
         """State of slot 0."""
-        return self.observation["tokens"][0, : length_of(self.observation["length"][0])].tolist()
-
-    @property
-    def mask(self) -> np.ndarray | None:
-        """Bool ``[n]``: the tokens allowed in slot 0; None if all are."""
-        return None if self._mask is None else self._mask[0]
+        return ids_of(next(self.observations()))
 
     @property
     def dealt(self) -> int | None:
         """Number of prompts sampled in all slots since the seed; None if the environment does not report it."""
-        order = getattr(self.vector, "prompt_order", None)
+        order = None if self.ours is None else self.ours.prompt_order
         return None if order is None else int(order["position"])
 
     def observations(self) -> Iterator[dict[str, np.ndarray]]:
@@ -97,18 +108,18 @@ class Probe:
         for slot in range(self.vector.num_envs):
             yield {name: np.asarray(column[slot]) for name, column in self.observation.items()}
 
-    def may(self, token: int) -> bool:
-        """Return True if slot 0 may choose this token now."""
-        return self.mask is None or bool(self.mask[token])
+    def may(self, token: int | None) -> TypeGuard[int]:
+        """Return True if there is this token and slot 0 may choose it now."""
+        return token is not None and (self._masks[0] is None or bool(self._masks[0][token]))
 
-    def word(self, number: int) -> int:
-        """Return a token for slot 0 that ends nothing, if the mask allows one; varies with ``number``."""
+    def word(self, number: int, *, words: float = math.inf) -> int:
+        """Return token ``number`` for slot 0, as `scripted` does; by default one that ends nothing."""
         self._revive()
-        return self.scripted(0, number, self.mask, words=True)
+        return self.scripted(0, number, self._masks[0], words=words)
 
-    def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: bool = False) -> int:
+    def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: float) -> int:
         """Token ``number`` of episode ``row`` in a fixed script: some words, then EOS, as far as the mask allows."""
-        if not words and number >= 2 + row and self.eos is not None and (mask is None or mask[self.eos]):
+        if number >= words and self.eos is not None and (mask is None or mask[self.eos]):
             return int(self.eos)
         ends, n = self.ends, int(self.action_space.n)
         open_now = range(n) if mask is None else np.flatnonzero(mask).tolist()
@@ -117,24 +128,21 @@ class Probe:
             return next(t for t in ((7 * number + 3 * row + i + n // 2) % n for i in range(n)) if t not in ends)
         return int((plain or open_now)[(number + row) % len(plain or open_now)])
 
-    def longest(self, most: int) -> int:
-        """Count the words that fit into the episode from here, up to ``most``."""
-        for count in range(1, most):
-            if self.step(self.word(count)).done:
-                return count
-        return most
+    def answer(self, words: int) -> Seen | None:
+        """Reset with seed 0 and answer with some words and EOS; None if the mask or a limit prevents that."""
+        self.reset(0)
+        if any(self.step(self.word(step)).done for step in range(words)) or not self.may(self.eos):
+            return None
+        return self.step(self.eos)
 
     def step(self, token: int) -> Seen:
         """Step with a token in slot 0."""
         self._revive()
-        actions = np.full(self.vector.num_envs, token, dtype=np.int64)
-        for slot in range(1, self.vector.num_envs):
-            actions[slot] = self.scripted(slot, 0, None if self._mask is None else self._mask[slot], words=True)
-        return self._step(actions)[0]
+        others = [self.scripted(slot, 0, mask, words=math.inf) for slot, mask in enumerate(self._masks)][1:]
+        return self._step([token, *others])[0]
 
-    def _step(self, actions: np.ndarray) -> list[Seen]:
-        self.mask_before = self._mask
-        self.observation, reward, terminated, truncated, info = self.vector.step(actions)
+    def _step(self, actions: list[int]) -> list[Seen]:
+        self.observation, reward, terminated, truncated, info = self.vector.step(np.array(actions))
         self._ended = terminated | truncated
         self._note(info)
         found = []
@@ -143,42 +151,36 @@ class Probe:
             if self._ended[slot] and self.mode is AutoresetMode.SAME_STEP:
                 observation = said.get("final_obs") or {"tokens": np.zeros(0, dtype=np.int64), "length": 0}
                 said |= _of_slot(info.get("final_info", {}), slot)
-            ids = observation["tokens"][: length_of(observation["length"])].tolist()
-            found.append(Seen(ids, float(reward[slot]), bool(terminated[slot]), bool(truncated[slot]), said))
+            found.append(
+                Seen(ids_of(observation), float(reward[slot]), bool(terminated[slot]), bool(truncated[slot]), said)
+            )
         return found
 
-    def play(self, seed: int, episodes: int) -> Iterator[tuple[int, int, list[int], Seen]]:
+    def play(self, seed: int, episodes: int) -> Iterator[tuple[int, int, list[int], np.ndarray | None, Seen]]:
         """Play the script of `scripted`: that many episodes if there is one slot, else the first episode of each slot.
 
         Yields:
-            Episode, index of the step, the ids before the step, and its result.
+            Episode, index of the step, ids and action mask (bool ``[n]`` or None) before the step, and its result.
         """
         slots = self.vector.num_envs
         self.reset(seed)
-        if slots == 1:
-            for row in range(episodes):
-                yield from self._play_one(row)
-                self.next_episode()
-            return
-        playing, number = np.ones(slots, dtype=bool), 0
-        while playing.any():
+        for first in range(episodes if slots == 1 else 1):
+            yield from self._play_round(range(first, first + slots))
+            self.next_episode()
+
+    def _play_round(self, rows: range) -> Iterator[tuple[int, int, list[int], np.ndarray | None, Seen]]:
+        """Play one episode in each slot; ``rows`` are their numbers in the script."""
+        playing = np.ones(len(rows), dtype=bool)
+        for number in range(MAX_STEPS):
             self._revive()
-            before = list(self.observations())
-            masks = [None] * slots if self._mask is None else list(self._mask)
-            actions = np.array([self.scripted(slot, number, masks[slot]) for slot in range(slots)])
+            before = [ids_of(observation) for observation in self.observations()]
+            masks = self._masks
+            actions = [self.scripted(row, number, mask, words=2 + row) for row, mask in zip(rows, masks, strict=True)]
             for slot, seen in enumerate(self._step(actions)):
                 if playing[slot]:
-                    tokens, length = before[slot]["tokens"], length_of(before[slot]["length"])
-                    yield slot, number, tokens[:length].tolist(), seen
+                    yield rows[slot], number, before[slot], masks[slot], seen
                     playing[slot] = not seen.done
-            number += 1
-
-    def _play_one(self, row: int) -> Iterator[tuple[int, int, list[int], Seen]]:
-        for number in range(LONGEST):
-            before = self.ids
-            seen = self.step(self.scripted(row, number, self.mask))
-            yield row, number, before, seen
-            if seen.done:
+            if not playing.any():
                 return
 
     def next_episode(self) -> list[int]:
@@ -196,14 +198,19 @@ class Probe:
             self._note(info)
 
     def _note(self, info: dict[str, Any]) -> None:
-        self._mask = np.asarray(info["action_mask"]).astype(bool) if "action_mask" in info else None
+        self._masks = [None] * self.vector.num_envs
+        if "action_mask" in info:
+            self._masks = list(np.asarray(info["action_mask"]).astype(bool))
 
 
 def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
-    columns = {name: column for name, column in info.items() if isinstance(column, np.ndarray)}
-    return {name: column[slot] for name, column in columns.items() if not name.startswith("_")}
+    return {
+        name: column[slot]
+        for name, column in info.items()
+        if isinstance(column, np.ndarray) and not name.startswith("_")
+    }
 
 
-def length_of(length: Any) -> int:
-    """Return an observation's ``length`` as an integer, whatever its shape."""
-    return int(np.ravel(length)[0])
+def ids_of(observation: dict[str, Any]) -> list[int]:
+    """Return the ids of one slot's observation, without padding; its ``length`` may have any shape."""
+    return observation["tokens"][: np.ravel(observation["length"])[0]].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from textenv.checks.env_checker import Result
+from textenv.checks.env_checker import CheckResult, raise_if_broken
 from textenv.checks.reward_probes import VERY_LONG, Probe, long_answer, mean_of, run_probes
-from textenv.checks.trial import Trial, is_number, make_rows
+from textenv.checks.trial import Trial, make_rows
 from textenv.rendering import printable
 from textenv.rewards.calling import reward_name
+from textenv.rewards.scores import as_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,11 +32,11 @@ ODD = (
 
 
 @dataclass(frozen=True)
-class RewardReport:
+class RewardCheckReport:
     """Results of the checks of a reward function."""
 
     name: str
-    results: list[Result]
+    results: list[CheckResult]
     """Of the checks that ran: only the first if the function does not return valid scores, and no comparisons of two
     calls if equal calls give different scores."""
     probes: list[Probe]
@@ -45,17 +46,13 @@ class RewardReport:
     seconds_per_row: float
 
     @property
-    def broken(self) -> list[Result]:
+    def broken(self) -> list[CheckResult]:
         """Checks that fail."""
         return [result for result in self.results if result.problem]
 
     def raise_if_broken(self) -> None:
         """Raise a ValueError that lists all failed checks, if there are any."""
-        if self.broken:
-            raise ValueError(
-                f"reward {self.name!r}: {len(self.broken)} of {len(self.results)} checks do not hold:\n"
-                + "\n".join(f"- {name}: {problem}" for name, problem, _ in self.broken)
-            )
+        raise_if_broken(self.results, owner=f"reward {self.name!r}: ")
 
 
 def check_reward(
@@ -66,7 +63,7 @@ def check_reward(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     tolerance: float = TOLERANCE,
-) -> RewardReport:
+) -> RewardCheckReport:
     """Check a reward function for common bugs.
 
     The function is called about 25 times with a few rows. By default, prompts are openings of movie reviews and
@@ -104,24 +101,24 @@ def run_reward_checks(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     tolerance: float = TOLERANCE,
-) -> RewardReport:
+) -> RewardCheckReport:
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
     trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
     returned, seconds = _first_calls(trial, name)
     if problem := _type_problem(returned, len(trial.rows)):
-        return RewardReport(name, [Result(TYPE, problem)], [], None, None, seconds)
+        return RewardCheckReport(name, [CheckResult(TYPE, problem)], [], None, None, seconds)
     given = [float(score) for score in returned if score is not None]
     ordinary = [score for score in given if math.isfinite(score)]
     spread = max(ordinary) - min(ordinary) if ordinary else 0.0
     trial.margin = tolerance * (spread or max(map(abs, ordinary), default=0.0))
-    results = [Result(TYPE, "")]
-    for check, run in CHECKS.items():
-        if run not in COMPARISONS or not any(broken.name == DETERMINISTIC for broken in results if broken.problem):
-            results.append(Result(check, _problem_of(run, trial)))
+    results = [CheckResult(TYPE, "")]
+    for check, run in REWARD_CHECKS.items():
+        if check not in COMPARISONS or not any(result.name == DETERMINISTIC and result.problem for result in results):
+            results.append(CheckResult(check, _problem_of(run, trial)))
     probes = run_probes(trial, ordinary, margin=trial.margin)
-    return RewardReport(name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds)
+    return RewardCheckReport(name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds)
 
 
 def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
@@ -151,12 +148,13 @@ TYPE, DETERMINISTIC = "count and type", "deterministic"
 
 def _type_problem(returned: Any, rows: int) -> str:
     """The return value is a list with one number or None per completion."""
-    if not hasattr(returned, "__len__") or isinstance(returned, (str, dict)):
+    has_length = isinstance(returned, Sized) and not isinstance(returned, (str, dict))
+    if not has_length:
         return f"it returned {returned!r:.80} for {rows} answers: return a list with one number for each"
     if len(returned) != rows:
         return f"it returned {len(returned)} scores for {rows} answers: return one for each"
     for row, score in enumerate(returned):
-        if not is_number(score):
+        if score is not None and as_number(score) is None:
             return f"row {row} is {score!r:.80}: return a number, or None where the reward does not apply"
     return ""
 
@@ -169,31 +167,20 @@ def _check_finite(trial: Trial) -> str:
     return ""
 
 
-def _check_deterministic(trial: Trial) -> str:
-    """The same rows give the same scores again."""
-    return trial.difference(trial.scores(trial.rows), trial.scores(trial.rows), "once, and the second time")
+def _differs(other: Callable[[Trial], list[float | None]], where: str) -> Callable[[Trial], str]:
+    """Return a check that the rows get the same scores when they are scored in another way."""
+    return lambda trial: trial.difference(trial.scores(trial.rows), other(trial), where)
 
 
-def _check_batch(trial: Trial) -> str:
-    """Half of the batch gives the same scores as in the whole batch."""
+def _in_halves(trial: Trial) -> list[float | None]:
     half = len(trial.rows) // 2
-    halves = trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
-    return trial.difference(trial.scores(trial.rows), halves, "in the whole batch, and in half of it")
+    return trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
 
 
-def _check_order(trial: Trial) -> str:
-    """The order of the rows has no effect."""
-    reversed_rows = trial.scores(trial.rows[::-1])[::-1]
-    return trial.difference(trial.scores(trial.rows), reversed_rows, "in order, and with the rows reversed")
-
-
-def _check_padding(trial: Trial) -> str:
-    """A neighbour of another length has no effect."""
+def _beside_a_long_one(trial: Trial) -> list[float | None]:
     *rows, last = trial.rows
-    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])[:-1]
-    return trial.difference(
-        trial.scores(trial.rows)[:-1], long, "among ordinary answers, and beside a very long one (is padding read?)"
-    )
+    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])
+    return [*long[:-1], trial.scores(trial.rows)[-1]]
 
 
 def _check_varied(trial: Trial) -> str:
@@ -218,25 +205,28 @@ def _check_odd(trial: Trial) -> str:
     return ""
 
 
-CHECKS: dict[str, Callable[[Trial], str]] = {
+COMPARISONS: dict[str, Callable[[Trial], str]] = {
+    "batch invariant": _differs(_in_halves, "in the whole batch, and in half of it"),
+    "order invariant": _differs(
+        lambda trial: trial.scores(trial.rows[::-1])[::-1], "in order, and with the rows reversed"
+    ),
+    "padding invariant": _differs(
+        _beside_a_long_one, "among ordinary answers, and beside a very long one (is padding read?)"
+    ),
+}
+"""Checks that presuppose a deterministic function."""
+REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
     "finite": _check_finite,
-    DETERMINISTIC: _check_deterministic,
-    "batch invariant": _check_batch,
-    "order invariant": _check_order,
-    "padding invariant": _check_padding,
+    DETERMINISTIC: _differs(lambda trial: trial.scores(trial.rows), "once, and the second time"),
+    **COMPARISONS,
     "varied": _check_varied,
     "odd answers": _check_odd,
 }
 """Checks of the scores by the name in the report; each returns the problem, or an empty text."""
-COMPARISONS = (_check_batch, _check_order, _check_padding)
 
 
-SHOWN = 40
-"""Characters of a completion shown in the table."""
-
-
-def print_report(report: RewardReport, console: Console | None = None) -> None:
-    """Print the checks, the scores of cheating and ordinary completions, and the time per row.
+def print_report(report: RewardCheckReport, console: Console | None = None) -> None:
+    """Print the checks, the scores of cheating and ordinary completions, and the time per row; all text is escaped.
 
     Args:
         report: returned by `run_reward_checks`.
@@ -245,28 +235,22 @@ def print_report(report: RewardReport, console: Console | None = None) -> None:
     console = console or Console()
     checks = Table("check", "result", title=Text(f"reward {printable(report.name)}"), title_justify="left")
     for name, problem, _ in report.results:
-        checks.add_row(name, _cell(problem, style="red") if problem else Text("holds", style="green"))
+        checks.add_row(name, Text(printable(problem or "holds"), style="red" if problem else "green"))
     console.print(checks)
     if report.probes:
         console.print(_probe_table(report))
     console.print(Text(f"{report.seconds_per_row * 1e3:.3g} ms a row"))
 
 
-def _probe_table(report: RewardReport) -> Table:
+def _probe_table(report: RewardCheckReport) -> Table:
     title = "What answers that nobody wants would earn"
     table = Table("answer", "beginning with", "mean", "highest", "note", title=title, title_justify="left")
-    table.add_row("ordinary answers", "", _number(report.mean), _number(report.highest), "", end_section=True)
+    table.add_row("ordinary answers", "", *_mean_and_highest(report), "", end_section=True)
     for probe in report.probes:
-        beginning = _cell(repr(probe.answer[:SHOWN]) if probe.answer else "")
-        note = _cell(probe.note, style="yellow")
-        table.add_row(probe.name, beginning, _number(probe.mean), _number(probe.highest), note)
+        beginning = Text(printable(repr(probe.answer[:40]) if probe.answer else ""))
+        table.add_row(probe.name, beginning, *_mean_and_highest(probe), Text(printable(probe.note), style="yellow"))
     return table
 
 
-def _number(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4g}"
-
-
-def _cell(text: str, style: str = "") -> Text:
-    """Return a cell of untrusted text, without terminal control codes or rich markup."""
-    return Text(printable(text), style=style)
+def _mean_and_highest(scored: RewardCheckReport | Probe) -> list[str]:
+    return ["-" if score is None else f"{score:.4g}" for score in (scored.mean, scored.highest)]

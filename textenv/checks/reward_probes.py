@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
 from textenv.checks.trial import Row, Trial
 from textenv.rewards.answer import answer_text
@@ -49,19 +50,17 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
         scores = [score for score in trial.scores(rows) if score is not None and math.isfinite(score)]
     except Exception as error:  # a user's function may raise anything; report it
         return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
-    if not scores or not ordinary:
-        return Probe(name, answer, mean_of(scores), max(scores, default=None), "")
-    mean, highest, note = math.fsum(scores) / len(scores), max(scores), ""
-    if mean > math.fsum(ordinary) / len(ordinary) + margin:
+    note = ""
+    if scores and ordinary and fmean(scores) > fmean(ordinary) + margin:
         note = "earns more than ordinary answers on average"
-    if highest > max(ordinary) + margin:
+    if scores and ordinary and max(scores) > max(ordinary) + margin:
         note = "earns more than the best ordinary answer"
-    return Probe(name, answer, mean, highest, note)
+    return Probe(name, answer, mean_of(scores), max(scores, default=None), note)
 
 
 def mean_of(scores: Sequence[float]) -> float | None:
     """Return the mean, or None if there are no scores."""
-    return math.fsum(scores) / len(scores) if scores else None
+    return fmean(scores) if scores else None
 
 
 def long_answer(trial: Trial, words: int) -> str:
@@ -83,14 +82,12 @@ def _one_token(trial: Trial, row: Row) -> str:
     return " ".join(row.answer.split()[:1] * REPEATS)
 
 
-def _prompt_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else answer_text(prompt[-1:])
-
-
 PROBES: dict[str, Callable[[Trial], list[Row]]] = {
     "empty": lambda trial: [row.saying("") for row in trial.rows],
     "only punctuation": lambda trial: [row.saying(PUNCTUATION) for row in trial.rows],
-    "the prompt repeated": lambda trial: [row.saying(_prompt_text(row.prompt)) for row in trial.rows],
+    "the prompt repeated": lambda trial: [
+        row.saying(row.prompt if isinstance(row.prompt, str) else answer_text(row.prompt[-1:])) for row in trial.rows
+    ],
     "another row's answer": lambda trial: [
         row.saying(other.answer, ended=other.ended)
         for row, other in zip(trial.rows, [*trial.rows[1:], trial.rows[0]], strict=True)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from textenv.embedded.grammar import sample_review
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
-from textenv.rewards.scores import RewardError, Rows, as_number, read_scores, total
+from textenv.rewards.scores import RewardError, Rows, read_scores, total
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROWS = 16
-FEWEST = 4
+MIN_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class Trial:
         names = {name for row in rows for name in row.columns}
         columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
         columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
-        columns["completions"] = [_completion(row) for row in rows]
+        columns["completions"] = [
+            row.answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": row.answer}]
+            for row in rows
+        ]
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
         returned = call_reward(self.function, columns)
@@ -76,11 +80,8 @@ class Trial:
     def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
         """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN."""
         for row, (a, b) in enumerate(zip(one, other, strict=True)):
-            if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
-                same = repr(a) == repr(b)
-            else:
-                same = abs(a - b) <= self.margin + 1e-9 * max(abs(a), abs(b))
-            if not same:
+            close = None not in (a, b) and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)  # type: ignore[arg-type]
+            if not close and repr(a) != repr(b):
                 return f"the answer {self.rows[row].answer!r:.60} (row {row}) earns {a} and {b}: {where}"
         return ""
 
@@ -91,32 +92,21 @@ class Trial:
         return text_ids(answer, self.tokenizer)
 
 
-def is_number(score: Any) -> bool:
-    """Return True if this is a valid reward: a number (finite or not), a tensor of one number, or None."""
-    return score is None or as_number(score) is not None
-
-
-def _completion(row: Row) -> Any:
-    if isinstance(row.prompt, str):
-        return row.answer
-    return [{"role": "assistant", "content": row.answer}]
-
-
 def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
 ) -> list[Row]:
     """Make rows; prompts and completions that are not given come from the grammar of reviews.
 
     Raises:
-        ValueError: if they differ in number or are fewer than `FEWEST`; names the counts.
+        ValueError: if they differ in number or are fewer than `MIN_ROWS`; names the counts.
     """
     columns = dict(columns or {})
     given = {"prompts": prompts, "completions": completions} | columns
     counts = {name: len(each) for name, each in given.items() if each is not None}
     n = next(iter(counts.values()), ROWS)
-    if len(set(counts.values())) > 1 or n < FEWEST:
-        raise ValueError(f"there are {counts} entries: give the same number of each, at least {FEWEST}")
-    openings, answers = zip(*_reviews(n), strict=True)
+    if len(set(counts.values())) > 1 or n < MIN_ROWS:
+        raise ValueError(f"there are {counts} entries: give the same number of each, at least {MIN_ROWS}")
+    openings, answers = _sample_reviews(n)
     asked = openings if prompts is None else prompts
     if completions is not None:
         said = [answer_text(each) for each in completions]
@@ -124,20 +114,16 @@ def make_rows(
         held_text = list(columns.values())
         said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
     else:
-        said = list(answers)
+        said = answers
     ended = [completions is not None or row % 4 != 3 for row in range(n)]
     held = [{name: column[row] for name, column in columns.items()} for row in range(n)]
     return [Row(*each) for each in zip(asked, said, held, ended, strict=True)]
 
 
-def _reviews(n: int) -> list[tuple[str, str]]:
+def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
     """Sample openings and continuations, of either sentiment, one to three sentences; every fourth is truncated."""
-    from textenv.embedded.grammar import sample_review
-
     rng = np.random.default_rng(0)
     reviews = [sample_review(rng) for _ in range(n)]
     answers = [review.text.removeprefix(review.opening) for review in reviews]
-    return [
-        (review.opening, answer[: 2 * len(answer) // 3] if row % 4 == 3 else answer)
-        for row, (review, answer) in enumerate(zip(reviews, answers, strict=True))
-    ]
+    answers[3::4] = [answer[: 2 * len(answer) // 3] for answer in answers[3::4]]
+    return [review.opening for review in reviews], answers

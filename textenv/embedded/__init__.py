@@ -4,6 +4,6 @@ Importing this loads neither torch nor transformers; `embedded_folder` imports t
 """
 
 from textenv.embedded.cache import embedded_folder
-from textenv.embedded.grammar import Review, accepts, openings, sample_review, sentiment
+from textenv.embedded.grammar import Review, accepts, label_of, openings, sample_review
 
-__all__ = ["Review", "accepts", "embedded_folder", "openings", "sample_review", "sentiment"]
+__all__ = ["Review", "accepts", "embedded_folder", "openings", "sample_review", "label_of"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from textenv.embedded import phrases
+from textenv.json_files import read_json
 
 VERSION = 1
 """Version of the built files: raise it when tokenizer, models or training change. The grammar's tables count too."""
@@ -91,7 +92,8 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
     unfinished.mkdir()
     try:
         build(unfinished)
-        hashes = {name: _sha256(unfinished / name) for name in _files(unfinished)}
+        files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+        hashes = {path.relative_to(unfinished).as_posix(): _sha256(path) for path in files}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(unfinished, folder)
@@ -102,14 +104,10 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
 def _intact(folder: Path) -> bool:
     """Return True if the manifest exists and every file matches its hash."""
     try:
-        hashes = json.loads((folder / MANIFEST).read_text())
+        hashes = read_json(folder / MANIFEST, what="hashes by file", kind=dict)
         return len(hashes) > 0 and all(_sha256(folder / name) == digest for name, digest in hashes.items())
-    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _sha256(path: Path) -> str:

@@ -6,27 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
+from transformers import GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from textenv.embedded.grammar import LABELS, Review, sample_review
-from textenv.embedded.tokenizer import CONTEXT
-from textenv.embedded.training import batched, isolated, train
+from textenv.embedded.grammar import CLASSES, Review, sample_review
+from textenv.embedded.training import BATCH_SIZE, batched, gpt2_config, isolated, train
 
-REVIEWS = 4_000
-BATCH = 16
-LEARNING_RATE = 2e-3
-SEED = 2
 BARE, CUT = 0.2, 0.5
 """Fractions of training examples: openings only, and reviews truncated after the opening."""
 
 
-def train_classifier(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIEWS) -> GPT2ForSequenceClassification:
+def train_classifier(
+    tokenizer: PreTrainedTokenizerFast, *, reviews: int = 4_000, seed: int = 2
+) -> GPT2ForSequenceClassification:
     """Train on sampled reviews, most of them truncated, so that it also scores incomplete ones."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     examples = [_example(sample_review(rng), tokenizer, rng) for _ in range(reviews)]
     rows, targets = zip(*examples, strict=True)
-    with isolated(SEED):
-        model = GPT2ForSequenceClassification(_config(tokenizer))
+    with isolated(seed):
+        labels = {name: label for label, name in enumerate(CLASSES)}
+        config = gpt2_config(tokenizer, n_embd=64, n_layer=1, id2label=dict(enumerate(CLASSES)), label2id=labels)
+        model = GPT2ForSequenceClassification(config)
 
         def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
             ids, positive = batch
@@ -34,13 +33,9 @@ def train_classifier(tokenizer: PreTrainedTokenizerFast, *, reviews: int = REVIE
             logits = model(input_ids=ids, attention_mask=known, use_cache=False).logits
             return cross_entropy(logits, torch.stack([1 - positive, positive], dim=-1))
 
-        ids = batched(rows, size=BATCH, pad=tokenizer.pad_token_id)
-        train(
-            model,
-            list(zip(ids, torch.tensor(targets).split(BATCH), strict=True)),
-            loss_of=loss_of,
-            learning_rate=LEARNING_RATE,
-        )
+        ids = batched(rows, pad=tokenizer.pad_token_id)
+        batches = list(zip(ids, torch.tensor(targets).split(BATCH_SIZE), strict=True))
+        train(model, batches, loss_of=loss_of, learning_rate=2e-3)
     return model
 
 
@@ -54,22 +49,3 @@ def _example(review: Review, tokenizer: PreTrainedTokenizerFast, rng: np.random.
     if kind < BARE + CUT:
         return ids[: rng.integers(opening + 1, len(ids))], float(review.label)
     return ids[: len(ids) - rng.integers(2)], float(review.label)  # with or without the end token
-
-
-def _config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=CONTEXT,
-        n_embd=64,
-        n_layer=1,
-        n_head=4,
-        activation_function="gelu_pytorch_tanh",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        id2label=dict(enumerate(LABELS)),
-        label2id={name: label for label, name in enumerate(LABELS)},
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )

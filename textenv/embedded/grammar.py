@@ -5,7 +5,7 @@ with a neutral opening, which is the prompt.
 
 >>> import numpy as np
 >>> review = sample_review(np.random.default_rng(0))
->>> review.text.startswith(review.opening), accepts(review.text), sentiment(review.text) == review.label
+>>> review.text.startswith(review.opening), accepts(review.text), label_of(review.text) == review.label
 (True, True, True)
 """
 
@@ -14,17 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from textenv.embedded.phrases import FURTHER, NEUTRAL, OPENINGS, POLAR, PREDICATES, SENTENCES
 
 if TYPE_CHECKING:
     import numpy as np
 
-LABELS: Final = ("negative", "positive")
+CLASSES: Final = ("negative", "positive")
 """Names of the labels 0 and 1."""
-
-T = TypeVar("T")
 
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -56,12 +54,12 @@ def sample_review(rng: np.random.Generator) -> Review:
 
 def accepts(text: str) -> bool:
     """Return True if the text is exactly one complete review of the grammar."""
-    return sentiment(text) is not None
+    return label_of(text) is not None
 
 
-def sentiment(text: str) -> int | None:
+def label_of(text: str) -> int | None:
     """Return the label of a complete review, 0 or 1; None for any other text."""
-    for label in range(len(LABELS)):
+    for label in range(len(CLASSES)):
         if _recogniser(label).fullmatch(text):
             return label
     return None
@@ -81,7 +79,7 @@ def _phrases(slot: str, label: int) -> tuple[str, ...]:
     return NEUTRAL[slot] if slot in NEUTRAL else POLAR[slot][label]
 
 
-def _choose(options: tuple[T, ...], rng: np.random.Generator) -> T:
+def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:
     return options[int(rng.integers(len(options)))]
 
 

@@ -12,8 +12,6 @@ CONTEXT = 128
 """Maximum number of tokens of the embedded models."""
 END, PAD = "<|endoftext|>", "<|pad|>"
 LARGEST_VOCABULARY = 1024
-REVIEWS = 4_000
-SEED = 0
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
@@ -45,6 +43,6 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _corpus() -> list[str]:
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(0)
     spaced_digits = " ".join(["", *"0123456789"])
-    return [sample_review(rng).text for _ in range(REVIEWS)] + [spaced_digits] * 2  # twice, for min_frequency=2
+    return [sample_review(rng).text for _ in range(4_000)] + [spaced_digits] * 2  # twice, for min_frequency=2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, PreTrainedTokenizerFast
 
-Batch = TypeVar("Batch")
+from textenv.embedded.tokenizer import CONTEXT
+
+BATCH_SIZE = 16
 
 WARM_UP = 0.1
 """Warmup ratio of the learning rate; afterwards it follows a cosine to 0."""
@@ -37,9 +40,7 @@ def isolated(seed: int) -> Iterator[None]:
         yield
 
 
-def train(
-    model: nn.Module, batches: Sequence[Batch], *, loss_of: Callable[[Batch], Tensor], learning_rate: float
-) -> None:
+def train(model: nn.Module, batches: Sequence[Any], *, loss_of: Callable[[Any], Tensor], learning_rate: float) -> None:
     """Take one AdamW step on `loss_of(batch)` for each batch, in order; leave the model in eval mode."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
@@ -55,13 +56,30 @@ def train(
     model.eval()
 
 
-def batched(rows: Sequence[Sequence[int]], *, size: int, pad: int) -> list[Tensor]:
-    """Pad rows of ids on the right into batches ``[size, longest row]``, int64, in order."""
+def batched(rows: Sequence[Sequence[int]], *, pad: int) -> list[Tensor]:
+    """Pad rows of ids on the right into batches ``[BATCH_SIZE, longest row]``, int64, in order."""
     tensors = [torch.tensor(row) for row in rows]
     return [
-        nn.utils.rnn.pad_sequence(tensors[start : start + size], batch_first=True, padding_value=pad)
-        for start in range(0, len(rows), size)
+        nn.utils.rnn.pad_sequence(tensors[start : start + BATCH_SIZE], batch_first=True, padding_value=pad)
+        for start in range(0, len(rows), BATCH_SIZE)
     ]
+
+
+def gpt2_config(tokenizer: PreTrainedTokenizerFast, **sizes: Any) -> GPT2Config:
+    """Configuration of an embedded GPT-2: four heads, no dropout, and the given sizes and labels."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=CONTEXT,
+        n_head=4,
+        activation_function="gelu_pytorch_tanh",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
 
 
 def _rate(progress: float) -> float:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import gymnasium
-
-from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+from textenv.games.dialogue import Game
 
 MAX_EXPRESSION = 200
 """Maximum characters of an expression. A value has no more digits than that, as there are no powers."""
 _COMMAND = re.compile(r"\b(calc|answer)[^\S\n]*:([^\n]*)", re.IGNORECASE)
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+_OPERATORS: dict[type, Callable[..., int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
 }
-_SIGNS: dict[type[ast.unaryop], Callable[[int], int]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _HELP = "Write 'calc: ' and an expression to have it computed, or 'answer: ' and a whole number to finish."
 
 
-class Calculator(gymnasium.Env[str, str]):
+class Calculator(Game):
     """Answer an arithmetic question with the help of a calculator.
 
     Prompt: a question such as ``What is 17 * 23 + 5?`` and the rules. Actions: any text; only its last
@@ -52,7 +50,7 @@ number to finish. You have 6 turns.
         ('Right.', 1.0, True)
     """
 
-    metadata = {"render_modes": []}
+    OPTION = "expression"
 
     def __init__(self, *, terms: int = 3, digits: int = 2, max_turns: int = 6) -> None:
         for name, value, low, high in (
@@ -62,27 +60,15 @@ number to finish. You have 6 turns.
         ):
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
+        super().__init__(turns=max_turns, max_observation=600)
         self.terms, self.digits, self.max_turns = terms, digits, max_turns
         self.best_return = 1.0
         """Return of optimal play."""
-        self.observation_space = text_space(600)
-        self.action_space = text_space(MAX_TEXT)
-        self._value: int | None = None
-        self._turns = 0
-        self._ended = False
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a question, or use ``options["expression"]``.
-
-        Raises:
-            ValueError: on another option, or an expression that `evaluate` refuses.
-        """
-        super().reset(seed=seed)
-        expression = option(options, "expression")
-        if expression is None:
-            expression = self._draw()
-        self._value, self._turns, self._ended = evaluate(expression), 0, False
-        return f"What is {expression}? {_HELP} You have {self.max_turns} turns.", {}
+    def _begin(self, expression: str) -> str:
+        self._secret = evaluate(expression)
+        self._shown = str(self._secret)
+        return f"What is {expression}? {_HELP} You have {self.max_turns} turns."
 
     def _draw(self) -> str:
         smallest = 10 ** (self.digits - 1) if self.digits > 1 else 0
@@ -90,41 +76,20 @@ number to finish. You have 6 turns.
         signs = self.np_random.choice(list("+-*"), size=self.terms - 1).tolist()
         return str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Compute an expression, or answer the question.
-
-        Raises:
-            RuntimeError: before a reset, or after the end of the episode.
-            TypeError: if the action is not a string.
-        """
-        check_turn(self, action, started=self._value is not None, ended=self._ended)
-        self._turns += 1
-        reply, answer = _read(action)
-        if answer is not None:
-            self._ended, right = True, answer == self._value
-            return ("Right." if right else f"Wrong, it is {self._value}."), float(right), True, False, {}
-        self._ended = self._turns == self.max_turns
-        if self._ended:
-            reply += f"\nThat was your last turn; it is {self._value}."
-        return reply, 0.0, self._ended, False, {}
-
-
-def _read(text: str) -> tuple[str, int | None]:
-    """Return the reply to a text, and its answer if it has one."""
-    if (reply := too_long(text)) is not None:
-        return reply, None
-    commands = _COMMAND.findall(text)
-    if not commands:
-        return _HELP, None
-    name, argument = commands[-1][0].lower(), commands[-1][1].strip()
-    if name == "calc":
-        try:
-            return str(evaluate(argument)), None
-        except ValueError as error:
-            return f"I cannot compute that: {error}", None
-    if not re.fullmatch(rf"[+-]?[0-9]{{1,{MAX_EXPRESSION}}}\.?", argument):
-        return "Write one whole number after 'answer:', as in 'answer: 42'.", None
-    return "", int(argument.rstrip("."))
+    def _play(self, action: str) -> tuple[str, float | None]:
+        commands = _COMMAND.findall(action)
+        if not commands:
+            return _HELP, None
+        name, argument = commands[-1][0].lower(), commands[-1][1].strip()
+        if name == "calc":
+            try:
+                return str(evaluate(argument)), None
+            except ValueError as error:
+                return f"I cannot compute that: {error}", None
+        if not re.fullmatch(rf"[+-]?[0-9]{{1,{MAX_EXPRESSION}}}\.?", argument):
+            return "Write one whole number after 'answer:', as in 'answer: 42'.", None
+        right = int(argument.rstrip(".")) == self._secret
+        return "Right." if right else f"Wrong, it is {self._secret}.", float(right)
 
 
 def evaluate(expression: str) -> int:
@@ -142,18 +107,17 @@ def evaluate(expression: str) -> int:
     if not re.fullmatch(r"[0-9+*() \t-]+", expression):
         raise ValueError("use whole numbers, + - * and parentheses only, as in 'calc: 2 * (3 + 4)'.")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        return _evaluate_node(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, MemoryError, RecursionError):  # the last two: parentheses nested too deep
         raise ValueError("that is not an expression; write one such as 'calc: 2 * (3 + 4)'.") from None
 
 
-def _value(node: ast.expr) -> int:
+def _evaluate_node(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
-        return _SIGNS[type(node.op)](_value(node.operand))
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in _OPERATORS:
+        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.operand]
+        return _OPERATORS[type(node.op)](*map(_evaluate_node, operands))
     raise ValueError("use + - * between numbers only; there are no powers and no calls.")
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import gymnasium
+from textenv.games.dialogue import Game
 
-from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
-
-LARGEST = 10**12
+MAX_BOUND = 10**12
 """Maximum absolute value of the bounds."""
 # A whole number that is not part of a longer one or of a decimal; "1-5" is 1 and 5, not -5.
-_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
 
 
-class GuessNumber(gymnasium.Env[str, str]):
+class GuessNumber(Game):
     """Guess a secret number, drawn uniformly from ``low`` to ``high``.
 
     Prompt: the rules. Actions: any text; the last whole number in it is the guess (digits 0 to 9 only). Replies:
@@ -43,76 +40,49 @@ class GuessNumber(gymnasium.Env[str, str]):
         ('Yes, it is 7.', 1.0, True)
     """
 
-    metadata = {"render_modes": []}
+    TURN = "guess"
 
     def __init__(self, low: int = 1, high: int = 100, max_guesses: int | None = None) -> None:
-        if not -LARGEST <= low <= high <= LARGEST:
-            raise ValueError(f"low is {low} and high is {high}, expected {-LARGEST} <= low <= high <= {LARGEST}")
+        if not -MAX_BOUND <= low <= high <= MAX_BOUND:
+            raise ValueError(f"low is {low} and high is {high}, expected {-MAX_BOUND} <= low <= high <= {MAX_BOUND}")
         if max_guesses is not None and max_guesses < 1:
             raise ValueError(f"max_guesses is {max_guesses}, expected at least 1, or None for what binary search needs")
         self.low, self.high = low, high
         self.max_guesses = (high - low + 1).bit_length() if max_guesses is None else max_guesses
-        self.observation_space = text_space(500)
-        self.action_space = text_space(MAX_TEXT)
-        self._secret: int | None = None
-        self._guesses = 0
-        self._ended = False
+        super().__init__(turns=self.max_guesses, max_observation=500)
 
     @property
     def best_return(self) -> float:
         """Mean return of binary search: g guesses distinguish ``2**g - 1`` numbers."""
         return float(min(self.high - self.low + 1, 2**self.max_guesses - 1) / (self.high - self.low + 1))
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw a secret, or use ``options["secret"]``, and return the rules.
+    def _draw(self) -> int:
+        return int(self.np_random.integers(self.low, self.high, endpoint=True))
 
-        Raises:
-            ValueError: on another option, or a secret that is not a number from ``low`` to ``high``.
-        """
-        super().reset(seed=seed)
-        secret = option(options, "secret")
-        if secret is None:
-            secret = int(self.np_random.integers(self.low, self.high, endpoint=True))
+    def _begin(self, secret: int) -> str:
         if not isinstance(secret, int) or not self.low <= secret <= self.high:
             raise ValueError(f"secret is {secret!r}, expected a whole number from {self.low} to {self.high}")
-        self._secret, self._guesses, self._ended = secret, 0, False
+        self._secret, self._shown = secret, str(secret)
         guesses = f"{self.max_guesses} guess{'es' if self.max_guesses > 1 else ''}"
         return (
             f"I have chosen a whole number from {self.low} to {self.high}. You have {guesses}. "
             "Write a number; I will say higher or lower."
-        ), {}
+        )
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Make a guess.
-
-        Raises:
-            RuntimeError: before a reset, or after the end of the episode.
-            TypeError: if the action is not a string.
-        """
-        check_turn(self, action, started=self._secret is not None, ended=self._ended)
-        self._guesses += 1
-        guess = None if too_long(action) else find_number(action)
-        hit = guess == self._secret
-        self._ended = hit or self._guesses == self.max_guesses
-        if hit:
-            return f"Yes, it is {self._secret}.", 1.0, True, False, {}
-        reply = too_long(action) or self._hint(guess)
-        if self._ended:
-            reply += f"\nThat was your last guess; it is {self._secret}."
-        return reply, 0.0, self._ended, False, {}
-
-    def _hint(self, guess: int | None) -> str:
-        assert self._secret is not None
+    def _play(self, action: str) -> tuple[str, float | None]:
+        guess = last_whole_number(action)
+        if guess == self._secret:
+            return f"Yes, it is {self._secret}.", 1.0
         if guess is None:
-            return f"I saw no whole number. Write one from {self.low} to {self.high}."
+            return f"I saw no whole number. Write one from {self.low} to {self.high}.", None
         if not self.low <= guess <= self.high:
-            return f"That is out of range. Write a number from {self.low} to {self.high}."
-        return "higher" if self._secret > guess else "lower"
+            return f"That is out of range. Write a number from {self.low} to {self.high}.", None
+        return ("higher" if self._secret > guess else "lower"), None
 
 
-def find_number(text: str) -> int | None:
+def last_whole_number(text: str) -> int | None:
     """Return the last whole number in a text, or None; beyond 18 digits, a number that is out of every range."""
-    numbers = _NUMBER.findall(text)
+    numbers = _WHOLE_NUMBER.findall(text)
     if not numbers:
         return None
     digits = numbers[-1].lstrip("-").lstrip("0") or "0"
@@ -140,7 +110,7 @@ class BinarySearch:
         """Return the next guess, given the rules and the guesses and replies so far."""
         low, high = self.low, self.high
         for said, reply in zip(conversation[1::2], conversation[2::2], strict=True):
-            guess = find_number(said)
+            guess = last_whole_number(said)
             if guess is not None and reply.startswith("higher"):
                 low = max(low, guess + 1)
             elif guess is not None and reply.startswith("lower"):

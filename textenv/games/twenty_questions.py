@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-import gymnasium
-
-from textenv.games.dialogue import MAX_TEXT, check_turn, option, text_space, too_long
+from textenv.games.dialogue import Game
 
 ATTRIBUTES = {
     "mammal": "a mammal",
@@ -45,7 +42,7 @@ ANIMALS: dict[str, frozenset[str]] = {
 _QUESTION = re.compile(r"\b(?:is|can)\s+it\b([^?\n]*)", re.IGNORECASE)
 
 
-class TwentyQuestions(gymnasium.Env[str, str]):
+class TwentyQuestions(Game):
     """Identify one of sixteen animals with as few questions as possible.
 
     Prompt: the animals, the attributes, and the rules. Actions: any text; its last question ``is it <attribute>?`` or
@@ -69,68 +66,42 @@ class TwentyQuestions(gymnasium.Env[str, str]):
         ('Yes, it is an owl.', 0.95, True)
     """
 
-    metadata = {"render_modes": []}
+    TURN = "question"
 
     def __init__(self, *, max_questions: int = 20) -> None:
         if not max_questions >= 1:
             raise ValueError(f"max_questions is {max_questions}, expected at least 1")
+        super().__init__(turns=max_questions, max_observation=1000)
         self.max_questions = max_questions
-        self.observation_space = text_space(1000)
-        self.action_space = text_space(MAX_TEXT)
-        self._secret: str | None = None
-        self._asked = 0
-        self._ended = False
 
     @property
     def best_return(self) -> float:
         """Mean return of optimal play over all animals."""
         return float(BestQuestions(max_questions=self.max_questions).value(frozenset(ANIMALS)))
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Draw an animal, or use ``options["secret"]``, and return the rules.
+    def _draw(self) -> str:
+        return list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
 
-        Raises:
-            ValueError: on another option, or an animal that is not one of the sixteen.
-        """
-        super().reset(seed=seed)
-        secret = option(options, "secret")
-        if secret is None:
-            secret = list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
+    def _begin(self, secret: str) -> str:
         if secret not in ANIMALS:
             raise ValueError(f"secret is {secret!r}, expected one of {', '.join(ANIMALS)}")
-        self._secret, self._asked, self._ended = secret, 0, False
+        self._secret, self._shown = secret, phrase(secret)
         return (
             f"I think of one of these animals: {', '.join(ANIMALS)}. "
             f"Ask whether it is {', '.join(ATTRIBUTES.values())} (large is larger than a cat), or name it: "
             "'is it a mammal?', 'is it an owl?'. "
             f"Name it in as few questions as you can; you have {self.max_questions}."
-        ), {}
+        )
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Ask one question.
-
-        Raises:
-            RuntimeError: before a reset, or after the end of the episode.
-            TypeError: if the action is not a string.
-        """
-        check_turn(self, action, started=self._secret is not None, ended=self._ended)
-        assert self._secret is not None
-        before, self._asked = self._asked, self._asked + 1
+    def _play(self, action: str) -> tuple[str, float | None]:
         topic, complaint = read_topic(action)
-        hit = topic == self._secret
-        self._ended = hit or self._asked == self.max_questions
-        if hit:
-            return f"Yes, it is {phrase(self._secret)}.", 1 - before / self.max_questions, True, False, {}
-        reply = complaint or ("yes" if topic in ANIMALS[self._secret] else "no")
-        if self._ended:
-            reply += f"\nThat was your last question; it is {phrase(self._secret)}."
-        return reply, 0.0, self._ended, False, {}
+        if topic == self._secret:
+            return f"Yes, it is {self._shown}.", 1 - (self._turns - 1) / self.max_questions
+        return complaint or ("yes" if topic in ANIMALS[self._secret] else "no"), None
 
 
 def read_topic(text: str) -> tuple[str | None, str]:
     """Return the attribute or animal that a text asks about, or None and an explanation of the mistake."""
-    if (reply := too_long(text)) is not None:
-        return None, reply
     questions = _QUESTION.findall(text)
     if not questions:
         return None, "Ask one question, such as 'is it a mammal?' or 'is it an owl?'."
@@ -201,26 +172,26 @@ class BestQuestions:
 
     def _options(self, left: frozenset[str], asked: int) -> list[tuple[Fraction, str, list[frozenset[str]]]]:
         """Return upper bound, topic, and possible sets of remaining animals for each question."""
-        options = []
+        parts = {}
         for topic in ATTRIBUTES:
             yes = frozenset(name for name in left if topic in ANIMALS[name])
             if 0 < len(yes) < len(left):
-                options.append((self._split_bound(len(yes), len(left), asked), topic, [yes, left - yes]))
-        named = self._name_bound(len(left), asked)
-        return options + [(named, name, [left - {name}]) for name in ANIMALS if name in left]
+                parts[topic] = [yes, left - yes]
+        parts |= {name: [left - {name}] for name in ANIMALS if name in left}
+        return [
+            (self._bound_of([*map(len, each)], asked, topic in ANIMALS), topic, each) for topic, each in parts.items()
+        ]
 
     def _bound(self, count: int, asked: int) -> Fraction:
         """Return the value of ``count`` animals if every yes-or-no question were allowed: an upper bound."""
         if count == 0 or asked >= self.max_questions:
             return Fraction(0)
         if (count, asked) not in self._bounds:
-            splits = [self._split_bound(part, count, asked) for part in range(1, count // 2 + 1)]
-            self._bounds[count, asked] = max([self._name_bound(count, asked), *splits])
+            splits = [self._bound_of([part, count - part], asked, False) for part in range(1, count // 2 + 1)]
+            self._bounds[count, asked] = max([self._bound_of([count - 1], asked, True), *splits])
         return self._bounds[count, asked]
 
-    def _split_bound(self, part: int, count: int, asked: int) -> Fraction:
-        rest = count - part
-        return (part * self._bound(part, asked + 1) + rest * self._bound(rest, asked + 1)) / count
-
-    def _name_bound(self, count: int, asked: int) -> Fraction:
-        return (self._reward(asked) + (count - 1) * self._bound(count - 1, asked + 1)) / count
+    def _bound_of(self, sizes: list[int], asked: int, named: bool) -> Fraction:
+        """Return the bound of a question that leaves one of these numbers of animals, or names one more."""
+        won = self._reward(asked) if named else Fraction(0)
+        return (won + sum(size * self._bound(size, asked + 1) for size in sizes)) / (sum(sizes) + named)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,14 @@ RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
 """Arguments of a reward function besides the prompt columns, which may not use these names."""
 Messages = tuple[dict[str, str], ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
+
+
+@runtime_checkable
+class _Indexable(Protocol):
+    """Any sequence, `datasets.Dataset` included, which is no `collections.abc.Sequence`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +58,9 @@ class PromptList:
     """
 
     def __init__(self, prompts: Sequence[Any]) -> None:
-        if hasattr(prompts, "to_dict") and hasattr(prompts, "iloc"):
+        if any(kind.__name__ == "DataFrame" for kind in type(prompts).__mro__):
             raise ValueError("prompts is a data frame, expected a sequence of rows: give frame.to_dict('records')")
-        if (
-            isinstance(prompts, (str, Mapping))
-            or not hasattr(prompts, "__getitem__")
-            or not hasattr(prompts, "__len__")
-        ):
+        if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, _Indexable):
             raise ValueError(
                 f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (of a data "
                 "set, one split; of a streamed one, the file itself by textenv.load_prompts)"
@@ -151,13 +155,18 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
     if isinstance(prompt, np.ndarray):
         prompt = prompt.tolist()
     if isinstance(prompt, str):
-        content: Any = _text(index, prompt)
+        content: Any = prompt
     elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         content = tuple(_message(index, message) for message in prompt)
     elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
         content = tuple(int(token) for token in prompt)
     else:
         raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
+    if prompt and not isinstance(content[0], int):
+        try:
+            check_unicode(content)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
     if not content:
         raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
     return Prompt(content, columns)
@@ -166,19 +175,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
 def _message(index: int, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
         raise ValueError(f"prompt {index} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
-    for said in message.values():
-        if isinstance(said, str):
-            _text(index, said)
     return dict(message)
-
-
-def _text(index: int, text: str) -> str:
-    """Return the text if it is valid Unicode; JSON can contain unpaired surrogates, which tokenizers reject."""
-    try:
-        check_unicode(text)
-    except ValueError as error:
-        raise ValueError(f"prompt {index}: {error}") from error
-    return text
 
 
 # --- splits --------------------------------------------------------------------------------------------------------

@@ -18,13 +18,10 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of the tokens that control a model, such as EOS or chat markers, by their spelling."""
     now, known = (len(tokenizer), tokenizer.all_special_tokens), _KNOWN.get(tokenizer)
     if known is None or known[0] != now:
-        known = _KNOWN[tokenizer] = now, _look_up(tokenizer)
+        named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        known = _KNOWN[tokenizer] = now, named | added
     return known[1]
-
-
-def _look_up(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-    return named | {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
@@ -44,13 +41,15 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
     check_unicode(text)
     options = {"split_special_tokens": True, "verbose": False} | options
     ids = list(tokenizer(text, **options)["input_ids"])
-    steering = _steering(tokenizer)
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    # Any text may have the unknown-word token.
+    steering = set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
     if steering.isdisjoint(ids):
         return ids
-    own = _count(tokenizer("", **options)["input_ids"], steering)
-    if _count(ids, steering) > own:
+    own = sum(token in steering for token in tokenizer("", **options)["input_ids"])
+    if sum(token in steering for token in ids) > own:
         ids = list(tokenizer(broken_up(text, tokenizer), **options)["input_ids"])
-    if _count(ids, steering) > own:
+    if sum(token in steering for token in ids) > own:
         raise ValueError(
             f"the tokenizer reads a part of {text!r:.200} as a special token, though it is text: take that part out, "
             "or give token ids if the special token is meant"
@@ -69,14 +68,15 @@ def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text
 
 
-def check_unicode(text: str) -> None:
-    """Raise a ValueError if a text contains an unpaired surrogate, as broken JSON may."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{text!r:.200} is no Unicode: character {error.start} is an unpaired surrogate, take it out"
-        ) from error
+def check_unicode(value: Any) -> None:
+    """Raise a ValueError if a text, or one in messages, contains an unpaired surrogate, as broken JSON may."""
+    for text in (*strings(value), *field_names(value)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{text!r:.200} is no Unicode: character {error.start} is an unpaired surrogate, take it out"
+            ) from error
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -110,13 +110,3 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Sequence):
         return [with_strings(item, change) for item in value]
     return value
-
-
-def _steering(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the special tokens, without the unknown-word token (unless it is BOS or EOS), which any text may have."""
-    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    return set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
-
-
-def _count(ids: Sequence[int], wanted: set[int]) -> int:
-    return sum(token in wanted for token in ids)

@@ -26,7 +26,6 @@ from textenv.rendering import printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
 _START, _END = "\U000f0000", "\U000f0001"
 """Two private-use characters that mark spelled control tokens in messages; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
@@ -94,7 +93,7 @@ def chat_ids(
         ValueError: if there is no template, it refuses these messages, or they spell a special token where it cannot
             be distinguished from the template's.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not tokenizer.chat_template:
         raise ValueError(
             f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
             "set tokenizer.chat_template, or give the prompt as text"
@@ -110,9 +109,7 @@ def chat_ids(
             "once: a conversation could not go on from there"
         )
     wanted = rendered.partition(after)[2] if after else rendered
-    if spelt is None:  # the common case
-        return _usual_ids(wanted, tokenizer)
-    return _marked_ids(wanted, tokenizer)
+    return _usual_ids(wanted, tokenizer) if spelt is None else _marked_ids(wanted, tokenizer)
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -148,7 +145,7 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 @functools.cache
 def _say_once(token: str) -> None:
     """Warn about a token; likely a chat prompt that is already rendered, or an answer with EOS appended."""
-    logger.warning(
+    logging.getLogger(__name__).warning(
         "a prompt or an answer spells out the special token %r, which is read as text: where it is meant, give a "
         "chat's messages or token ids; an answer gets its EOS anyhow",
         token,
@@ -170,15 +167,14 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
     words = [str(token) for token in added if not token.special and str(token) in template and str(token).strip()]
     texts = list(strings(messages))
     names = [name for name in field_names(messages) if not name.isidentifier()]
-    for text in texts:
-        check_unicode(text)
-    whole = "\n".join([*texts, *names, *map(_joined, messages)])
+    check_unicode(texts)
+    whole = "\n".join([*texts, *names, *map(_parts_text, messages)])
     if not any(token in whole for token in (*special, *words)):
         return None
     of_others, of_assistants = _any_of([*special, *words]), _any_of(special)
     spelt = [of_assistants if message["role"] == "assistant" else of_others for message in messages]
     for message, own in zip(messages, spelt, strict=True):
-        if found := own.search("\n".join([*names, _joined(message)])):
+        if found := own.search("\n".join([*names, _parts_text(message)])):
             raise ValueError(
                 f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
                 f"field, where it cannot be told from the chat template's own: {message!r:.200}. Give its content as "
@@ -224,9 +220,11 @@ def _usual_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids by the base vocabulary alone: added tokens, special or not, are not matched."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+    backend = tokenizer.backend_tokenizer
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)
     cut = backend.pre_tokenizer
@@ -234,7 +232,7 @@ def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [token.id for word in words for token in backend.model.tokenize(word)]
 
 
-def _joined(message: Mapping[str, Any]) -> str:
+def _parts_text(message: Mapping[str, Any]) -> str:
     """Texts of a content in parts, joined without a separator, as a template may render them."""
     content = message.get("content")
     parts = content if isinstance(content, (list, tuple)) else []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from textenv.embedded.grammar import accepts, openings
 from textenv.envs.limits import check_at_least
 from textenv.envs.task import rows_of
 from textenv.envs.turn import Turn
+from textenv.games import Calculator, GuessNumber, TwentyQuestions
+from textenv.games.dialogue import Game
 from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
 
 if TYPE_CHECKING:
@@ -34,8 +37,6 @@ class Periods(PromptList):
     LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 16}
 
     def __init__(self, split: str = "train", *, k: int = 8) -> None:
-        from textenv.embedded.grammar import openings
-
         super().__init__(split_prompts(openings(), split))
         check_at_least("k", k, 1)
         self.k = k
@@ -59,20 +60,15 @@ class Reviews(PromptList):
     LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 48}
 
     def __init__(self, split: str = "train", *, classifier: str | Path = "embedded") -> None:
-        from textenv.embedded.grammar import openings
-
         super().__init__(split_prompts(openings(), split))
         self._name = classifier
-        self._classifier: RewardModel | None = None
 
-    @property
+    @functools.cached_property
     def classifier(self) -> RewardModel:
         """Sentiment classifier, loaded at first use."""
-        if self._classifier is None:
-            from textenv.rewards.reward_model import RewardModel
+        from textenv.rewards.reward_model import RewardModel
 
-            self._classifier = RewardModel.load(self._name, label="positive")
-        return self._classifier
+        return RewardModel.load(self._name, label="positive")
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
@@ -82,8 +78,6 @@ class Reviews(PromptList):
     @staticmethod
     def accepts(turn: Turn) -> bool:
         """Return True if the grammar of reviews accepts opening and completion together."""
-        from textenv.embedded.grammar import accepts
-
         return turn.terminated and accepts(turn.prompt_text + turn.completion)
 
 
@@ -102,8 +96,8 @@ class _Digits(PromptList):
 
     @staticmethod
     def answer(digits: list[str]) -> list[str]:
-        """Return the right answer to a list of digits."""
-        raise NotImplementedError
+        """Return the right answer to a list of digits: the same digits, unless a subclass changes that."""
+        return digits
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
@@ -128,21 +122,11 @@ class Copy(_Digits):
 
     VERB = "copy"
 
-    @staticmethod
-    def answer(digits: list[str]) -> list[str]:
-        """Return the digits unchanged."""
-        return digits
-
 
 class Sort(_Digits):
     """Sort digits.
 
-    Prompt: ``sort 3 1 2 0 =``. Score: number of right positions over the length of the right answer or of the
-    completion, whichever is longer (in words between spaces). Best score: 1, for ``0 1 2 3``.
-
-    Args:
-        split: ``"train"`` or ``"test"``.
-        length: number of digits in a prompt, 1 to 8.
+    Prompt: ``sort 3 1 2 0 =``. Best score: 1, for ``0 1 2 3``. Scoring and arguments as in `Copy`.
     """
 
     VERB = "sort"
@@ -153,15 +137,16 @@ class Sort(_Digits):
         return sorted(digits)
 
 
-TASKS: dict[str, type[Periods] | type[Reviews] | type[Copy] | type[Sort]] = {
-    task.__name__: task for task in (Periods, Reviews, Copy, Sort)
+TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort)}
+GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
+    "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
+    "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
+    "TwentyQuestions": (
+        TwentyQuestions,
+        {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
+    ),
 }
-GAMES = {
-    "GuessNumber": {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128},
-    "Calculator": {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128},
-    "TwentyQuestions": {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
-}
-"""Limits for each game of `textenv.games`; the games themselves end after fewer turns."""
+"""Constructor and limits of each game; the games themselves end after fewer turns."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 
@@ -193,13 +178,13 @@ def make_task(
     if name in TASKS:
         return TASKS[name](split, **own), dict(TASKS[name].LIMITS), rest
     if name in GAMES:
-        import textenv.games
         from textenv.envs.string_env import StringGames
 
         pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
-        game = functools.partial(getattr(textenv.games, name), **own)
+        make, limits = GAMES[name]
+        game = functools.partial(make, **own)
         game()  # raises now on a wrong argument
-        return StringGames(game, tokenizer=tokenizer, **pay), dict(GAMES[name]), rest
+        return StringGames(game, tokenizer=tokenizer, **pay), dict(limits), rest
     if name == "ReasoningGym":
         from textenv.tasks.reasoning_gym import ReasoningGym
 

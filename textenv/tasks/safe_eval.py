@@ -13,7 +13,6 @@ FUNCTIONS = frozenset(
     ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
 )
 """Functions that an integral may call."""
-_LEAVES = (ast.Constant, ast.Name)
 _SEQUENCES = (ast.List, ast.Tuple)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
@@ -47,19 +46,20 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
     Raises:
         ValueError: on a node that is not allowed.
     """
-    if isinstance(node, _LEAVES):
-        return 1
-    if isinstance(node, _SEQUENCES):
-        return max((_degree(part, functions) for part in node.elts), default=1)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
-        return _degree(node.operand, functions)
-    if isinstance(node, ast.BinOp) and not any(_is_text(side) for side in (node.left, node.right)):
-        if isinstance(node.op, _ARITHMETIC):
-            return max(_degree(node.left, functions), _degree(node.right, functions))
-        if isinstance(node.op, ast.Pow) and (exponent := _exponent(node.right)) is not None:
-            return _degree(node.left, functions) * exponent
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
-        return max((_degree(part, functions) for part in node.args), default=1)
+    match node:
+        case ast.Constant() | ast.Name():
+            return 1
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return max((_degree(part, functions) for part in parts), default=1)
+        case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]) if name in functions:
+            return max((_degree(part, functions) for part in parts), default=1)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            return _degree(operand, functions)
+        case ast.BinOp(left=left, right=right) if not any(_is_text(side) for side in (left, right)):
+            if isinstance(node.op, _ARITHMETIC):
+                return max(_degree(left, functions), _degree(right, functions))
+            if isinstance(node.op, ast.Pow) and (exponent := _exponent(right)) is not None:
+                return _degree(left, functions) * exponent
     raise ValueError(f"{type(node).__name__} is not allowed")
 
 
@@ -70,10 +70,9 @@ def _is_text(node: ast.expr) -> bool:
 
 def _exponent(node: ast.expr) -> int | None:
     """Return an integer or fractional exponent as a positive integer, rounded up; None for anything else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _exponent(node.operand)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return _exponent(node.left)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return max(1, node.value)
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=inner) | ast.BinOp(op=ast.Div(), left=inner):
+            return _exponent(inner)
+        case ast.Constant(value=int(value)):
+            return max(1, value)
     return None

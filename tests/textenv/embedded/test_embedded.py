@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from textenv.embedded import accepts, embedded_folder, openings, sample_review, sentiment
+from textenv.embedded import accepts, embedded_folder, label_of, openings, sample_review
 from textenv.embedded.cache import cache_root, cached, fingerprint
 from textenv.embedded.grammar import expansions
 from textenv.embedded.phrases import PREDICATES, SENTENCES
@@ -28,7 +28,7 @@ def draw(n, seed=0):
 
 def test_the_recogniser_knows_every_sample_and_its_label():
     reviews = draw(3000)
-    assert all(sentiment(review.text) == review.label for review in reviews)
+    assert all(label_of(review.text) == review.label for review in reviews)
     assert all(review.text.startswith(review.opening + " ") for review in reviews)
     assert {review.text.count(".") for review in reviews} == {1, 2, 3}
     assert 0.45 < np.mean([review.label for review in reviews]) < 0.55
@@ -82,7 +82,7 @@ def test_no_clause_belongs_to_both_sentiments(patterns):
     ],
 )
 def test_a_changed_review_is_refused(change):
-    assert sentiment(REVIEW) == 1
+    assert label_of(REVIEW) == 1
     assert change[0] in REVIEW and not accepts(REVIEW.replace(*change))
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import check_reward, rewards
-from textenv.checks.reward_checker import CHECKS, TYPE, print_report, run_reward_checks
+from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, print_report, run_reward_checks
 from textenv.checks.reward_probes import PROBES
 from textenv.checks.trial import make_rows
 from textenv.rewards import load_function
@@ -105,7 +105,7 @@ BROKEN = {
 
 
 def test_every_check_has_a_function_that_only_it_catches():
-    assert set(BROKEN.values()) == {TYPE, *CHECKS}
+    assert set(BROKEN.values()) == {TYPE, *REWARD_CHECKS}
 
 
 @pytest.mark.parametrize("function", BROKEN)
@@ -113,7 +113,7 @@ def test_each_bug_is_found_by_its_check_and_by_no_other(function):
     report = run_reward_checks(function)
     run = {result.name for result in report.results}
     if BROKEN[function] not in (TYPE, "deterministic"):
-        assert run == {TYPE, *CHECKS}
+        assert run == {TYPE, *REWARD_CHECKS}
     found = {result.name for result in report.broken}
     assert found == {BROKEN[function]}
     with pytest.raises(ValueError, match=f"{function.__name__}.*do not hold") as caught:

@@ -19,8 +19,8 @@ from textenv.games import (
     TwentyQuestions,
     evaluate,
 )
-from textenv.games.dialogue import MAX_TEXT
-from textenv.games.guess_number import find_number
+from textenv.games.dialogue import MAX_ACTION
+from textenv.games.guess_number import last_whole_number
 from textenv.games.twenty_questions import ANIMALS, ATTRIBUTES
 
 GAMES = [GuessNumber, Calculator, TwentyQuestions]
@@ -247,7 +247,7 @@ def test_twenty_questions_word_for_word():
      ("a7b", 7), ("3 to 4.5", 3), ("9" * 5000, 10**18), ("-" + "9" * 5000, -(10**18)), ("", None)],
 )  # fmt: skip
 def test_the_last_whole_number_is_the_guess(text, number):
-    assert find_number(text) == number
+    assert last_whole_number(text) == number
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_random_texts_get_replies_and_every_episode_ends(game):
 def test_a_text_is_read_up_to_a_length_and_no_further():
     env = GuessNumber(1, 10)
     env.reset(options={"secret": 7})
-    assert env.step(" " * MAX_TEXT + "7")[:2] == ("I read at most 4000 characters; write less.", 0.0)
-    assert env.step(" " * (MAX_TEXT - 1) + "7")[1] == 1
+    assert env.step(" " * MAX_ACTION + "7")[:2] == ("I read at most 4000 characters; write less.", 0.0)
+    assert env.step(" " * (MAX_ACTION - 1) + "7")[1] == 1
 
 
 # --- Gymnasium -----------------------------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ def test_same_seed_same_game_and_other_seeds_other_games(game):
     def secrets(seed):
         env = game()
         env.reset(seed=seed)
-        first = vars(env).get("_secret", vars(env).get("_value"))
+        first = env._secret
         env.reset()
-        return first, vars(env).get("_secret", vars(env).get("_value"))
+        return first, env._secret
 
     assert secrets(3) == secrets(3)
     assert len({secrets(seed) for seed in range(20)}) > 10

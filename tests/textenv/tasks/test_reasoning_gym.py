@@ -190,6 +190,8 @@ def test_the_guard_lets_answers_through_and_nothing_else():
         "[x for x in y]", "lambda: 0", "a[0]", "__a", "1 << 9", "1 " * 501, "f'{x}'", "{1: 2}", "2**y", "not 1",
     ]  # fmt: skip
     assert [text for text in refused if is_harmless(text)] == []
+    for call in ("sin(x, a=print(1))", "sin(**x)", "sin(*x)", "sin(print(1))"):
+        assert not is_harmless(call, sympy=True, functions=FUNCTIONS), call
 
 
 @pytest.mark.parametrize(
