@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
-from textenv.rewards.workers import ChildError, Workers, run_in_processes, run_in_threads
+from textenv.rewards.transforms import depends_on_batch
+from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
 
-logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
@@ -90,7 +90,7 @@ class Rewards:
             raise ValueError(f"max_failed is {max_failed}, expected a share from 0 to 1")
         if not isinstance(workers, int) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
-        alone = [name for name, (function, _) in self.functions.items() if getattr(function, "depends_on_batch", False)]
+        alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
         if alone and (workers or processes or on_error == "skip"):
             raise ValueError(
                 f"reward {alone[0]!r} looks at whole batches (Normalize, whiten), but is to be called with parts of "
@@ -147,19 +147,20 @@ class Rewards:
         outcomes = list(zip(parts, self._run(name, function, parts), strict=True))
         first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
         if first is None:
-            return _joined(rows, outcomes), set()
+            return _merged(rows, outcomes), set()
         if self.on_error == "stop":
             raise self._find_first(name, function, *first) from first[1]
         try:
             scored, bad = self._divide(name, function, rows, outcomes)
         except _AllFail as error:
-            logger.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
+            log = logging.getLogger(__name__)
+            log.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
             time.sleep(self.pause)
             (again,) = self._run(name, function, [rows])
             if isinstance(again, Exception):
                 raise self._error(name, rows.part(0, 1), again) from again
             scored, bad = [(rows, again)], set()
-        return _joined(rows, scored), bad
+        return _merged(rows, scored), bad
 
     def _find_first(self, name: str, function: RewardFunction, part: Rows, error: Exception) -> RewardError:
         """Return the error that names the first failing row, found by halving the part on which the function failed."""
@@ -250,13 +251,13 @@ class Rewards:
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
         elif self.timeout is None and (len(calls) == 1 or not self.workers):
-            outcomes = [_attempt(call) for call in calls]
+            outcomes = [attempt(call) for call in calls]
         else:
             outcomes = run_in_threads(calls, self.timeout)
         for outcome in outcomes:
             if isinstance(outcome, StopTraining):
                 raise outcome
-        return [_read(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
+        return [_checked(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
@@ -270,24 +271,14 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     return function, float(weight)
 
 
-def _attempt(call: Callable[[], Any]) -> Any:
-    """Return the call's result, or its exception."""
+def _checked(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
     try:
-        return call()
-    except (Exception, SystemExit) as error:  # a user's function may raise anything; `_divide` finds the row
-        return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
-
-
-def _read(outcome: Any, rows: Rows, name: str) -> Any:
-    if isinstance(outcome, Exception):
-        return outcome
-    try:
-        return read_scores(outcome, rows, name=name)
+        return outcome if isinstance(outcome, Exception) else read_scores(outcome, rows, name=name)
     except RewardError as error:
         return error
 
 
-def _joined(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]]) -> Scores:
+def _merged(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]]) -> Scores:
     """Merge the scores of parts into those of the whole batch; None for rows that are in no part."""
     earned: list[Earned] = [None] * len(rows)
     failed: set[int] = set()
