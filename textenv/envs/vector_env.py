@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import Task, check_count, choose_task, score_turns
+from textenv.envs.task import Conversation, Task, check_count, choose_task, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 from textenv.kl.penalty import KLPenalty
@@ -353,11 +353,10 @@ class TextVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if not len(rows):
             return {}
         turns = transcript.turns(rows)
-        reply = getattr(self.task, "reply", None)
-        if reply is None:
+        if not isinstance(self.task, Conversation):
             transcript.finish(turns)
             return turns
-        replies = reply(list(turns.values()))
+        replies = self.task.reply(list(turns.values()))
         check_count(replies, len(turns), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
         for (row, turn), said in zip(turns.items(), replies, strict=True):
             transcript.answer(row, turn, said)
