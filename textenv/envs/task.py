@@ -84,7 +84,7 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     Raises:
         ValueError: if a prompt column has the name of another argument.
     """
-    ours = {
+    ours: dict[str, list[Any]] = {
         "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
         "completions": [
             [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
-FINISHES: dict[str, Callable[[Tensor, float], Tensor]] = {
+FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
     **dict.fromkeys(
-        ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"), lambda x, c: c * torch.tanh(x / c)
+        ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+        lambda c: lambda x: c * torch.tanh(x / c),
     ),
-    **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda x, c: x * c),
-    **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda x, c: x / c),
+    **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
+    **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
 }
 """Configuration settings c (of Gemma, Cohere, Granite) that change the logits x after the output layer, and how."""
 
@@ -97,10 +98,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 by default.
-
-        The options are arguments of the constructor.
-        """
+        """Load model and tokenizer (see `load_causal_lm`); the options are arguments of the constructor."""
         return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:
@@ -108,10 +106,7 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def frozen_copy(self) -> LanguageModel:
-        """Return a frozen copy of the current model, for example as the reference of a KL penalty.
-
-        If only some of the parameters train (LoRA), it shares the others; see `FrozenLanguageModel`.
-        """
+        """Return a frozen copy; if only some parameters train (LoRA), it shares the rest (`FrozenLanguageModel`)."""
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
         return FrozenLanguageModel(self)
@@ -170,7 +165,8 @@ class LanguageModel(nn.Module):
         """Do `evaluate` from the trunk's output ``[B, T, hidden_size]``, for callers that share it."""
         mask = rollout["mask"]
         scores = self.score_actions(hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout))
-        return Evaluation(*(_scattered(mask, score) for score in scores), None)
+        log_prob, entropy = (_scattered(mask, score) for score in scores)
+        return Evaluation(log_prob, entropy, None)
 
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
         """Log-probability of each action and entropy of its distribution, in chunks.
@@ -379,8 +375,7 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
-    embeddings: Any = model.get_input_embeddings()
-    size = embeddings.weight.shape[0]
+    size = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[0]
     if num_tokens > size:
         raise ValueError(
             f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "
@@ -401,4 +396,4 @@ def _context(config: Any) -> int | None:
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
     """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
     settings = vars(config)  # faster than getattr, and called at every step
-    return next((partial(finish, c=settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)
+    return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)

@@ -52,28 +52,24 @@ def answer_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    if not isinstance(completion, Sequence) or not all(_is_message(message) for message in completion):
+    messages = completion if isinstance(completion, Sequence) else [None]
+    texts = [text for message in messages for text in _texts(message)]
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(
             f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
         )
-    return "".join(_content(message["content"]) for message in completion)
+    return "".join(texts)
 
 
-def _is_message(message: Any) -> bool:
-    """Return True if the content is a string, None, or a list of parts whose ``text`` fields are strings."""
+def _texts(message: Any) -> list[Any]:
+    """Return the texts of a message, or something else in their place if it is not a message.
+
+    Its content is a string, a list of parts that may have a ``text``, or None (in a tool call).
+    """
     content = message.get("content", 0) if isinstance(message, Mapping) else 0
-    if content is None or isinstance(content, str):
-        return True
-    return isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) for part in content
-    )
-
-
-def _content(content: Any) -> str:
-    """Return the text of a message content: a string, a list of parts, or None (in a tool call)."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join(part.get("text", "") for part in content)
+    if isinstance(content, list):
+        return [part.get("text", "") if isinstance(part, Mapping) else None for part in content]
+    return [] if content is None else [content]
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
     pending: list[Future[Any]] = [Future() for _ in calls]
 
     def run(future: Future[Any], call: Callable[[], Any]) -> None:
-        future.set_result(attempt(call, BaseException))
+        future.set_result(attempt(call, (BaseException,)))
 
     for each in zip(pending, calls, strict=True):
         threading.Thread(target=run, args=each, daemon=True).start()
@@ -32,11 +32,11 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
     return [_result(future, timeout, end) for future in pending]
 
 
-def attempt(call: Callable[[], Any], *kinds: type[BaseException]) -> Any:
-    """Return the call's result, or its exception: any `Exception`, `SystemExit`, and the other kinds given."""
+def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Any:
+    """Return the call's result, or its exception if it is of these kinds."""
     try:
         return call()
-    except (Exception, SystemExit, *kinds) as error:  # a user's function may raise anything
+    except kinds as error:  # a user's function may raise anything
         return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
 
 
@@ -138,9 +138,9 @@ def _wait_for_parent() -> None:
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
-    for process in list((pool._processes or {}).values()):
+    for group, process in list((pool._processes or {}).items()):
         try:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:  # it has ended, or has not created its process group yet
             process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
