@@ -9,7 +9,7 @@ from textenv.envs.turn import Cut, Turn
 from textenv.prompts.prompts import Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
-from textenv.rewards.scores import Rows, Scores, miscount, read_scores
+from textenv.rewards.scores import Rows, Scores, read_scores
 
 
 @runtime_checkable
@@ -116,9 +116,3 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
         ]
         vars(error)["answers"] = answers
         raise
-
-
-def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
-    """Raise a ValueError unless there is one item for each turn."""
-    if given := miscount(returned, expected):
-        raise ValueError(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")

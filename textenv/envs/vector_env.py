@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import Conversation, Task, check_count, choose_task, score_turns
+from textenv.envs.task import Conversation, Task, choose_task, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 from textenv.kl.penalty import KLPenalty
@@ -24,7 +24,7 @@ from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores
+from textenv.rewards.scores import Scores, check_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

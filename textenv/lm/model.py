@@ -196,11 +196,8 @@ class LanguageModel(nn.Module):
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
         """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
 
-        Only this model gets a gradient. Logits are computed in chunks, as in `score_actions`.
-
-        Args:
-            rollout: see `textenv.rollout`.
-            other: a model with the same vocabulary and its own temperature.
+        Only this model gets a gradient; the other has its own temperature. Logits are computed in chunks, as in
+        `score_actions`.
 
         Raises:
             ValueError: if the vocabularies differ.
@@ -257,14 +254,9 @@ class LanguageModel(nn.Module):
         return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Log-probability of every real token after each row's first; padding may be on either side.
+        """Log-probability of every real token after each row's first, row after row, float32.
 
-        Args:
-            input_ids: int64 ``[B, L]``.
-            attention_mask: int64 ``[B, L]``, 1 on real tokens.
-
-        Returns:
-            float32 ``[number of tokens scored]``, row after row.
+        Both inputs are int64 ``[B, L]``; the mask is 1 on real tokens, and padding may be on either side.
         """
         # Move padding to the right, where it needs no position ids, which some models do not accept.
         mask, order = attention_mask.sort(dim=1, descending=True, stable=True)

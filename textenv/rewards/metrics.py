@@ -12,11 +12,7 @@ from textenv.rewards.scores import Scores, total
 
 
 def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Compute the log metrics of a batch of scores.
-
-    Args:
-        scores: of the batch.
-        answers: token ids of each completion.
+    """Compute the log metrics of a batch of scores, with the token ids of each completion.
 
     Returns:
         For each component NAME: ``reward/NAME``, its mean contribution to the completions that count (0 where it

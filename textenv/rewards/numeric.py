@@ -71,13 +71,12 @@ def number_of(text: str) -> Fraction | None:
     Fraction(4, 1)
     """
     text = text[-MAX_CHARACTERS:]
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return _last_number(boxed)
-    hashes = _last(_HASHES, text)
-    if hashes and (first := _NUMERAL.search(_plain(text[hashes.end() :]))):
+    if (boxed := last_boxed(text)) is not None:
+        text = boxed
+    elif (hashes := _last(_HASHES, text)) and (first := _NUMERAL.search(_plain(text[hashes.end() :]))):
         return _exact(first)
-    return _last_number(text)
+    last = _last(_NUMERAL, _plain(text))
+    return _exact(last) if last else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -90,11 +89,6 @@ def last_boxed(text: str) -> str | None:
         elif opened and (start := opened.pop()) >= 0:
             found = (start, brace.start())
     return text[slice(*found)] if found else None
-
-
-def _last_number(text: str) -> Fraction | None:
-    last = _last(_NUMERAL, _plain(text))
-    return _exact(last) if last else None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

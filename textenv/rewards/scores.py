@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,16 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
     Raises:
         RewardError: on a wrong count, an entry of another type, or one that is not finite.
     """
+    check = partial(check_count, expected=len(rows), name=f"reward {name!r}", item="number", error=RewardError)
     if isinstance(returned, Scores):
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values()):
-            _check_count(column, rows, name=name)
+            check(column)
         return returned
     if isinstance(returned, Mapping):
         for column in returned.values():
-            _check_count(column, rows, name=name)
+            check(column)
         returned = [dict(zip(returned, entries, strict=True)) for entries in zip(*returned.values(), strict=True)]
-    _check_count(returned, rows, name=name)
+    check(returned)
     earned: list[Earned] = []
     parts: dict[str, list[float | None]] = {}
     for row, entry in enumerate(returned):
@@ -161,22 +163,15 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def miscount(returned: Any, expected: int) -> str:
-    """Return a description of a value without that many entries, for an error; empty if the count is right."""
+def check_count(returned: Any, expected: int, *, name: str, item: str, error: type[ValueError] = ValueError) -> None:
+    """Raise unless there is one item for each completion."""
     try:
         count = None if isinstance(returned, str) else len(returned)
     except TypeError:  # a number, an iterator, an array without dimensions
         count = None
-    if count == expected:
-        return ""
-    return f"{returned!r:.200}" if count is None else f"{count} values"
-
-
-def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
-    if given := miscount(returned, len(rows)):
-        raise RewardError(
-            f"reward {name!r} returned {given} for {len(rows)} completions: return a list with one number for each"
-        )
+    if count != expected:
+        given = f"{returned!r:.200}" if count is None else f"{count} values"
+        raise error(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
 
 
 def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -64,9 +65,9 @@ class TerminalAnnotator:
                 return QUIT
             if answer in question.answers:
                 return answer
-            self._print(
-                f'"{printable(typed[:40])}" is {_mistake(answer)}. Type one of these and Enter:\n{_legend(question)}'
-            )
+            undo = "not possible here, there is nothing to undo in this batch"
+            mistake = undo if answer in (UNDO, _KEYS[UNDO]) else "no answer to this question"
+            self._print(f'"{printable(typed[:40])}" is {mistake}. Type one of these and Enter:\n{_legend(question)}')
 
     def _show(self, question: Question) -> None:
         from rich.rule import Rule
@@ -82,13 +83,11 @@ class TerminalAnnotator:
             self._out.print(_panel(response, name, "green"))
         self._print(f"{_WANTED[question.scale]}\n{_legend(question)}")
 
-    @property
+    @functools.cached_property
     def _out(self) -> Console:
-        if self._console is None:
-            from rich.console import Console
+        from rich.console import Console
 
-            self._console = Console(stderr=True)
-        return self._console
+        return self._console or Console(stderr=True)
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         self._out.print(text, end=end, markup=False, highlight=False, emoji=False)
@@ -114,11 +113,6 @@ def _content_text(content: Any) -> str:
 def _legend(question: Question) -> str:
     shown = ((_KEYS.get(answer, answer), _MEANING.get(answer, answer)) for answer in question.answers)
     return "   ".join(key if key == meaning else f"{key} = {meaning}" for key, meaning in shown)
-
-
-def _mistake(answer: str) -> str:
-    undo = answer in (UNDO, _KEYS[UNDO])
-    return "not possible here, there is nothing to undo in this batch" if undo else "no answer to this question"
 
 
 def _check_terminal() -> None:
