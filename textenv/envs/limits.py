@@ -71,13 +71,10 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 class Ends:
-    """Conditions that end a turn: EOS, other token ids, and stop texts.
-
-    Args:
-        tokenizer: the policy's tokenizer.
-        stop: token ids and texts.
+    """Conditions that end a turn: the tokenizer's EOS, other token ids, and stop texts.
 
     Raises:
+        TypeError: unless it is a tokenizer of `transformers`.
         ValueError: on an id outside the vocabulary.
     """
 

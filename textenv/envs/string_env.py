@@ -143,14 +143,7 @@ class TokenEnv(TextEnv):
 
 
 class TokenVectorEnv(TextVectorEnv):
-    """`TokenEnv` in ``num_envs`` slots, with a new string environment for each episode.
-
-    Args:
-        make_env: function that makes a string environment.
-        tokenizer: the policy's tokenizer.
-        num_envs: number of slots.
-        pay_at: see `StringGames`.
-        limits: as in `TokenEnv`.
+    """`TokenEnv` in ``num_envs`` slots, with a new string environment, made by ``make_env``, for each episode.
 
     Raises:
         TypeError: if ``make_env`` is an environment instead of a function.

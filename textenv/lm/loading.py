@@ -132,12 +132,8 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
-    For a folder written by `peft` this is the base model that it names, with the adapter.
-
-    Args:
-        name: the model.
-        dtype: dtype of the weights; None is float32, also for other checkpoints: most optimizer steps are too small
-            to change bfloat16 weights.
+    For a folder written by `peft` this is the base model that it names, with the adapter. The weights are float32 if
+    dtype is None, also for other checkpoints: most optimizer steps are too small to change bfloat16 weights.
 
     Raises:
         ValueError: if the model cannot be read, or is an encoder-decoder model.

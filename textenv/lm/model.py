@@ -169,18 +169,10 @@ class LanguageModel(nn.Module):
         return Evaluation(log_prob, entropy, None)
 
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
-        """Log-probability of each action and entropy of its distribution, in chunks.
+        """Log-probability of each action and entropy of its distribution, in chunks: two float32 ``[m]``, nats.
 
         With gradients, the logits of a chunk are recomputed in the backward pass, so at most `CHUNK_ELEMENTS` logits
-        are in memory at a time.
-
-        Args:
-            hidden: ``[m, hidden_size]``.
-            action: int64 ``[m]``.
-            allowed: tokens allowed at each of the m entries, or None.
-
-        Returns:
-            Two float32 ``[m]``, nats.
+        are in memory at a time. ``hidden`` is ``[m, hidden_size]``, ``action`` int64 ``[m]``.
         """
         head = self.model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
@@ -299,9 +291,6 @@ class FrozenLanguageModel(LanguageModel):
     It keeps copies of the trainable parameters and substitutes them (`torch.func.functional_call`); the others are
     shared. So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the
     adapter is new, and the adapted model if it was trained before. It has no gradient.
-
-    Args:
-        lm: language model with some trainable parameters.
 
     Raises:
         ValueError: when called, if more parameters are trainable than at construction: they would drift.

@@ -35,10 +35,8 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     else its last number. Accepted are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and
     ``1.5e3``, with a decimal point; not mixed numbers (``1 1/2`` is one half), nor more than 400 digits. Only the last
     100,000 characters of a text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3;
-    ``60%`` also equals 60 if the column has no percent sign.
-
-    Args:
-        column: name of the prompts' column; it holds numbers, or texts that are parsed in the same way.
+    ``60%`` also equals 60 if the column has no percent sign. The column holds numbers, or texts that are parsed in the
+    same way.
 
     Example:
         >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]

@@ -28,10 +28,8 @@ def matches(pattern: str) -> TextReward:
 def format_tags(*tags: str) -> TextReward:
     """Reward 1 if the completion is these elements, each once, in this order, separated by white space only, else 0.
 
-    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2).
-
-    Args:
-        tags: tag names; ``"think", "answer"`` by default.
+    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose ``"think", "answer"`` are the
+    default.
 
     Raises:
         ValueError: if a name is not a word.

@@ -75,9 +75,7 @@ class RewardModel:
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
         """Load model and tokenizer: ``"embedded"`` (sentiment of reviews), a local folder, or a hub name.
 
-        Args:
-            name: the model; its weights keep their saved dtype.
-            options: arguments of the class.
+        The weights keep their saved dtype; the options are arguments of the class.
 
         Raises:
             ValueError: if it cannot be read, or for the reasons of the class.
@@ -129,7 +127,6 @@ class RewardModel:
         """Score texts, each taken as terminated: float32 ``[len(texts)]``."""
         return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
 
-    @torch.no_grad()
     def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Score of token ids, int64 ``[B, L]``, where ``attention_mask`` is 1 on real tokens: float32 ``[B]``.
 

@@ -41,11 +41,7 @@ def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (E
 
 
 class Workers:
-    """Pool of processes, started at the first call; they end with the program, even if it is killed.
-
-    Args:
-        count: number of processes.
-    """
+    """Pool of ``count`` processes, started at the first call; they end with the program, even if it is killed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
