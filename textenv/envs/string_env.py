@@ -143,7 +143,7 @@ class TokenEnv(TextEnv):
 
 
 class TokenVectorEnv(TextVectorEnv):
-    """`TokenEnv` in ``num_envs`` slots, with a new string environment, made by ``make_env``, for each episode.
+    """`TokenEnv` in ``num_envs`` slots, with its arguments; ``make_env`` makes a string environment for each episode.
 
     Raises:
         TypeError: if ``make_env`` is an environment instead of a function.

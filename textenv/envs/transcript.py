@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Token ids of episodes, one a row: a prompt, then the policy's tokens, in a conversation with replies between them.
+    """Token ids of episodes, one a row: a prompt, then the policy's tokens, in a conversation with replies between.
 
     The padding is the tokenizer's pad token, else its EOS.
     """

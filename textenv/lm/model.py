@@ -94,11 +94,17 @@ class LanguageModel(nn.Module):
         self.cached: dict[int, bool] = {}
         """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
         self._check_forward()
-        _check_vocabulary(self.num_tokens, model)
+        size = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[0]
+        if self.num_tokens > size:
+            raise ValueError(
+                f"the tokenizer has ids up to {self.num_tokens - 1}, the model's vocabulary ends at {size - 1}: they "
+                "do not belong together. Load both from one folder, or call "
+                "model.resize_token_embeddings(len(tokenizer))."
+            )
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
-        """Load model and tokenizer (see `load_causal_lm`); the options are arguments of the constructor."""
+        """Load ``"embedded"``, a local folder or a hub name, in float32 by default; options are the constructor's."""
         return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:
@@ -353,15 +359,6 @@ class _Caller(nn.Module):
 def _scattered(mask: Tensor, values: Tensor) -> Tensor:
     """Return float32 ``[B, T]``: the values where the mask is True, 0 elsewhere (NaN would survive a product)."""
     return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, values)
-
-
-def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
-    size = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[0]
-    if num_tokens > size:
-        raise ValueError(
-            f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "
-            "belong together. Load both from one folder, or call model.resize_token_embeddings(len(tokenizer))."
-        )
 
 
 def _context(config: Any) -> int | None:

@@ -51,15 +51,18 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
 def sample(
     logits: Tensor, *, generator: torch.Generator | None = None, uniform: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw an action per row, int64 ``[m]``, with its log-probability, float32 ``[m]``, from one uniform number per row.
+    """Draw one action per row by inverting the cumulative distribution at one uniform number per row.
 
-    The cumulative distribution is inverted there; for a large vocabulary in two levels, first over sums of blocks of
-    actions, then inside the selected block, so that it costs little more than the exponentials.
+    For a large vocabulary the inversion has two levels, first over sums of blocks of actions, then inside the selected
+    block, so that it costs little more than the exponentials.
 
     Args:
         logits: float32 ``[m, n]``.
         generator: source of the uniform numbers, on the logits' device.
         uniform: uniform numbers to use instead, float32 ``[m]``, at least 0 and below 1.
+
+    Returns:
+        Action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
     last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -56,7 +57,7 @@ class FeedbackFile:
                 raise ValueError(
                     f"{self.path}, line {number}: {error}. Correct this line or delete it; the others are not affected"
                 ) from error
-            found[key(record["scale"], record["prompt"], _responses(record))] = record
+            found[key(record["scale"], record["prompt"], [response for response, _ in scores(record)])] = record
         return found
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
@@ -118,7 +119,7 @@ class FeedbackFile:
         )
 
 
-def key(scale: str, prompt: Any, responses: tuple[Any, ...]) -> str:
+def key(scale: str, prompt: Any, responses: Sequence[Any]) -> str:
     """Return the key of a question: equal for equal prompts and responses, in either order of a pair."""
     return canonical([scale, prompt, sorted(canonical(response) for response in responses)])
 
@@ -147,10 +148,6 @@ def _record(question: Question, answer: str, annotator: str) -> Record:
         record |= {"completion": question.responses[0], "score": SCORES[question.scale].get(answer)}
     time = datetime.now(UTC).isoformat()
     return record | {"answer": answer, "scale": question.scale, "time": time, "annotator": annotator}
-
-
-def _responses(record: Record) -> tuple[Any, ...]:
-    return tuple(record["completions"]) if record["scale"] == "pairs" else (record["completion"],)
 
 
 def _line(record: Record) -> bytes:

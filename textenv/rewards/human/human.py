@@ -158,14 +158,11 @@ class HumanReward:
         rows = [row for row, score in enumerate(result) if score is None]
         if self.fallback is None or not rows:
             return result
-        given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
-        given = {"completion_ids": [[0]] * len(rows)} | given
+        given: dict[str, Any] = {"completion_ids": [[0]] * len(rows)}
+        for name, values in columns.items():  # not all are columns: TRL's ``trainer_state``
+            is_column = isinstance(values, Sequence) and len(values) == len(result)
+            given[name] = [values[row] for row in rows] if is_column else values
         scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="fallback")
         for row, earned in zip(rows, scores.earned, strict=True):
             result[row] = total(earned)
         return result
-
-
-def _pick(values: Any, rows: list[int], count: int) -> Any:
-    """Return these rows of a column; return a value that is not a column (TRL's ``trainer_state``) unchanged."""
-    return [values[row] for row in rows] if isinstance(values, Sequence) and len(values) == count else values
