@@ -46,7 +46,7 @@ from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.human.feedback_file import FeedbackFile, scores
-from textenv.rewards.numeric import as_fraction, find_number, numeric_answer
+from textenv.rewards.numeric import as_fraction, number_of, numeric_answer
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
 
@@ -193,7 +193,7 @@ NUMBERS = [
 def answers(dice):
     """Texts of answers, from which numbers are read."""
     text = text_of(dice, NUMBERS)
-    find_number(text), as_fraction(text)
+    number_of(text), as_fraction(text)
     numeric_answer()(completions=[text], answer=[dice.of([text, *LEAVES])])
 
 

@@ -59,14 +59,11 @@ class ActionMasks:
         return torch.from_numpy(self._sets[: self._count])
 
     def index(self, turns: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
-        """Row of `sets` that applies to the next token of each turn.
+        """Row of `sets` that applies to the next token of each turn, int64 ``[k]``.
 
         Args:
             turns: function from i to the i-th turn so far.
             new_tokens: int64 ``[k]``, number of tokens in each turn.
-
-        Returns:
-            int64 ``[k]``.
 
         Raises:
             ValueError: if the user's rule returns an id outside the vocabulary, or leaves no token allowed.

@@ -15,12 +15,9 @@ REFILLED = 1 / 8
 
 
 class EpisodeBatch:
-    """Fixed number of episodes played in slots; idle slots get the next ones.
+    """Fixed number of episodes, one per row of the transcript, played in slots; idle slots get the next ones.
 
-    Args:
-        transcript: transcript with one row per episode.
-        numbers: position of each episode's prompt in the order of prompts.
-        num_envs: number of slots.
+    ``numbers`` are the positions of their prompts in the order of prompts.
     """
 
     def __init__(self, transcript: Transcript, numbers: Sequence[int], num_envs: int) -> None:

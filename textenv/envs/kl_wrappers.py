@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from textenv.envs.text_env import TextEnv
-from textenv.kl.estimators import Estimator, resolve
+from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
@@ -76,7 +76,7 @@ class KLReward(_ReferenceWrapper):
         self, env: gymnasium.Env, reference: LanguageModel, coef: float, estimator: str | Estimator = "k1"
     ) -> None:
         super().__init__(env, reference, coef)
-        self.estimator, function = resolve(estimator, place="reward")
+        self.estimator, function = choose_estimator(estimator, place="reward")
         if function is None:
             raise ValueError(f"estimator is {estimator!r}, but a step has the log-probability of one action: use 'k1'")
         self._estimator = function

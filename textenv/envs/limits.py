@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +33,9 @@ class Limits:
     """Minimum tokens of a turn before it may end."""
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "max_new_tokens", "max_turns"):
-            check_at_least(name, getattr(self, name), 1)
+        check_at_least("max_prompt_tokens", self.max_prompt_tokens, 1)
+        check_at_least("max_new_tokens", self.max_new_tokens, 1)
+        check_at_least("max_turns", self.max_turns, 1)
         check_at_least("min_new_tokens", self.min_new_tokens, 0)
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
@@ -61,22 +62,24 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
-class Ends:
-    """Conditions that end a turn: EOS, other token ids, and stop texts.
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise a TypeError unless this is a tokenizer of `transformers`."""
+    from transformers import PreTrainedTokenizerBase
 
-    Args:
-        tokenizer: the policy's tokenizer.
-        stop: token ids and texts.
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"tokenizer is {tokenizer!r:.200}, expected one of transformers: AutoTokenizer.from_pretrained")
+
+
+class Ends:
+    """Conditions that end a turn: the tokenizer's EOS, other token ids, and stop texts.
 
     Raises:
+        TypeError: unless it is a tokenizer of `transformers`.
         ValueError: on an id outside the vocabulary.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str | int] = ()) -> None:
-        if not hasattr(tokenizer, "get_vocab"):
-            raise TypeError(
-                f"tokenizer is {tokenizer!r:.200}, expected one of transformers: AutoTokenizer.from_pretrained"
-            )
+        check_tokenizer(tokenizer)
         self.num_tokens = vocabulary_size(tokenizer)
         special = special_tokens(tokenizer)
         # Decoded text has no special tokens: a stop text that is one is matched by its id.

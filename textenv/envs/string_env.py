@@ -10,6 +10,7 @@ from weakref import WeakSet
 import gymnasium
 import numpy as np
 
+from textenv.envs.limits import check_tokenizer
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import TRUNCATED, Cut, Turn
 from textenv.envs.vector_env import TextVectorEnv
@@ -62,7 +63,8 @@ class StringGames:
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._make_env: Any = make_env
         self._made: WeakSet[StringEnv] = WeakSet()
-        self.chat, self.pay_at = bool(getattr(tokenizer, "chat_template", None)), pay_at
+        check_tokenizer(tokenizer)
+        self.chat, self.pay_at = bool(tokenizer.chat_template), pay_at
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start games; see `textenv.envs.task.Task.sample_prompts`. Equal numbers give equal games."""
@@ -89,7 +91,7 @@ class StringGames:
             raise ValueError(f"make_env returned {env!r} a second time: make a fresh environment for each episode")
         self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
-        said = _text(env.reset(seed=int(drawn))[0], env)
+        said = _observed(env.reset(seed=int(drawn))[0], env)
         return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=_Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
@@ -101,7 +103,7 @@ class StringGames:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
         if terminated or truncated:
             return None if terminated else TRUNCATED
-        said = _text(said, game.env)
+        said = _observed(said, game.env)
         return said if self.chat else f"\n{said}\n"
 
 
@@ -141,14 +143,7 @@ class TokenEnv(TextEnv):
 
 
 class TokenVectorEnv(TextVectorEnv):
-    """`TokenEnv` in ``num_envs`` slots, with a new string environment for each episode.
-
-    Args:
-        make_env: function that makes a string environment.
-        tokenizer: the policy's tokenizer.
-        num_envs: number of slots.
-        pay_at: see `StringGames`.
-        limits: as in `TokenEnv`.
+    """`TokenEnv` in ``num_envs`` slots, with its arguments; ``make_env`` makes a string environment for each episode.
 
     Raises:
         TypeError: if ``make_env`` is an environment instead of a function.
@@ -174,7 +169,7 @@ class TokenVectorEnv(TextVectorEnv):
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
 
 
-def _text(observation: Any, env: Any) -> str:
+def _observed(observation: Any, env: Any) -> str:
     if not isinstance(observation, str):
         raise TypeError(
             f"{env!r} observed {observation!r:.200}, expected a string: TokenEnv is for environments with Text spaces"

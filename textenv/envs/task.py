@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
 from textenv.prompts.prompts import Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
-from textenv.rewards.scores import Rows, Scores, miscount, read_scores
+from textenv.rewards.scores import Rows, Scores, read_scores
 
 
+@runtime_checkable
 class Task(Protocol):
     """Source of prompts and scores."""
 
@@ -28,6 +29,7 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
 class Conversation(Task, Protocol):
     """Task that replies to turns, so that an episode can have several."""
 
@@ -66,7 +68,7 @@ class FunctionTask(PromptList):
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
     """Return the task, or one built from prompts and reward; raise unless exactly one of the two is given."""
     if task is not None and prompts is None and reward is None:
-        if isinstance(task, type) or not (hasattr(task, "sample_prompts") and hasattr(task, "score")):
+        if isinstance(task, type) or not isinstance(task, Task):
             raise TypeError(
                 f"task is {task!r:.200}, expected an object with sample_prompts and score; or give prompts and reward"
             )
@@ -82,9 +84,12 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     Raises:
         ValueError: if a prompt column has the name of another argument.
     """
-    ours = {
+    ours: dict[str, list[Any]] = {
         "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
-        "completions": [_answer(turn) for turn in turns],
+        "completions": [
+            [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion
+            for turn in turns
+        ],
         "prompt_ids": [turn.prompt_ids for turn in turns],
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
@@ -94,10 +99,6 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
         raise ValueError(f"the prompts have columns named {sorted(taken)}, which rewards are given: rename them")
     columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
     return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
-
-
-def _answer(turn: Turn) -> Any:
-    return [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion
 
 
 def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
@@ -115,9 +116,3 @@ def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
         ]
         vars(error)["answers"] = answers
         raise
-
-
-def check_count(returned: Any, expected: int, *, name: str, item: str) -> None:
-    """Raise a ValueError unless there is one item for each turn."""
-    if given := miscount(returned, expected):
-        raise ValueError(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Rows of token ids: a prompt, then the policy's tokens, in a conversation with replies between them.
+    """Token ids of episodes, one a row: a prompt, then the policy's tokens, in a conversation with replies between.
 
-    Args:
-        rows: number of episodes.
-        tokenizer: its EOS ends a turn; its pad token (else EOS) is the padding.
-        limits: see `Limits`.
-        masks: allowed tokens.
+    The padding is the tokenizer's pad token, else its EOS.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import Task, check_count, choose_task, score_turns
+from textenv.envs.task import Conversation, Task, choose_task, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 from textenv.kl.penalty import KLPenalty
@@ -24,7 +24,7 @@ from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores
+from textenv.rewards.scores import Scores, check_count
 from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
@@ -354,11 +354,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if not len(rows):
             return {}
         turns = transcript.turns(rows)
-        reply = getattr(self.task, "reply", None)
-        if reply is None:
+        if not isinstance(self.task, Conversation):
             transcript.finish(turns)
             return turns
-        replies = reply(list(turns.values()))
+        replies = self.task.reply(list(turns.values()))
         check_count(replies, len(turns), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
         for (row, turn), said in zip(turns.items(), replies, strict=True):
             transcript.answer(row, turn, said)

@@ -18,12 +18,7 @@ class Coefficient(Protocol):
         ...
 
     def update(self, *, kl: float | None, steps: int) -> None:
-        """Update β after a rollout.
-
-        Args:
-            kl: KL in nats per episode; None if no episode ended.
-            steps: number of True entries of the mask.
-        """
+        """Update β after a rollout with this KL in nats per episode (None if none ended) and number of True entries."""
         ...
 
     def state_dict(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 
 from torch import Tensor
 
@@ -57,7 +58,7 @@ _WRONG = {
 """Combinations whose expected gradient is not that of KL(π‖π_ref), with an explanation."""
 
 
-def resolve(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator | None]:
+def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator | None]:
     """Return name and function of an estimator; the function is None for the exact KL.
 
     Args:
@@ -78,7 +79,8 @@ def resolve(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator |
         name, function = estimator, ESTIMATORS.get(estimator)
     else:
         names = {known: name for name, known in ESTIMATORS.items()}
-        name, function = names.get(estimator, getattr(estimator, "__name__", "function")), estimator
+        is_named = isinstance(estimator, (FunctionType, BuiltinFunctionType))
+        name, function = names.get(estimator, estimator.__name__ if is_named else "function"), estimator
         if function not in names:
             return name, function
     if (name, place) == ("k1", "loss"):

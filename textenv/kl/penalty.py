@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from textenv.errors import InvariantError
 from textenv.kl.coefficients import Coefficient, as_coefficient
-from textenv.kl.estimators import Estimator, resolve
+from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import Reference
@@ -71,7 +71,7 @@ class KLPenalty:
         place: Literal["reward", "loss"] = "reward",
     ) -> None:
         self._coefficient = as_coefficient(coef)
-        self.estimator, self._estimate = resolve(estimator, place=place)
+        self.estimator, self._estimate = choose_estimator(estimator, place=place)
         self.place = place
         self._reference = reference
         self._hashes: dict[str, int] | None = None  # of the reference's tensors, from the first call on

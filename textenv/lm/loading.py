@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -94,18 +95,18 @@ def _refuse_code(folder: str, name: str | Path) -> None:
             settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue  # missing or unreadable: the loader raises
-        if isinstance(settings, dict) and (kernel := _hub_kernel(settings)):
+        if not isinstance(settings, dict):
+            continue
+        found, instead = "", "take that line out of the file"
+        if kernel := _hub_kernel(settings):
+            found = f"asks for code from a hub ({kernel} in its {file}), and none is fetched"
+        elif settings.get("auto_map"):
+            found = f"brings Python code of its own ('auto_map' in its {file}), and none is run"
+            instead += " where transformers knows the model by itself"
+        if found:
             raise ValueError(
-                f"{str(name)!r} asks for code from a hub ({kernel} in its {file}), and none is fetched unless asked "
-                "for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
-                "textenv.lm.loading.trust_remote_code()), or take that line out of the file"
-            )
-        if isinstance(settings, dict) and settings.get("auto_map"):
-            raise ValueError(
-                f"{str(name)!r} brings Python code of its own ('auto_map' in its {file}), and none is run unless asked "
-                "for: pass --trust-remote-code if you trust it like a program (in Python: load it within "
-                "textenv.lm.loading.trust_remote_code()). Where transformers knows the model by itself, take "
-                "'auto_map' out of that file instead."
+                f"{str(name)!r} {found} unless asked for: pass --trust-remote-code if you trust it like a program (in "
+                f"Python: load it within textenv.lm.loading.trust_remote_code()), or {instead}"
             )
 
 
@@ -131,12 +132,8 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
-    For a folder written by `peft` this is the base model that it names, with the adapter.
-
-    Args:
-        name: the model.
-        dtype: dtype of the weights; None is float32, also for other checkpoints: most optimizer steps are too small
-            to change bfloat16 weights.
+    For a folder written by `peft` this is the base model that it names, with the adapter. The weights are float32 if
+    dtype is None, also for other checkpoints: most optimizer steps are too small to change bfloat16 weights.
 
     Raises:
         ValueError: if the model cannot be read, or is an encoder-decoder model.
@@ -147,19 +144,24 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
     if is_adapter(model_folder(name)):
         return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
-    if config.is_encoder_decoder:
-        raise ValueError(encoder_decoder_message(name))
+    check_decoder(config, name)
     return from_pretrained(
         AutoModelForCausalLM, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype
     ).eval()
 
 
-def encoder_decoder_message(name: str | Path) -> str:
-    """Return the error message for an encoder-decoder model."""
-    return (
-        f"{str(name)!r} is an encoder-decoder model; a policy here reads one growing prefix, so it must be "
-        "decoder-only: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
-    )
+def check_decoder(config: Any, name: str | Path) -> None:
+    """Raise a ValueError if this is the configuration of an encoder-decoder model."""
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"{str(name)!r} is an encoder-decoder model; a policy here reads one growing prefix, so it must be "
+            "decoder-only: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
+        )
+
+
+def setting(config: Any, name: str) -> Any:
+    """Return a setting that not all kinds of models have; None if this one has not."""
+    return getattr(config, name, None)
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -259,4 +261,6 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
 
 
 def _is_adapted(model: Any) -> bool:
-    return hasattr(model, "get_base_model")  # without importing peft where there is no adapter
+    """Return True for a model of `peft`, without importing it: where it is not imported, there are none."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)

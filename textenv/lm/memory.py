@@ -21,21 +21,17 @@ POSITIONS_AT_ONCE = 512
 def trunk_output(
     trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None, **inputs: Any
 ) -> Tensor:
-    """Return the last hidden state of a model without output layer, ``[B, L, hidden size]``.
+    """Return the last hidden state of a model without output layer for these inputs, ``[B, L, hidden size]``.
 
-    Args:
-        trunk: the model.
-        gradient_checkpointing: see `check_memory_options`; ignored without gradients, so caches work there.
-        autocast: see `check_memory_options`.
-        inputs: arguments of the model's own forward.
+    Gradient checkpointing is ignored without gradients, so caches work there.
     """
     checkpointed = gradient_checkpointing and torch.is_grad_enabled()
     with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
-        parts = [trunk(**part).last_hidden_state for part in _parts(inputs)]
+        parts = [trunk(**part).last_hidden_state for part in _row_groups(inputs)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _parts(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Split inputs into groups of rows on a CPU without cache and gradients; else keep them together."""
     tokens = inputs["input_ids"]
     rows = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
@@ -72,17 +68,7 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
 
 
 def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
-    """Raise if the model does not support these options.
-
-    Args:
-        trunk: the model.
-        gradient_checkpointing: recompute the activations inside layers in the backward pass.
-        autocast: dtype of the matrix products, or None for that of the weights.
-
-    Raises:
-        ValueError: if gradient checkpointing is on and the model has no layers marked for it, or if the dtype of
-            autocast is not bfloat16.
-    """
+    """Raise a ValueError if the model has no layers marked for gradient checkpointing, or autocast is not bfloat16."""
     if gradient_checkpointing and not _layers(trunk):
         raise ValueError(
             f"gradient_checkpointing is True, but {type(trunk).__name__} has no GradientCheckpointingLayer: leave it "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -16,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from textenv.lm.loading import (
     EMBEDDED,
     check_adapter,
-    encoder_decoder_message,
+    check_decoder,
     load_causal_lm,
     load_tokenizer,
     plain_model,
+    setting,
     trunk_of,
     vocabulary_size,
 )
@@ -33,10 +35,15 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-FACTORS = ("logit_scale", "lm_head_multiplier")
-DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-"""Configuration settings that change the logits after the output layer: c tanh(x / c), x c and x / c."""
+FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
+    **dict.fromkeys(
+        ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+        lambda c: lambda x: c * torch.tanh(x / c),
+    ),
+    **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
+    **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
+}
+"""Configuration settings c (of Gemma, Cohere, Granite) that change the logits x after the output layer, and how."""
 
 
 class LanguageModel(nn.Module):
@@ -74,8 +81,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
-        if model.config.is_encoder_decoder:
-            raise ValueError(encoder_decoder_message(model.config.name_or_path or type(model).__name__))
+        check_decoder(model.config, model.config.name_or_path or type(model).__name__)
         check_adapter(model)
         check_memory_options(plain_model(model), gradient_checkpointing=gradient_checkpointing, autocast=autocast)
         self.model = model.eval()
@@ -88,14 +94,17 @@ class LanguageModel(nn.Module):
         self.cached: dict[int, bool] = {}
         """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
         self._check_forward()
-        _check_vocabulary(self.num_tokens, model)
+        size = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[0]
+        if self.num_tokens > size:
+            raise ValueError(
+                f"the tokenizer has ids up to {self.num_tokens - 1}, the model's vocabulary ends at {size - 1}: they "
+                "do not belong together. Load both from one folder, or call "
+                "model.resize_token_embeddings(len(tokenizer))."
+            )
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
-        """Load model and tokenizer: ``"embedded"``, a local folder, or a hub name; float32 by default.
-
-        The options are arguments of the constructor.
-        """
+        """Load ``"embedded"``, a local folder or a hub name, in float32 by default; options are the constructor's."""
         return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:
@@ -103,10 +112,7 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def frozen_copy(self) -> LanguageModel:
-        """Return a frozen copy of the current model, for example as the reference of a KL penalty.
-
-        If only some of the parameters train (LoRA), it shares the others; see `FrozenLanguageModel`.
-        """
+        """Return a frozen copy; if only some parameters train (LoRA), it shares the rest (`FrozenLanguageModel`)."""
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
         return FrozenLanguageModel(self)
@@ -164,32 +170,20 @@ class LanguageModel(nn.Module):
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Do `evaluate` from the trunk's output ``[B, T, hidden_size]``, for callers that share it."""
         mask = rollout["mask"]
-        log_prob, entropy = self.score_actions(
-            hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout)
-        )
-        # Explicit zeros elsewhere: a NaN there would survive a product with the mask.
-        blank = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-        return Evaluation(blank.masked_scatter(mask, log_prob), blank.masked_scatter(mask, entropy), None)
+        scores = self.score_actions(hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout))
+        log_prob, entropy = (_scattered(mask, score) for score in scores)
+        return Evaluation(log_prob, entropy, None)
 
-    def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
-        """Log-probability of each action and entropy of its distribution, in chunks.
+    def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
+        """Log-probability of each action and entropy of its distribution, in chunks: two float32 ``[m]``, nats.
 
         With gradients, the logits of a chunk are recomputed in the backward pass, so at most `CHUNK_ELEMENTS` logits
-        are in memory at a time.
-
-        Args:
-            hidden: ``[m, hidden_size]``.
-            action: int64 ``[m]``.
-            allowed: tokens allowed at each of the m entries, or None.
-
-        Returns:
-            Two float32 ``[m]``, nats.
+        are in memory at a time. ``hidden`` is ``[m, hidden_size]``, ``action`` int64 ``[m]``.
         """
         head = self.model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
         if not plain or _logit_finish(self.model.config) is not None:
-            log_prob, entropy = self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
-            return log_prob, entropy
+            return self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
 
         def logits(part: Tensor, start: int) -> Tensor:
             permitted = None if allowed is None else allowed.rows(start, start + len(part))
@@ -200,11 +194,8 @@ class LanguageModel(nn.Module):
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
         """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
 
-        Only this model gets a gradient. Logits are computed in chunks, as in `score_actions`.
-
-        Args:
-            rollout: see `textenv.rollout`.
-            other: a model with the same vocabulary and its own temperature.
+        Only this model gets a gradient; the other has its own temperature. Logits are computed in chunks, as in
+        `score_actions`.
 
         Raises:
             ValueError: if the vocabularies differ.
@@ -226,7 +217,7 @@ class LanguageModel(nn.Module):
             return ((probability * (log_probs - other_log_probs)).sum(-1),)
 
         (kl,) = self._in_chunks(chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
-        return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, kl)
+        return _scattered(mask, kl)
 
     @property
     def _rows_at_once(self) -> int:
@@ -234,20 +225,16 @@ class LanguageModel(nn.Module):
 
     def _in_chunks(
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None
-    ) -> list[Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Apply a function of rows and their allowed tokens, in chunks of at most `CHUNK_ELEMENTS` logits."""
         count, size = len(columns[0]), self._rows_at_once
         recompute = torch.is_grad_enabled() and count > size
+        call = partial(checkpoint, function, use_reentrant=False) if recompute else function
         parts = []
         for start in range(0, max(count, 1), size):
-            chunk = [column[start : start + size] for column in columns]
             permitted = None if allowed is None else allowed.rows(start, start + size)
-            parts.append(
-                checkpoint(function, *chunk, permitted, use_reentrant=False)
-                if recompute
-                else function(*chunk, permitted)
-            )
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
+            parts.append(call(*(column[start : start + size] for column in columns), permitted))
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
         log_probs, probability = self._normalized(hidden, allowed)
@@ -265,14 +252,9 @@ class LanguageModel(nn.Module):
         return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Log-probability of every real token after each row's first; padding may be on either side.
+        """Log-probability of every real token after each row's first, row after row, float32.
 
-        Args:
-            input_ids: int64 ``[B, L]``.
-            attention_mask: int64 ``[B, L]``, 1 on real tokens.
-
-        Returns:
-            float32 ``[number of tokens scored]``, row after row.
+        Both inputs are int64 ``[B, L]``; the mask is 1 on real tokens, and padding may be on either side.
         """
         # Move padding to the right, where it needs no position ids, which some models do not accept.
         mask, order = attention_mask.sort(dim=1, descending=True, stable=True)
@@ -300,8 +282,7 @@ class LanguageModel(nn.Module):
         if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
             raise ValueError(
                 f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}), and "
-                f"what it does in between or afterwards is not known here; known are {', '.join(CAPS + FACTORS)} and "
-                f"{', '.join(DIVISORS)}."
+                f"what it does in between or afterwards is not known here; known are {', '.join(FINISHES)}."
             )
         if ahead > rounding(ours):
             raise ValueError(
@@ -317,9 +298,6 @@ class FrozenLanguageModel(LanguageModel):
     shared. So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the
     adapter is new, and the adapted model if it was trained before. It has no gradient.
 
-    Args:
-        lm: language model with some trainable parameters.
-
     Raises:
         ValueError: when called, if more parameters are trainable than at construction: they would drift.
 
@@ -330,8 +308,8 @@ class FrozenLanguageModel(LanguageModel):
     def __init__(self, lm: LanguageModel) -> None:
         nn.Module.__init__(self)
         # Not registered as submodules: their trainable parameters do not belong to this module.
-        self._live: _Methods
-        self.__dict__ |= {"model": lm.model, "_live": _Methods(lm)}
+        self._live: _Caller
+        self.__dict__ |= {"model": lm.model, "_live": _Caller(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
@@ -341,11 +319,11 @@ class FrozenLanguageModel(LanguageModel):
 
     def trunk(self, **inputs: Any) -> Tensor:
         """See `LanguageModel.trunk`."""
-        return self._call("trunk", **inputs)
+        return self._call(lambda lm: lm.trunk(**inputs))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `LanguageModel.logits`."""
-        return self._call("logits", hidden)
+        return self._call(lambda lm: lm.logits(hidden))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `LanguageModel.evaluate`."""
@@ -362,55 +340,41 @@ class FrozenLanguageModel(LanguageModel):
         return self._live.lm.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
 
     @torch.no_grad()
-    def _call(self, method: str, *args: Any, **inputs: Any) -> Tensor:
+    def _call(self, function: Callable[[LanguageModel], Tensor]) -> Tensor:
         weights = {f"lm.{name}": p for name, p in zip(self._names, self.initial, strict=True)}
-        return functional_call(self._live, weights, (method, *args), inputs)
+        return functional_call(self._live, weights, (function,))
 
 
-class _Methods(nn.Module):
-    """Module whose forward calls a method of a language model, for `functional_call`."""
+class _Caller(nn.Module):
+    """Module whose forward calls a function of a language model, for `functional_call`."""
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__()
         self.lm = lm
 
-    def forward(self, method: str, *args: Any, **inputs: Any) -> Tensor:
-        return getattr(self.lm, method)(*args, **inputs)
+    def forward(self, function: Callable[[LanguageModel], Tensor]) -> Tensor:
+        return function(self.lm)
 
 
-def _check_vocabulary(num_tokens: int, model: PreTrainedModel) -> None:
-    embeddings: Any = model.get_input_embeddings()
-    size = embeddings.weight.shape[0]
-    if num_tokens > size:
-        raise ValueError(
-            f"the tokenizer has ids up to {num_tokens - 1}, the model's vocabulary ends at {size - 1}: they do not "
-            "belong together. Load both from one folder, or call model.resize_token_embeddings(len(tokenizer))."
-        )
+def _scattered(mask: Tensor, values: Tensor) -> Tensor:
+    """Return float32 ``[B, T]``: the values where the mask is True, 0 elsewhere (NaN would survive a product)."""
+    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, values)
 
 
 def _context(config: Any) -> int | None:
     """Value of `LanguageModel.context`: the positions, or with LongRoPE those with short factors only."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = setting(config, "rope_parameters") or {}
     kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # for all layers, or per layer type
     switched = [x for x in kinds if x.get("rope_type") == "longrope" and x["short_factor"] != x["long_factor"]]
     limits = [x["original_max_position_embeddings"] for x in switched]
-    limits.append(getattr(config, "max_position_embeddings", None))
+    limits.append(setting(config, "max_position_embeddings"))
     return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """Function that a family (Gemma, Cohere, Granite) applies to logits after the output layer, else None."""
+    """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
     settings = vars(config)  # faster than getattr, and called at every step
-    for name in CAPS:
-        if cap := settings.get(name):
-            return lambda logits: cap * torch.tanh(logits / cap)
-    for name in FACTORS:
-        if scale := settings.get(name):
-            return lambda logits: logits * scale
-    for name in DIVISORS:
-        if divisor := settings.get(name):
-            return lambda logits: logits / divisor
-    return None
+    return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)
 
 
 @runtime_checkable

@@ -14,18 +14,10 @@ BELOW_ONE = 1 - 2**-24
 
 
 def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> Tensor:
-    """Divide the logits by the temperature, then mask forbidden actions.
+    """Divide logits ``[m, n]`` by the temperature, then mask forbidden actions; float32 ``[m, n]``.
 
     Forbidden logits become the lowest finite number rather than -inf, so that ``p * log p`` is 0 there and no
-    gradient is NaN.
-
-    Args:
-        logits: ``[m, n]``.
-        temperature: divides the logits.
-        allowed: bool, broadcast to ``[m, n]``; None allows everything.
-
-    Returns:
-        float32 ``[m, n]``.
+    gradient is NaN. ``allowed`` is bool, broadcast to ``[m, n]``; None allows everything.
     """
     logits = logits.float()
     if temperature != 1.0:
@@ -36,16 +28,13 @@ def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> T
 
 
 def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Keep only the most probable actions of each row; the others get the lowest finite logit.
+    """Keep only the most probable actions of each row, float32 ``[m, n]``; the others get the lowest finite logit.
 
     Args:
         logits: float32 ``[m, n]``.
         top_k: number of actions to keep; None keeps all.
         top_p: after ``top_k``, keep the fewest actions whose total probability reaches this (Holtzman et al. 2020);
             None keeps all.
-
-    Returns:
-        float32 ``[m, n]``.
     """
     lowest = torch.finfo(logits.dtype).min
     if top_k is not None:

@@ -81,14 +81,10 @@ def normalized(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pieces(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Apply `normalized` in place, a few rows at a time to stay in the CPU's cache.
-
-    Args:
-        logits: logits of a chunk, ``[k, n]``; they become log-probabilities.
-        start: index of the chunk's first row.
+    """Apply `normalized` to a chunk ``[k, n]`` in place, a few rows at a time to stay in the CPU's cache.
 
     Yields:
-        Slice of the rows among all rows, their log-probabilities, and their probabilities.
+        Slice of the rows (the chunk begins at row ``start``), their log-probabilities, and their probabilities.
     """
     at_once = len(logits) if logits.is_cuda else max(1, CACHED_ELEMENTS // logits.shape[-1])
     for at, part in zip(range(start, start + len(logits), at_once), logits.split(at_once), strict=True):

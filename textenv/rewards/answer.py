@@ -1,10 +1,44 @@
-"""Helpers of the reward functions: text of a completion, lookup of a column, pattern for words."""
+"""What the ready-made reward functions share: a completion's text, scores by text or by a reference, word patterns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+TextReward = Callable[..., list[float]]
+"""Reward function that applies to every row."""
+ColumnReward = Callable[..., list[float | None]]
+"""Reward function that applies to the rows with a reference."""
+
+
+def by_text(name: str, score: Callable[[str], float]) -> TextReward:
+    """Return a reward function of this name that scores the text of each completion."""
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        return [score(answer_text(completion)) for completion in completions]
+
+    reward.__name__ = name
+    return reward
+
+
+def by_reference(name: str, column: str, score: Callable[[str, Any], float | None]) -> ColumnReward:
+    """Return a reward function of this name that scores the text of each completion given a column's entry.
+
+    A row whose entry is None gets None. The function raises a ValueError if the prompts have no such column.
+    """
+
+    def reward(completions: list[Any], **columns: Any) -> list[float | None]:
+        if column not in columns:
+            raise ValueError(
+                f"reward {name!r} needs the column {column!r}, but was given {sorted(columns)}: give prompts as "
+                f"mappings with a {column!r} beside the 'prompt', or name another column"
+            )
+        rows = zip(completions, columns[column], strict=True)
+        return [None if right is None else score(answer_text(completion), right) for completion, right in rows]
+
+    reward.__name__ = name
+    return reward
 
 
 def answer_text(completion: Any) -> str:
@@ -18,43 +52,24 @@ def answer_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    if not isinstance(completion, Sequence) or not all(_is_message(message) for message in completion):
+    messages = completion if isinstance(completion, Sequence) else [None]
+    texts = [text for message in messages for text in _texts(message)]
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(
             f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
         )
-    return "".join(_content(message["content"]) for message in completion)
+    return "".join(texts)
 
 
-def _is_message(message: Any) -> bool:
-    """Return True if the content is a string, None, or a list of parts whose ``text`` fields are strings."""
-    content = message.get("content", 0) if isinstance(message, Mapping) else 0
-    if content is None or isinstance(content, str):
-        return True
-    return isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) for part in content
-    )
+def _texts(message: Any) -> list[Any]:
+    """Return the texts of a message, or something else in their place if it is not a message.
 
-
-def _content(content: Any) -> str:
-    """Return the text of a message content: a string, a list of parts, or None (in a tool call)."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join(part.get("text", "") for part in content)
-
-
-def column_of(columns: dict[str, Any], name: str, reward: str) -> Sequence[Any]:
-    """Return a column that a reward function needs.
-
-    Raises:
-        ValueError: if the prompts have no such column.
+    Its content is a string, a list of parts that may have a ``text``, or None (in a tool call).
     """
-    if name not in columns:
-        raise ValueError(
-            f"reward {reward!r} needs the column {name!r}, but was given {sorted(columns)}: give prompts as mappings "
-            f"with a {name!r} beside the 'prompt', or name another column"
-        )
-    found: Sequence[Any] = columns[name]
-    return found
+    content = message.get("content", 0) if isinstance(message, Mapping) else 0
+    if isinstance(content, list):
+        return [part.get("text", "") if isinstance(part, Mapping) else None for part in content]
+    return [] if content is None else [content]
 
 
 def any_of(words: Iterable[str]) -> str:

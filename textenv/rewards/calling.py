@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from textenv.rewards.scores import is_tensor
 from textenv.rewards.workers import run_in_threads
 
 
@@ -68,7 +69,7 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     kinds = (list, tuple, dict, set, bytearray, deque, np.ndarray)
-    return copy.deepcopy(value) if isinstance(value, kinds) or hasattr(value, "detach") else value
+    return copy.deepcopy(value) if isinstance(value, kinds) or is_tensor(value) else value
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

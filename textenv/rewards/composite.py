@@ -7,14 +7,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
-from textenv.rewards.workers import ChildError, Workers, run_in_processes, run_in_threads
+from textenv.rewards.transforms import depends_on_batch
+from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
 
-logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
@@ -90,7 +90,7 @@ class Rewards:
             raise ValueError(f"max_failed is {max_failed}, expected a share from 0 to 1")
         if not isinstance(workers, int) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
-        alone = [name for name, (function, _) in self.functions.items() if getattr(function, "depends_on_batch", False)]
+        alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
         if alone and (workers or processes or on_error == "skip"):
             raise ValueError(
                 f"reward {alone[0]!r} looks at whole batches (Normalize, whiten), but is to be called with parts of "
@@ -115,51 +115,49 @@ class Rewards:
         self.seen += len(rows)
         found = {name: self._values(name, function, rows) for name, (function, _) in self.functions.items()}
         counted = [name for name, (_, weight) in self.functions.items() if weight]  # the others are only logged
-        broken = {row for name in counted for row in (*found[name][1], *found[name][0].failed)}
+        broken = {row for name in counted for row in found[name].failed}
         self.failed += len(broken)
         self._check_share(broken, rows)
         earned: list[Earned] = []
         for row in range(len(rows)):
-            values = [_scaled(found[name][0].earned[row], self.functions[name][1]) for name in counted]
+            values = [_scaled(found[name].earned[row], self.functions[name][1]) for name in counted]
             earned.append(None if row in broken else add(values, rows.tokens(row)))
         parts, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
         return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(broken))
 
-    def _columns(
-        self, found: Mapping[str, tuple[Scores, set[int]]], broken: set[int], *, weighted: bool
-    ) -> dict[str, list[float | None]]:
-        """Return each component's contribution to each completion, or its value before the weight."""
-        columns: dict[str, list[float | None]] = {}
-        for name, (scores, _) in found.items():
+    def _columns(self, found: Mapping[str, Scores], broken: set[int], *, weighted: bool) -> dict[str, list[Any]]:
+        """Return each component's contribution to each completion, or its value before the weight; None if broken."""
+        columns: dict[str, list[Any]] = {}
+        for name, scores in found.items():
             inner = scores.parts if weighted else scores.raw or scores.parts
             own = {f"{name}/{part}" if self.several else part: column for part, column in inner.items()}
             weight = self.functions[name][1] if weighted else 1.0
             for part, column in (own or {name: [total(value) for value in scores.earned]}).items():
-                scaled = [_scaled(value, weight) for value in column]
-                columns[part] = [None if row in broken else total(value) for row, value in enumerate(scaled)]
+                scaled = (total(_scaled(value, weight)) for value in column)
+                columns[part] = [None if row in broken else value for row, value in enumerate(scaled)]
         return columns
 
-    def _values(self, name: str, function: RewardFunction, rows: Rows) -> tuple[Scores, set[int]]:
-        """Return the scores by one function, and the rows on which it failed."""
+    def _values(self, name: str, function: RewardFunction, rows: Rows) -> Scores:
+        """Return the scores by one function."""
         pieces = max(1, min(self.workers, len(rows)))
         cuts = [round(i * len(rows) / pieces) for i in range(pieces + 1)]
         parts = [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
         outcomes = list(zip(parts, self._run(name, function, parts), strict=True))
         first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
         if first is None:
-            return _joined(rows, outcomes), set()
+            return _merged(rows, outcomes)
         if self.on_error == "stop":
             raise self._find_first(name, function, *first) from first[1]
         try:
-            scored, bad = self._divide(name, function, rows, outcomes)
+            return _merged(rows, *self._divide(name, function, rows, outcomes))
         except _AllFail as error:
-            logger.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
+            log = logging.getLogger(__name__)
+            log.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
             time.sleep(self.pause)
             (again,) = self._run(name, function, [rows])
             if isinstance(again, Exception):
                 raise self._error(name, rows.part(0, 1), again) from again
-            scored, bad = [(rows, again)], set()
-        return _joined(rows, scored), bad
+            return _merged(rows, [(rows, again)])
 
     def _find_first(self, name: str, function: RewardFunction, part: Rows, error: Exception) -> RewardError:
         """Return the error that names the first failing row, found by halving the part on which the function failed."""
@@ -179,12 +177,9 @@ class Rewards:
     def _divide(
         self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]
     ) -> tuple[list[tuple[Rows, Any]], set[int]]:
-        """Halve the parts on which a function fails until each failing row is alone.
+        """Halve the parts on which a function fails until each failing row is alone; return scored parts and bad rows.
 
         If a part fails and neither half does, all of its rows count as failed, since the row at fault is unknown.
-
-        Returns:
-            The parts with their scores, and the rows that failed.
 
         Raises:
             _AllFail: if every row seems to fail, judged by calling a few of them alone.
@@ -250,13 +245,13 @@ class Rewards:
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
         elif self.timeout is None and (len(calls) == 1 or not self.workers):
-            outcomes = [_attempt(call) for call in calls]
+            outcomes = [attempt(call) for call in calls]
         else:
             outcomes = run_in_threads(calls, self.timeout)
         for outcome in outcomes:
             if isinstance(outcome, StopTraining):
                 raise outcome
-        return [_read(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
+        return [_checked(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
@@ -270,29 +265,19 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     return function, float(weight)
 
 
-def _attempt(call: Callable[[], Any]) -> Any:
-    """Return the call's result, or its exception."""
+def _checked(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
     try:
-        return call()
-    except (Exception, SystemExit) as error:  # a user's function may raise anything; `_divide` finds the row
-        return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
-
-
-def _read(outcome: Any, rows: Rows, name: str) -> Any:
-    if isinstance(outcome, Exception):
-        return outcome
-    try:
-        return read_scores(outcome, rows, name=name)
+        return outcome if isinstance(outcome, Exception) else read_scores(outcome, rows, name=name)
     except RewardError as error:
         return error
 
 
-def _joined(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]]) -> Scores:
+def _merged(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]], failed: Iterable[int] = ()) -> Scores:
     """Merge the scores of parts into those of the whole batch; None for rows that are in no part."""
     earned: list[Earned] = [None] * len(rows)
-    failed: set[int] = set()
-    parts: dict[str, list[float | None]] = {}
-    raw: dict[str, list[float | None]] = {}
+    failed = set(failed)
+    parts: dict[str, list[Any]] = {}
+    raw: dict[str, list[Any]] = {}
     for part, scores in outcomes:
         start = part.first - rows.first
         earned[start : start + len(part)] = scores.earned

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from textenv.rewards.answer import answer_text
-from textenv.rewards.patterns import Scores
+from textenv.rewards.answer import TextReward, by_text
+from textenv.rewards.metrics import repeated
 
 
-def length_window(least: int, most: int, *, edge: int = 0) -> Scores:
+def length_window(least: int, most: int, *, edge: int = 0) -> TextReward:
     """Reward 1 for `least` to `most` tokens, falling linearly to 0 over `edge` tokens on either side.
 
     Tokens are the policy's own, EOS included (the unit of ``max_new_tokens``), so languages without spaces are
@@ -33,7 +33,7 @@ def length_window(least: int, most: int, *, edge: int = 0) -> Scores:
     return length_window
 
 
-def repetition(n: int = 3) -> Scores:
+def repetition(n: int = 3) -> TextReward:
     """Negative fraction of the completion's word n-grams that repeat an earlier one; 0 without repetition.
 
     The penalty of Yeo et al. (2025, arXiv:2502.03373, appendix), unscaled. Words are separated by white space.
@@ -47,21 +47,10 @@ def repetition(n: int = 3) -> Scores:
     """
     if n < 1:
         raise ValueError(f"n is {n}, expected at least 1 word")
-
-    def repetition(completions: list[Any], **columns: Any) -> list[float]:
-        return [_repeated(answer_text(answer).split(), n) for answer in completions]
-
-    return repetition
+    return by_text("repetition", lambda text: 0.0 - repeated([text.split()], n))
 
 
-def _repeated(words: list[str], n: int) -> float:
-    grams = len(words) - n + 1
-    if grams < 2:
-        return 0.0
-    return len({tuple(words[start : start + n]) for start in range(grams)}) / grams - 1
-
-
-def unfinished(penalty: float = 1.0) -> Scores:
+def unfinished(penalty: float = 1.0) -> TextReward:
     """Reward ``-penalty`` if the policy did not end its completion itself (the missing-EOS penalty), else 0.
 
     It uses only the column ``terminated`` (True after EOS, a stop token or a stop text), never the tokens, because

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,7 @@ from textenv.rewards.scores import Scores, total
 
 
 def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Compute the log metrics of a batch of scores.
-
-    Args:
-        scores: of the batch.
-        answers: token ids of each completion.
+    """Compute the log metrics of a batch of scores, with the token ids of each completion.
 
     Returns:
         For each component NAME: ``reward/NAME``, its mean contribution to the completions that count (0 where it
@@ -23,7 +20,7 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
         weight, where it applies; ``reward_applied/NAME``, the fraction of those completions; ``reward_share/NAME``, its
         fraction of all contributions, by absolute value; ``reward_length_correlation/NAME``, Pearson's correlation of
         its value and the completion's length (0 if one of them is constant). ``reward/failed`` and
-        ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repetition`.
+        ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repeated`.
     """
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
     columns, values = (
@@ -36,7 +33,7 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
         "reward/failed": len(scores.failed),
         "reward/left_out": sum(earned is None for earned in scores.earned),
         "text/distinct_2": distinct(answers),
-        "text/repeated_4": repetition(answers),
+        "text/repeated_4": repeated(answers),
     }
     lengths = np.array([len(ids) for ids in answers])
     count = sum(earned is not None for earned in scores.earned)
@@ -64,11 +61,11 @@ def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def repetition(answers: Sequence[Sequence[int]], n: int = 4) -> float:
+def repeated(answers: Sequence[Sequence[Any]], n: int = 4) -> float:
     """Mean fraction of a completion's n-grams that repeat an earlier one, over completions that have any (else 0)."""
     shares = [1 - len(set(grams)) / len(grams) for grams in (_grams(ids, n) for ids in answers) if grams]
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def _grams(ids: Sequence[int], n: int) -> list[tuple[int, ...]]:
+def _grams(ids: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
     return [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]

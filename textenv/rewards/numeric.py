@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from textenv.rewards.answer import answer_text, column_of
+from textenv.rewards.answer import ColumnReward, by_reference
 
 MAX_DIGITS = 400
 """Longer numbers, and larger powers of ten, are not parsed: ``1e999999999`` would exhaust the memory."""
 
-MAX_TEXT = 100_000
+MAX_CHARACTERS = 100_000
 """Maximum characters parsed, since a policy may write a megabyte of commas."""
 
 # A digit directly after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
 _DECIMAL = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
 )
-_NUMBER = re.compile(
+_NUMERAL = re.compile(
     rf"(?<![A-Za-z_^0-9])(?<![0-9]\.)((?<![)\]])[-+])?({_DECIMAL})(?: ?/ ?([-+]?{_DECIMAL}))?(?: ?(%))?"
 )
 _TEX_FRACTION = re.compile(rf"((?<![0-9])[-+])?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
@@ -29,17 +28,15 @@ _CURRENCY = re.compile(r"((?<![0-9])[-+])?\\?[$€£¥₹]([-+]?)")
 _HASHES = re.compile(r"####[ \t]*(?=[-+.$]{0,3}[0-9])")
 
 
-def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
+def numeric_answer(column: str = "answer") -> ColumnReward:
     """Reward 1 if the completion's number equals the column's exactly, else 0; None if the column has no number.
 
     The completion's number is that of its last complete ``\\boxed{}``, else the one after its last ``####`` (GSM8K),
     else its last number. Accepted are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and
     ``1.5e3``, with a decimal point; not mixed numbers (``1 1/2`` is one half), nor more than 400 digits. Only the last
     100,000 characters of a text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3;
-    ``60%`` also equals 60 if the column has no percent sign.
-
-    Args:
-        column: name of the prompts' column; it holds numbers, or texts that are parsed in the same way.
+    ``60%`` also equals 60 if the column has no percent sign. The column holds numbers, or texts that are parsed in the
+    same way.
 
     Example:
         >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]
@@ -47,42 +44,37 @@ def numeric_answer(column: str = "answer") -> Callable[..., list[float | None]]:
         [1.0, 1.0, 0.0, 0.0]
     """
 
-    def numeric_answer(completions: list[Any], **columns: Any) -> list[float | None]:
-        scores: list[float | None] = []
-        for answer, right in zip(completions, column_of(columns, column, "numeric_answer"), strict=True):
-            wanted = as_fraction(right)
-            scores.append(None if wanted is None else float(_agrees(answer_text(answer), right, wanted)))
-        return scores
+    def score(text: str, right: Any) -> float | None:
+        wanted = as_fraction(right)
+        if wanted is None:
+            return None
+        # "60%" is also 60, as the data may omit the sign (GSM8K).
+        texts = [text] if "%" in str(right) else [text, text.replace("%", "")]
+        return float(any(number_of(each) == wanted for each in texts))
 
-    return numeric_answer
-
-
-def _agrees(answer: str, right: Any, wanted: Fraction) -> bool:
-    """Return True if the answer has the wanted number; "60%" is also 60, as the data may omit the sign (GSM8K)."""
-    return find_number(answer) == wanted or ("%" not in str(right) and find_number(answer.replace("%", "")) == wanted)
+    return by_reference("numeric_answer", column, score)
 
 
 def as_fraction(number: Any) -> Fraction | None:
     """Return the exact value of a number or a number's text; a float means the decimal number it prints as."""
     if isinstance(number, (int, Fraction)):
         return Fraction(number)
-    return None if number is None else find_number(str(number))
+    return None if number is None else number_of(str(number))
 
 
-def find_number(text: str) -> Fraction | None:
+def number_of(text: str) -> Fraction | None:
     """Return the number that a text gives as its answer, or None if none can be parsed. See `numeric_answer`.
 
-    >>> find_number(r"2 + 2 = \\boxed{\\frac{8}{2}}, not 5")
+    >>> number_of(r"2 + 2 = \\boxed{\\frac{8}{2}}, not 5")
     Fraction(4, 1)
     """
-    text = text[-MAX_TEXT:]
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return _last_number(boxed)
-    hashes = _last(_HASHES, text)
-    if hashes and (first := _NUMBER.search(_plain(text[hashes.end() :]))):
-        return _value(first)
-    return _last_number(text)
+    text = text[-MAX_CHARACTERS:]
+    if (boxed := last_boxed(text)) is not None:
+        text = boxed
+    elif (hashes := _last(_HASHES, text)) and (first := _NUMERAL.search(_plain(text[hashes.end() :]))):
+        return _exact(first)
+    last = _last(_NUMERAL, _plain(text))
+    return _exact(last) if last else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -97,11 +89,6 @@ def last_boxed(text: str) -> str | None:
     return text[slice(*found)] if found else None
 
 
-def _last_number(text: str) -> Fraction | None:
-    last = _last(_NUMBER, _plain(text))
-    return _value(last) if last else None
-
-
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     found = deque(pattern.finditer(text), maxlen=1)
     return found[0] if found else None
@@ -114,7 +101,7 @@ def _plain(text: str) -> str:
     return _CURRENCY.sub(r" \1\2", text)
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
+def _exact(found: re.Match[str]) -> Fraction | None:
     sign, above, below, percent = found.groups()
     value, divisor = _decimal(above), _decimal(below or "1")
     if value is None or not divisor:

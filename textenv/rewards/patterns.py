@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
-from textenv.rewards.answer import answer_text, any_of
-
-Scores = Callable[..., list[float]]
-"""A reward function that applies to every row."""
+from textenv.rewards.answer import TextReward, any_of, by_text
 
 
-def matches(pattern: str) -> Scores:
+def matches(pattern: str) -> TextReward:
     """Reward 1 if the regular expression is found in the completion, else 0.
 
     Raises:
@@ -26,20 +22,14 @@ def matches(pattern: str) -> Scores:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from error
-
-    def matches(completions: list[Any], **columns: Any) -> list[float]:
-        return [float(compiled.search(answer_text(answer)) is not None) for answer in completions]
-
-    return matches
+    return by_text("matches", lambda text: float(compiled.search(text) is not None))
 
 
-def format_tags(*tags: str) -> Scores:
+def format_tags(*tags: str) -> TextReward:
     """Reward 1 if the completion is these elements, each once, in this order, separated by white space only, else 0.
 
-    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2).
-
-    Args:
-        tags: tag names; ``"think", "answer"`` by default.
+    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose ``"think", "answer"`` are the
+    default.
 
     Raises:
         ValueError: if a name is not a word.
@@ -52,11 +42,7 @@ def format_tags(*tags: str) -> Scores:
     names = tags or ("think", "answer")
     if not all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in names):
         raise ValueError(f"tags are {names}, expected names without brackets such as 'think'")
-
-    def format_tags(completions: list[Any], **columns: Any) -> list[float]:
-        return [float(_is_tagged(answer_text(answer), names)) for answer in completions]
-
-    return format_tags
+    return by_text("format_tags", lambda text: float(_is_tagged(text, names)))
 
 
 def _is_tagged(text: str, names: tuple[str, ...]) -> bool:
@@ -72,7 +58,7 @@ def _is_tagged(text: str, names: tuple[str, ...]) -> bool:
     return not text.strip()
 
 
-def forbidden_words(words: Iterable[str]) -> Scores:
+def forbidden_words(words: Iterable[str]) -> TextReward:
     """Reward -1 if the completion has one of these words (whole words, any case), else 0.
 
     Raises:
@@ -83,14 +69,10 @@ def forbidden_words(words: Iterable[str]) -> Scores:
         [-1.0, 0.0]
     """
     found = re.compile(any_of(words), re.IGNORECASE)
-
-    def forbidden_words(completions: list[Any], **columns: Any) -> list[float]:
-        return [-1.0 if found.search(answer_text(answer)) else 0.0 for answer in completions]
-
-    return forbidden_words
+    return by_text("forbidden_words", lambda text: -1.0 if found.search(text) else 0.0)
 
 
-def keyword_count(words: Iterable[str], *, most: int = 1) -> Scores:
+def keyword_count(words: Iterable[str], *, most: int = 1) -> TextReward:
     """Reward the number of occurrences of these words (whole words, any case) over `most`, capped at 1.
 
     Raises:
@@ -103,9 +85,4 @@ def keyword_count(words: Iterable[str], *, most: int = 1) -> Scores:
     found = re.compile(any_of(words), re.IGNORECASE)
     if most < 1:
         raise ValueError(f"most is {most}, expected at least 1 occurrence for the best score")
-
-    def keyword_count(completions: list[Any], **columns: Any) -> list[float]:
-        counts = (sum(1 for _ in found.finditer(answer_text(answer))) for answer in completions)
-        return [min(count, most) / most for count in counts]
-
-    return keyword_count
+    return by_text("keyword_count", lambda text: min(sum(1 for _ in found.finditer(text)), most) / most)

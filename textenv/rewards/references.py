@@ -5,33 +5,26 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from textenv.rewards.answer import answer_text, column_of
-from textenv.rewards.patterns import Scores
+from textenv.rewards.answer import ColumnReward, TextReward, by_reference
 
 if TYPE_CHECKING:
     from textenv.rewards.reward_model import RewardModel
 
 
-def exact_answer(column: str = "answer") -> Callable[..., list[float | None]]:
+def exact_answer(column: str = "answer") -> ColumnReward:
     """Reward 1 if completion and column are equal up to surrounding white space, else 0; None if the column is None.
 
     Example:
         >>> exact_answer()(prompts=["capital of Peru?"] * 2, completions=[" Lima", "lima"], answer=["Lima"] * 2)
         [1.0, 0.0]
     """
-
-    def exact_answer(completions: list[Any], **columns: Any) -> list[float | None]:
-        rows = zip(completions, column_of(columns, column, "exact_answer"), strict=True)
-        return [None if right is None else float(answer_text(x).strip() == str(right).strip()) for x, right in rows]
-
-    return exact_answer
+    return by_reference("exact_answer", column, lambda text, right: float(text.strip() == str(right).strip()))
 
 
-def token_f1(column: str = "reference") -> Callable[..., list[float | None]]:
+def token_f1(column: str = "reference") -> ColumnReward:
     """Reward the F1 of the words that completion and reference share, in any order (Rajpurkar et al. 2016, §6.1).
 
     Words are runs of letters and digits in lower case; unlike there, articles count. It takes linear time, ROUGE-L the
@@ -42,21 +35,15 @@ def token_f1(column: str = "reference") -> Callable[..., list[float | None]]:
         [0.8, 0.0]
     """
 
-    def token_f1(completions: list[Any], **columns: Any) -> list[float | None]:
-        rows = zip(completions, column_of(columns, column, "token_f1"), strict=True)
-        return [None if reference is None else _f1(answer_text(answer), str(reference)) for answer, reference in rows]
+    def f1(text: str, reference: Any) -> float:
+        given, wanted = (Counter(re.findall(r"\w+", x.lower())) for x in (text, str(reference)))
+        words = given.total() + wanted.total()
+        return 2 * (given & wanted).total() / words if words else 1.0
 
-    return token_f1
-
-
-def _f1(one: str, other: str) -> float:
-    given, wanted = (Counter(re.findall(r"\w+", text.lower())) for text in (one, other))
-    if not given and not wanted:
-        return 1.0
-    return 2 * (given & wanted).total() / (given.total() + wanted.total())
+    return by_reference("token_f1", column, f1)
 
 
-def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") -> Scores:
+def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") -> TextReward:
     """Reward the probability, by a classifier, that prompt and completion together have a label.
 
     The classifier is loaded at the first call; for one already in memory see `textenv.RewardModel`.

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from textenv.lm.loading import EMBEDDED, from_pretrained
+from textenv.lm.loading import EMBEDDED, from_pretrained, setting
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
-POSITIVE = "positive"
 
 
 class RewardModel:
@@ -78,9 +75,7 @@ class RewardModel:
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
         """Load model and tokenizer: ``"embedded"`` (sentiment of reviews), a local folder, or a hub name.
 
-        Args:
-            name: the model; its weights keep their saved dtype.
-            options: arguments of the class.
+        The weights keep their saved dtype; the options are arguments of the class.
 
         Raises:
             ValueError: if it cannot be read, or for the reasons of the class.
@@ -104,14 +99,8 @@ class RewardModel:
     ) -> list[float]:
         """Score completions as a reward function, from the policy's ids or from prompt and completion as text or chat.
 
-        Args:
-            prompts: texts or chats.
-            completions: texts or chats.
-            prompt_ids: the policy's ids of the prompts.
-            completion_ids: the policy's ids of the completions.
-            terminated: True if the policy ended the completion itself.
-            tokenizer: tokenizer of the ids; if None, or not equivalent to the model's, texts are read.
-            columns: other columns, ignored.
+        The texts are read if ``tokenizer``, that of the ids, is None or not equivalent to the model's. ``terminated``
+        is True where the policy ended the completion itself.
         """
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
             pairs = zip(prompt_ids, completion_ids, strict=True)
@@ -123,7 +112,7 @@ class RewardModel:
     @property
     def reads_ends(self) -> bool:
         """True if the model was trained on completions that end with EOS (as by `algos.train_reward_model`)."""
-        return bool(getattr(self.model.config, "trained_with_eos", False))
+        return bool(setting(self.model.config, "trained_with_eos"))
 
     def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Any] = ()) -> bool:
         """Return True if a policy's tokenizer has this model's vocabulary and, for chat prompts, its chat template."""
@@ -138,7 +127,6 @@ class RewardModel:
         """Score texts, each taken as terminated: float32 ``[len(texts)]``."""
         return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
 
-    @torch.no_grad()
     def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Score of token ids, int64 ``[B, L]``, where ``attention_mask`` is 1 on real tokens: float32 ``[B]``.
 
@@ -183,16 +171,19 @@ class RewardModel:
         only special tokens are those of the tokenizer and of the chat template: a completion that spells one out is
         ordinary text, see `textenv.prompts.special_tokens`.
         """
-        is_text = isinstance(prompt, str)
-        ids = ordinary_ids(prompt + completion, self.tokenizer) if is_text else self._chat_ids([*prompt, *completion])
         eos = self.tokenizer.eos_token_id
-        end = [eos] if ended and is_text and eos is not None and ids[-1:] != [eos] else []
-        if is_text and len(ids) + len(end) > self.max_tokens:
-            cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # keeps the tokenizer's special tokens
-            self._warn(len(ids))
-            ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
+        if isinstance(prompt, str):
+            ids = ordinary_ids(prompt + completion, self.tokenizer)
+            end = [eos] if ended and eos is not None and ids[-1:] != [eos] else []
+            if len(ids) + len(end) > self.max_tokens:
+                cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # keeps special tokens in front
+                self._warn(len(ids))
+                ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
+            ids += end
+        else:
+            ids = chat_ids([*prompt, *completion], self.tokenizer, add_generation_prompt=False)
         known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
-        return self._cut(ids + end) or [next((token for token in known if token is not None), 0)]
+        return self._cut(ids) or [next((token for token in known if token is not None), 0)]
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last ids that fit into the model."""
@@ -202,7 +193,8 @@ class RewardModel:
 
     def _warn(self, length: int) -> None:
         if not self._has_warned:
-            logger.warning("a text of %d tokens loses its beginning: the model reads %d", length, self.max_tokens)
+            log = logging.getLogger(__name__)
+            log.warning("a text of %d tokens loses its beginning: the model reads %d", length, self.max_tokens)
             self._has_warned = True
 
     def _reward_of(self, logits: Tensor) -> Tensor:
@@ -216,14 +208,6 @@ class RewardModel:
         others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
         return logits[:, self.index] - others.logsumexp(-1)
 
-    def _chat_ids(self, messages: list[Any]) -> list[int]:
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError(
-                "a chat is to be scored, but the reward model's tokenizer has no chat template: set "
-                "tokenizer.chat_template, or give the prompts as text"
-            )
-        return chat_ids(messages, self.tokenizer, add_generation_prompt=False)
-
 
 def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
     """Return the logits column; None for the raw score of a head with one output."""
@@ -232,7 +216,7 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
         if label is not None:
             raise ValueError(f"label is {label!r}, but the model has one output, a raw score: leave the label out")
         return None
-    wanted = POSITIVE if label is None else label
+    wanted = "positive" if label is None else label
     index = wanted if isinstance(wanted, int) else labels.get(wanted.lower(), -1)
     if index not in labels.values():
         raise ValueError(f"label is {wanted!r}, the model has {sorted(labels)}: name one of them")
@@ -241,10 +225,10 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
 
 def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the model's maximum input length: its number of positions, or fewer if its tokenizer says so."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    positions = setting(model.config.get_text_config(), "max_position_embeddings") or tokenizer.model_max_length
     for name, module in model.named_modules():
         # RoBERTa's positions start after its pad id.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             positions -= module.padding_idx + 1
     return int(min(positions, tokenizer.model_max_length))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from textenv.rendering import printable
 
-LARGEST = float(np.finfo(np.float32).max)
+MAX_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward, which is float32."""
 MOST = 1_000
 """Maximum characters shown of a function's own error."""
@@ -62,22 +65,23 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
     Raises:
         RewardError: on a wrong count, an entry of another type, or one that is not finite.
     """
+    check = partial(check_count, expected=len(rows), name=f"reward {name!r}", item="number", error=RewardError)
     if isinstance(returned, Scores):
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values()):
-            _check_count(column, rows, name=name)
+            check(column)
         return returned
     if isinstance(returned, Mapping):
         for column in returned.values():
-            _check_count(column, rows, name=name)
+            check(column)
         returned = [dict(zip(returned, entries, strict=True)) for entries in zip(*returned.values(), strict=True)]
-    _check_count(returned, rows, name=name)
+    check(returned)
     earned: list[Earned] = []
     parts: dict[str, list[float | None]] = {}
     for row, entry in enumerate(returned):
         if not isinstance(entry, Mapping):
-            earned.append(_read(entry, rows, row, name, finite))
+            earned.append(_read_entry(entry, rows, row, name, finite))
             continue
-        named = {str(part): _read(value, rows, row, f"{name}/{part}", finite) for part, value in entry.items()}
+        named = {str(part): _read_entry(value, rows, row, f"{name}/{part}", finite) for part, value in entry.items()}
         for part, value in named.items():
             parts.setdefault(part, [None] * len(rows))[row] = total(value)
         earned.append(add(list(named.values()), rows.tokens(row)))
@@ -144,8 +148,8 @@ class Rows:
 def as_number(entry: Any) -> float | None:
     """Return an entry as a number (finite or not; also a tensor of one element); None if it is not a number."""
     # Reject what Python would convert: text of digits, complex numbers (to their real part), masked entries (to NaN).
-    complex_number = getattr(getattr(entry, "dtype", None), "kind", None) == "c"
-    if isinstance(entry, (str, bytes, bytearray)) or complex_number or np.ma.is_masked(entry):
+    is_complex = isinstance(entry, (np.generic, np.ndarray)) and entry.dtype.kind == "c"
+    if isinstance(entry, (str, bytes, bytearray)) or is_complex or np.ma.is_masked(entry):
         return None
     try:
         return float(entry)
@@ -153,64 +157,44 @@ def as_number(entry: Any) -> float | None:
         return None
 
 
-def miscount(returned: Any, expected: int) -> str:
-    """Return a description of a value without that many entries, for an error; empty if the count is right."""
-    has_length = hasattr(returned, "__len__") and not isinstance(returned, str) and getattr(returned, "ndim", 1) > 0
-    if has_length and len(returned) == expected:
-        return ""
-    return f"{len(returned)} values" if has_length else f"{returned!r:.200}"
+def is_tensor(value: Any) -> bool:
+    """Return True for a tensor, without importing torch: where it is not imported, there are none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_flat(entry: Any) -> bool:
-    """Return True if an entry is a list or array of one dimension."""
-    if isinstance(entry, np.ndarray):
-        return entry.ndim == 1
-    return (
-        isinstance(entry, Sequence)
-        and not isinstance(entry, (str, bytes, bytearray))
-        and not any(hasattr(x, "__len__") for x in entry)
-    )
-
-
-def _check_count(returned: Any, rows: Rows, *, name: str) -> None:
-    if given := miscount(returned, len(rows)):
-        raise RewardError(
-            f"reward {name!r} returned {given} for {len(rows)} completions: return a list with one number for each"
-        )
-
-
-def _without_torch(entry: Any) -> Any:
-    """Return a real tensor as an array; return anything else, and a tensor without values, unchanged."""
-    if not hasattr(entry, "detach") or entry.is_complex():
-        return entry
+def check_count(returned: Any, expected: int, *, name: str, item: str, error: type[ValueError] = ValueError) -> None:
+    """Raise unless there is one item for each completion."""
     try:
-        return entry.detach().float().cpu().numpy()
-    except (RuntimeError, TypeError):  # on the meta device, sparse
-        return entry
+        count = None if isinstance(returned, str) else len(returned)
+    except TypeError:  # a number, an iterator, an array without dimensions
+        count = None
+    if count != expected:
+        given = f"{returned!r:.200}" if count is None else f"{count} values"
+        raise error(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
 
 
-def _read(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
+def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
     """Return one entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None
-    entry = _without_torch(entry)
-    if _is_flat(entry):
+    if is_tensor(entry) and not entry.is_complex():
+        with suppress(RuntimeError, TypeError):  # on the meta device, sparse
+            entry = entry.detach().float().cpu().numpy()
+    is_list = isinstance(entry, Sequence) and not isinstance(entry, (str, bytes, bytearray))
+    if entry.ndim == 1 if isinstance(entry, np.ndarray) else is_list and not any(isinstance(x, Sized) for x in entry):
         dense = np.asarray(entry)
-        dense = dense.astype(np.float32) if dense.dtype == bool else dense
         if len(dense) != rows.tokens(row):
             raise RewardError(
                 f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one a token, or one for the whole answer"
             )
-        if (
-            dense.dtype.kind in "iuf"
-            and not np.ma.is_masked(entry)
-            and (not finite or (np.abs(dense) <= LARGEST).all())
-        ):
+        is_real = dense.dtype.kind in "biuf" and not np.ma.is_masked(entry)
+        if is_real and (not finite or (np.abs(dense) <= MAX_REWARD).all()):
             with np.errstate(over="ignore"):  # overflow to infinity, which the caller reports
                 return dense.astype(np.float32)
     else:
         number = as_number(entry)
-        if number is not None and (not finite or abs(number) <= LARGEST):
+        if number is not None and (not finite or abs(number) <= MAX_REWARD):
             return number
     raise RewardError(f"reward {name!r} returned {entry!r:.200} in {rows.describe(row)}: expected a finite number")

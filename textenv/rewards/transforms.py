@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,42 @@ import numpy as np
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import RewardError, Rows, read_scores
 
-MaybeScores = list[float | None]
+
+class Transform:
+    """Reward function that changes the scores of another one; None stays None.
+
+    Args:
+        function: a reward function.
+        change: function from the scores of a batch, float64 ``[k]`` with k > 0, to the new ones.
+        by_batch: True if a new score depends on the scores of other rows.
+
+    Raises:
+        RewardError: when called, on an invalid return value, and on per-token rewards, which have no single number.
+        ValueError: when called with ``by_batch``, if a score is not finite.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], change: Callable[[np.ndarray], np.ndarray], *, by_batch: bool
+    ) -> None:
+        self.function, self.change, self.by_batch = function, change, by_batch
+        self.__name__ = reward_name(function)
+
+    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
+        """Call the function and return the changed scores."""
+        rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
+        earned = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__).earned
+        if any(isinstance(score, np.ndarray) for score in earned):
+            raise RewardError(
+                f"reward {self.__name__!r} pays by the token, but Normalize, clip and whiten take one number an answer"
+            )
+        known = np.array([score for score in earned if score is not None], dtype=np.float64)
+        if self.by_batch and not np.isfinite(known).all():
+            raise ValueError(f"reward {self.__name__!r} returned {earned!r:.200}: expected finite numbers or None")
+        changed = iter(self.change(known).tolist() if len(known) else [])
+        return [None if score is None else next(changed) for score in earned]
 
 
-class Normalize:
+class Normalize(Transform):
     """Normalize scores by their running mean and running standard deviation.
 
     Each batch first updates the statistics (parallel formula of Chan, Golub and LeVeque 1979), then is scaled by them.
@@ -37,29 +70,18 @@ class Normalize:
         [-1.0, 1.0]
     """
 
-    depends_on_batch = True
-
     def __init__(self, function: Callable[..., Any], *, center: bool = True, scale: bool = True) -> None:
-        self.function, self.center, self.scale = function, center, scale
-        self.__name__ = reward_name(function)
+        super().__init__(function, self._normalize, by_batch=True)
+        self.center, self.scale = center, scale
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
-    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> MaybeScores:
-        """Call the function, update the statistics, and return its normalized scores."""
-        scores = _scores(self.function, columns, tokenizer)
-        self._add(_known(scores, self.__name__))
-        shift = self.mean if self.center else 0.0
-        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
-        return [None if score is None else (score - shift) / divisor for score in scores]
-
-    def _add(self, scores: np.ndarray) -> None:
-        if not len(scores):
-            return
-        count = self.count + len(scores)
-        share, delta = len(scores) / count, float(scores.mean()) - self.mean
+    def _normalize(self, scores: np.ndarray) -> np.ndarray:
+        self.count += len(scores)
+        share, delta = len(scores) / self.count, float(scores.mean()) - self.mean
         self.variance = (1 - share) * self.variance + share * float(scores.var()) + share * (1 - share) * delta**2
         self.mean += share * delta
-        self.count = count
+        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
+        return (scores - (self.mean if self.center else 0.0)) / divisor
 
     def state_dict(self) -> dict[str, float]:
         """Return the running statistics, ready for JSON."""
@@ -70,7 +92,7 @@ class Normalize:
         self.count, self.mean, self.variance = int(state["count"]), float(state["mean"]), float(state["variance"])
 
 
-def clip(function: Callable[..., Any], low: float, high: float) -> Callable[..., MaybeScores]:
+def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
     """Clip the function's scores to [`low`, `high`]; None stays None.
 
     Raises:
@@ -83,15 +105,10 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Callable[...,
     """
     if not low <= high:
         raise ValueError(f"low and high are {low} and {high}, expected low <= high")
-
-    def clipped(*, tokenizer: Any = None, **columns: Any) -> MaybeScores:
-        scores = _scores(function, columns, tokenizer)
-        return [None if score is None else float(np.clip(score, low, high)) for score in scores]
-
-    return _named(clipped, function)
+    return Transform(function, functools.partial(np.clip, a_min=low, a_max=high), by_batch=False)
 
 
-def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable[..., MaybeScores]:
+def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transform:
     """Scale the function's scores to population variance 1 in each batch; mean 0 or, with ``shift_mean=False``, kept.
 
     Equal scores are divided by 1; None stays None. Raises the same error as `Normalize`.
@@ -102,46 +119,21 @@ def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Callable
         [-1.0, 1.0]
     """
 
-    def whitened(*, tokenizer: Any = None, **columns: Any) -> MaybeScores:
-        scores = _scores(function, columns, tokenizer)
-        known = _known(scores, reward_name(function))
-        if not len(known):
-            return scores
-        mean, divisor = float(known.mean()), _deviation(float(known.var()), float(known.mean()))
-        back = 0.0 if shift_mean else mean
-        return [None if score is None else (score - mean) / divisor + back for score in scores]
+    def change(scores: np.ndarray) -> np.ndarray:
+        mean = float(scores.mean())
+        return (scores - mean) / _deviation(float(scores.var()), mean) + (0.0 if shift_mean else mean)
 
-    whitened.depends_on_batch = True  # type: ignore[attr-defined]
-    return _named(whitened, function)
+    return Transform(function, change, by_batch=True)
 
 
-def _named(wrapper: Callable[..., MaybeScores], function: Callable[..., Any]) -> Callable[..., MaybeScores]:
-    wrapper.__name__ = reward_name(function)
-    return wrapper
+def depends_on_batch(function: Any) -> bool:
+    """Return True if a reward function's score of a row depends on other rows (`Normalize`, `whiten`, `clip` of them).
 
-
-def _scores(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any) -> MaybeScores:
-    """Return one number per completion, or None.
-
-    Raises:
-        RewardError: on an invalid return value, and on per-token rewards, which have no single number.
+    Example:
+        >>> depends_on_batch(clip(whiten(len), 0, 1)), depends_on_batch(clip(len, 0, 1))
+        (True, False)
     """
-    rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
-    scores = read_scores(call_reward(function, columns, tokenizer), rows, name=reward_name(function))
-    if any(isinstance(earned, np.ndarray) for earned in scores.earned):
-        raise RewardError(
-            f"reward {reward_name(function)!r} pays by the token, but Normalize, clip and whiten take "
-            "one number an answer"
-        )
-    return [None if earned is None else float(earned) for earned in scores.earned]
-
-
-def _known(scores: MaybeScores, name: str) -> np.ndarray:
-    known = np.array([score for score in scores if score is not None], dtype=np.float64)
-    if not np.isfinite(known).all():
-        row = next(row for row, score in enumerate(scores) if score is not None and not math.isfinite(score))
-        raise ValueError(f"reward {name!r} returned {scores[row]!r} in row {row}: expected a finite number or None")
-    return known
+    return isinstance(function, Transform) and (function.by_batch or depends_on_batch(function.function))
 
 
 def _deviation(variance: float, mean: float) -> float:

@@ -21,33 +21,27 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
 
     A call beyond ``timeout`` seconds becomes a `TimeoutError`; its daemon thread is abandoned.
     """
-    outcomes: list[Any] = [None] * len(calls)
-    threads = [
-        threading.Thread(target=_keep, args=(outcomes, index, call), daemon=True) for index, call in enumerate(calls)
-    ]
-    for thread in threads:
-        thread.start()
+    pending: list[Future[Any]] = [Future() for _ in calls]
+
+    def run(future: Future[Any], call: Callable[[], Any]) -> None:
+        future.set_result(attempt(call, (BaseException,)))
+
+    for each in zip(pending, calls, strict=True):
+        threading.Thread(target=run, args=each, daemon=True).start()
     end = None if timeout is None else time.monotonic() + timeout
-    late = []
-    for thread in threads:
-        thread.join(None if end is None else max(0.0, end - time.monotonic()))
-        late.append(thread.is_alive())
-    return [_late(timeout) if slow else outcome for slow, outcome in zip(late, list(outcomes), strict=True)]
+    return [_result(future, timeout, end) for future in pending]
 
 
-def _keep(outcomes: list[Any], index: int, call: Callable[[], Any]) -> None:
+def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Any:
+    """Return the call's result, or its exception if it is of these kinds."""
     try:
-        outcomes[index] = call()
-    except BaseException as error:  # returned to the caller, which decides
-        outcomes[index] = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
+        return call()
+    except kinds as error:  # a user's function may raise anything
+        return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
 
 
 class Workers:
-    """Pool of processes, started at the first call; they end with the program, even if it is killed.
-
-    Args:
-        count: number of processes.
-    """
+    """Pool of ``count`` processes, started at the first call; they end with the program, even if it is killed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -92,8 +86,8 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     outcomes: list[Any] = []
     try:
         pending = [pool.submit(_in_child, call, timeout) for call in calls]
-        for one in pending:
-            outcomes.append(_result(one, timeout, end))
+        for future in pending:
+            outcomes.append(_result(future, timeout, end))
     except BrokenProcessPool:
         dead = RuntimeError(
             "a worker process died: killed, out of memory, or, in a script, without `if __name__ == '__main__':`"
@@ -104,25 +98,24 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     return outcomes
 
 
-def _result(one: Future[Any], timeout: float | None, end: float | None) -> Any:
+def _result(future: Future[Any], timeout: float | None, end: float | None) -> Any:
     try:
-        found, failure = one.result(None if end is None else max(0.0, end - time.monotonic()))
+        return future.result(None if end is None else max(0.0, end - time.monotonic()))
     except TimeoutError:
-        return _late(timeout)
-    return found if failure is None else ChildError(failure)
+        return TimeoutError(f"the call took longer than its time limit of {timeout} s")
 
 
 class ChildError(Exception):
     """Error raised by a function in a process; only its message is returned, as an exception may not be picklable."""
 
 
-def _in_child(call: Callable[[], Any], timeout: float | None) -> tuple[Any, str | None]:
+def _in_child(call: Callable[[], Any], timeout: float | None) -> Any:
     if timeout is not None:  # ends the process if no thread can run and its parent does not kill it
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
-        return call(), None
+        return call()
     except (Exception, SystemExit) as error:  # returned to the parent, which decides
-        return None, f"{type(error).__name__}: {error}"
+        return ChildError(f"{type(error).__name__}: {error}")
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -141,9 +134,9 @@ def _wait_for_parent() -> None:
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
-    for process in list((getattr(pool, "_processes", None) or {}).values()):
+    for group, process in list((pool._processes or {}).items()):
         try:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:  # it has ended, or has not created its process group yet
             process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
@@ -151,7 +144,3 @@ def _kill(pool: ProcessPoolExecutor) -> None:
 
 def _import(calls: Sequence[Callable[[], Any]]) -> None:
     """Do nothing: unpickling the calls in this process imports what they need."""
-
-
-def _late(timeout: float | None) -> TimeoutError:
-    return TimeoutError(f"the call took longer than its time limit of {timeout} s")

@@ -12,7 +12,7 @@ from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.textenv.envs.test_conversation import Parrot
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
-from textenv.rewards.metrics import correlation, distinct, repetition
+from textenv.rewards.metrics import correlation, distinct, repeated
 
 EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
 
@@ -272,8 +272,8 @@ def test_columns_of_another_argument_are_refused():
 
 def test_variety_and_repetition_by_hand():
     assert distinct([[1, 2, 1, 2], [1, 2]]) == 2 / 4
-    assert repetition([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
-    assert distinct([[1]]) == 1 and repetition([[]]) == 0
+    assert repeated([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
+    assert distinct([[1]]) == 1 and repeated([[]]) == 0
     assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
 
 

@@ -13,7 +13,7 @@ from tests.helpers.models import WORDS, make_tokenizer
 from textenv import FunctionTask, TextVectorEnv, rewards
 from textenv.prompts.prompts import PromptList
 from textenv.rewards.calling import call_reward
-from textenv.rewards.numeric import as_fraction, find_number, last_boxed
+from textenv.rewards.numeric import as_fraction, last_boxed, number_of
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 
@@ -107,7 +107,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_the_number_of_a_text(text):
-    assert find_number(text) == NUMBERS[text]
+    assert number_of(text) == NUMBERS[text]
 
 
 def test_the_box_keeps_its_braces():

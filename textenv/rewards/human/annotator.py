@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Scale = Literal["thumbs", "0-5", "pairs"]
 """Scale of the answers: a thumb per response, a mark per response, or a choice between two responses."""
@@ -40,6 +40,7 @@ class Question:
         return (*SCORES[self.scale], SKIP, *([UNDO] if self.can_undo else []), QUIT)
 
 
+@runtime_checkable
 class Annotator(Protocol):
     """Interface that shows a question and waits for the answer."""
 

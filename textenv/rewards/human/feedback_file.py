@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -56,7 +57,7 @@ class FeedbackFile:
                 raise ValueError(
                     f"{self.path}, line {number}: {error}. Correct this line or delete it; the others are not affected"
                 ) from error
-            found[key(record["scale"], record["prompt"], _responses(record))] = record
+            found[key(record["scale"], record["prompt"], [response for response, _ in scores(record)])] = record
         return found
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
@@ -64,7 +65,7 @@ class FeedbackFile:
         record = _record(question, answer, annotator)
         with self._lock:
             self._lines()  # another process may have been killed in the middle of its line
-            _write(self.path, _line(record), mode="ab")
+            _write_synced(self.path, _line(record), mode="ab")
         return record
 
     def withdraw(self, record: Record) -> None:
@@ -79,38 +80,37 @@ class FeedbackFile:
                 raise ValueError(f"{self.path} does not hold the answer to be undone any more: {record}")
             lines.remove(_line(record))
             fresh = self.path.with_name(f"{self.path.name}.new")
-            _write(fresh, b"".join(lines), mode="wb")
+            _write_synced(fresh, b"".join(lines), mode="wb")
             shutil.copymode(self.path, fresh)
             os.replace(fresh, self.path)
 
     def scored(self) -> list[Record]:
         """Return the scores as ``prompt``, ``completion``, ``score``; without skipped questions."""
-        return _columns(self.answers(), "prompt", "completion", "score")
+        return _select(self.answers(), "prompt", "completion", "score")
 
     def preferences(self) -> list[Record]:
         """Return the pairs as ``prompt``, ``chosen``, ``rejected``; without ties and skipped questions."""
-        return _columns(self.answers(), "prompt", "chosen", "rejected")
+        return _select(self.answers(), "prompt", "chosen", "rejected")
 
     def _lines(self) -> list[bytes]:
         """Return all lines, after an incomplete last line was completed or moved away; the caller holds the lock."""
-        data = self.path.read_bytes() if self.path.exists() else b""
-        end = data.rfind(b"\n") + 1
-        whole, half = data[:end], data[end:]
-        if not half:
-            return BytesIO(whole).readlines()
-        try:
-            _parse(half)
-        except ValueError:
-            self._put_aside(half, end)
-            return BytesIO(whole).readlines()
-        _write(self.path, b"\n", mode="ab")
-        return [*BytesIO(whole).readlines(), half + b"\n"]
+        lines = BytesIO(self.path.read_bytes()).readlines() if self.path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            half = lines.pop()
+            try:
+                _parse(half)
+            except ValueError:
+                self._put_aside(half)
+            else:
+                _write_synced(self.path, b"\n", mode="ab")
+                lines.append(half + b"\n")
+        return lines
 
-    def _put_aside(self, half: bytes, end: int) -> None:
+    def _put_aside(self, half: bytes) -> None:
         aside = self.path.with_name(f"{self.path.name}.half")
-        _write(aside, half + b"\n", mode="ab")  # first, so that the line is always in at least one file
+        _write_synced(aside, half + b"\n", mode="ab")  # first, so that the line is always in at least one file
         with self.path.open("r+b") as file:
-            file.truncate(end)
+            file.truncate(self.path.stat().st_size - len(half))
             os.fsync(file.fileno())
         warnings.warn(
             f"{self.path} ended in half a line, left by a process that was killed: it was moved to {aside}, "
@@ -119,7 +119,7 @@ class FeedbackFile:
         )
 
 
-def key(scale: str, prompt: Any, responses: tuple[Any, ...]) -> str:
+def key(scale: str, prompt: Any, responses: Sequence[Any]) -> str:
     """Return the key of a question: equal for equal prompts and responses, in either order of a pair."""
     return canonical([scale, prompt, sorted(canonical(response) for response in responses)])
 
@@ -150,10 +150,6 @@ def _record(question: Question, answer: str, annotator: str) -> Record:
     return record | {"answer": answer, "scale": question.scale, "time": time, "annotator": annotator}
 
 
-def _responses(record: Record) -> tuple[Any, ...]:
-    return tuple(record["completions"]) if record["scale"] == "pairs" else (record["completion"],)
-
-
 def _line(record: Record) -> bytes:
     return json.dumps(record).encode("ascii") + b"\n"
 
@@ -175,12 +171,12 @@ def _parse(line: bytes) -> Record:
     return dict(record)
 
 
-def _columns(answers: dict[str, Record], *names: str) -> list[Record]:
+def _select(answers: dict[str, Record], *names: str) -> list[Record]:
     rows = [{name: record.get(name) for name in names} for record in answers.values()]
     return [row for row in rows if row[names[-1]] is not None]
 
 
-def _write(path: Path, data: bytes, *, mode: str) -> None:
+def _write_synced(path: Path, data: bytes, *, mode: str) -> None:
     with path.open(mode) as file:
         file.write(data)
         file.flush()

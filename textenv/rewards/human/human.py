@@ -76,7 +76,7 @@ class HumanReward:
             )
         if fallback is not None and not callable(fallback):
             raise TypeError(f"fallback is {fallback!r}, expected a function f(prompts, completions, **columns)")
-        if annotator is not None and not (callable(getattr(annotator, "ask", None)) and hasattr(annotator, "name")):
+        if annotator is not None and not isinstance(annotator, Annotator):
             raise TypeError(
                 f"annotator is {annotator!r}, expected ask(question) and a name: see textenv.rewards.human.Annotator"
             )
@@ -110,18 +110,15 @@ class HumanReward:
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
         """Return all possible questions about this batch, by key, without duplicates."""
-        distinct: dict[str, dict[str, Any]] = {}
-        asked: dict[str, Any] = {}
+        groups: dict[str, tuple[Any, dict[str, Any]]] = {}
         for prompt, completion in zip(prompts, completions, strict=True):
-            asked[canonical(prompt)] = prompt
-            distinct.setdefault(canonical(prompt), {})[canonical(completion)] = completion
+            groups.setdefault(canonical(prompt), (prompt, {}))[1][canonical(completion)] = completion
         found = {}
-        for name, group in distinct.items():
-            said = list(group.values())
+        for prompt, distinct in groups.values():
+            said = list(distinct.values())
             for responses in zip(said[::2], said[1::2], strict=False) if self.scale == "pairs" else zip(said):
-                k = key(self.scale, asked[name], responses)
-                shown = responses[:: -1 if self._rng([k]).random() < 0.5 else 1]
-                found[k] = Question(asked[name], shown, self.scale)
+                k = key(self.scale, prompt, responses)
+                found[k] = Question(prompt, responses[:: -1 if self._rng([k]).random() < 0.5 else 1], self.scale)
         return found
 
     def _chosen(self, questions: dict[str, Question]) -> dict[str, Question]:
@@ -161,14 +158,11 @@ class HumanReward:
         rows = [row for row, score in enumerate(result) if score is None]
         if self.fallback is None or not rows:
             return result
-        given = {name: _pick(values, rows, len(result)) for name, values in columns.items()}
-        given = {"completion_ids": [[0]] * len(rows)} | given
+        given: dict[str, Any] = {"completion_ids": [[0]] * len(rows)}
+        for name, values in columns.items():  # not all are columns: TRL's ``trainer_state``
+            is_column = isinstance(values, Sequence) and len(values) == len(result)
+            given[name] = [values[row] for row in rows] if is_column else values
         scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="fallback")
         for row, earned in zip(rows, scores.earned, strict=True):
             result[row] = total(earned)
         return result
-
-
-def _pick(values: Any, rows: list[int], count: int) -> Any:
-    """Return these rows of a column; return a value that is not a column (TRL's ``trainer_state``) unchanged."""
-    return [values[row] for row in rows] if isinstance(values, Sequence) and len(values) == count else values

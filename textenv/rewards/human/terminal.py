@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -64,9 +65,9 @@ class TerminalAnnotator:
                 return QUIT
             if answer in question.answers:
                 return answer
-            self._print(
-                f'"{printable(typed[:40])}" is {_mistake(answer)}. Type one of these and Enter:\n{_choices(question)}'
-            )
+            undo = "not possible here, there is nothing to undo in this batch"
+            mistake = undo if answer in (UNDO, _KEYS[UNDO]) else "no answer to this question"
+            self._print(f'"{printable(typed[:40])}" is {mistake}. Type one of these and Enter:\n{_legend(question)}')
 
     def _show(self, question: Question) -> None:
         from rich.rule import Rule
@@ -80,15 +81,13 @@ class TerminalAnnotator:
         names = ("first response", "second response") if len(question.responses) == 2 else ("response",)
         for name, response in zip(names, question.responses, strict=True):
             self._out.print(_panel(response, name, "green"))
-        self._print(f"{_WANTED[question.scale]}\n{_choices(question)}")
+        self._print(f"{_WANTED[question.scale]}\n{_legend(question)}")
 
-    @property
+    @functools.cached_property
     def _out(self) -> Console:
-        if self._console is None:
-            from rich.console import Console
+        from rich.console import Console
 
-            self._console = Console(stderr=True)
-        return self._console
+        return self._console or Console(stderr=True)
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         self._out.print(text, end=end, markup=False, highlight=False, emoji=False)
@@ -99,31 +98,26 @@ def _panel(content: Any, title: str, colour: str) -> Panel:
     from rich.panel import Panel
     from rich.text import Text
 
-    shown = _text(content)
+    shown = _content_text(content)
     body = Text(printable(shown), overflow="fold") if shown else Text("(empty)", style="dim italic")
     return Panel(body, title=Text(printable(title)), title_align="left", border_style=colour)
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """Return a text, or the content of a single message, unchanged; anything else as JSON."""
     if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
         content = content[0].get("content")
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
-def _choices(question: Question) -> str:
+def _legend(question: Question) -> str:
     shown = ((_KEYS.get(answer, answer), _MEANING.get(answer, answer)) for answer in question.answers)
     return "   ".join(key if key == meaning else f"{key} = {meaning}" for key, meaning in shown)
 
 
-def _mistake(answer: str) -> str:
-    undo = answer in (UNDO, _KEYS[UNDO])
-    return "not possible here, there is nothing to undo in this batch" if undo else "no answer to this question"
-
-
 def _check_terminal() -> None:
     """Raise a RuntimeError unless stdin and stderr are a terminal."""
-    blind = [name for name in ("stdin", "stderr") if not getattr(sys, name).isatty()]
+    blind = [name for name, stream in (("stdin", sys.stdin), ("stderr", sys.stderr)) if not stream.isatty()]
     if blind:
         raise RuntimeError(
             f"a person is to be asked, but there is no terminal at {' and '.join(blind)}: run this in one, without "
