@@ -17,7 +17,6 @@ from algos.config import Config, find_config
 from algos.envs.flatten import flat_shape
 from algos.policies.registry import make_policy as make_policy
 from textenv.rewards.calling import read_module
-from textenv.rollout import EpisodeEnv, is_episode_env
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -97,7 +96,11 @@ def is_text(env_id: str) -> bool:
     if callable(entry) and not isinstance(entry, type):
         kind = entry.__annotations__.get("return") if inspect.isfunction(entry) else None
         entry = entry.__globals__.get(kind) if isinstance(kind, str) else kind
-    return is_ours(env_id) or (isinstance(entry, type) and issubclass(entry, EpisodeEnv))
+    if is_ours(env_id) or not isinstance(entry, type):
+        return is_ours(env_id)
+    from textenv.rollout import EpisodeEnv
+
+    return issubclass(entry, EpisodeEnv)
 
 
 def find_algorithm(name: str) -> type[Agent]:
@@ -108,6 +111,8 @@ def find_algorithm(name: str) -> type[Agent]:
 
 def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
     """Make an agent by algorithm name; ``kl_coef`` applies to text environments without a KL penalty of their own."""
+    from textenv.rollout import is_episode_env
+
     charged = kl_coef is not None and is_episode_env(env) and env.penalty is None
     options: dict[str, Any] = {"kl_coef": kl_coef} if charged else {}
     return find_algorithm(name)(env, policy, config, **options)
