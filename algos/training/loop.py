@@ -22,7 +22,6 @@ from algos.training.run import Run
 from algos.training.run_folder import FAILED, checkpoints, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.names import check_names
-from textenv.rewards.scores import RewardError
 from textenv.rollout import is_episode_env
 
 
@@ -128,10 +127,10 @@ def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
 
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
     """Write the agent, the answers and the batch of an error, and add notes with their paths."""
-    if isinstance(error, RewardError) and error.answers:
+    if answers := getattr(error, "answers", None):  # on any error of a reward, see `textenv.envs.task.score_turns`
         path = run_dir / "unscored.jsonl"
-        path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in error.answers), encoding="utf-8")
-        error.add_note(f"the {len(error.answers)} answers that were not scored are in {path}")
+        path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
+        error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
