@@ -28,7 +28,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress names
+        rollout errors rendering progress names json_files
     """,
     "algos": """
         cli

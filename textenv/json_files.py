@@ -1,0 +1,42 @@
+"""`read_json` and `parse_json`: JSON in UTF-8, with one error for anything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path, *, what: str, kind: type | tuple[type, ...] = object) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        what: expected content, for errors, such as ``"the description of an agent"``.
+        kind: type or types of the outermost value, such as ``dict``.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is not JSON in UTF-8 (the message names file and position), or holds another kind of value.
+    """
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}, expected {what}") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} holds {found!r:.200} ({type(found).__name__}), expected {what}")
+    return found
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON in UTF-8, with or without a byte order mark; ValueError with the position if it is none.
+
+    Example:
+        >>> parse_json('{"k": }')
+        Traceback (most recent call last):
+        ValueError: no JSON in UTF-8 (Expecting value: line 1 column 7 (char 6))
+    """
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"no JSON in UTF-8 ({error})") from error
