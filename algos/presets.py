@@ -32,13 +32,9 @@ CARTPOLE = PPOConfig(
 """CartPole-v1 with 16 environments; tuned here, see docs/results."""
 
 CARTPOLE_LSTM = PPOConfig(
-    num_steps=64,
-    minibatch_size=8,
-    learning_rate=2e-3,
-    final_learning_rate=0.0,
-    max_grad_norm=1.0,
+    num_steps=64, minibatch_size=8, learning_rate=2e-3, final_learning_rate=0.0, max_grad_norm=1.0,
     normalize_rewards=True,
-)
+)  # fmt: skip
 """CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
 For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards the gradient
@@ -247,12 +243,9 @@ RECIPES = {
 """Recipes by environment and algorithm."""
 
 RECURRENT = Recipe(
-    config=CARTPOLE_LSTM,
-    num_envs=32,
-    total_steps=150_000,
-    policy="lstm",
+    config=CARTPOLE_LSTM, num_envs=32, total_steps=150_000, policy="lstm",
     policy_kwargs={"normalize_observations": True},
-)
+)  # fmt: skip
 """Default recipe of ``--policy lstm``."""
 
 _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,

@@ -20,8 +20,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array, iterate
 
-logger = logging.getLogger(__name__)
-
 FAILED = "worker_failed"
 """Key of ``info``: bool ``[num_envs]``, True for slots whose step failed; other data of that step is meaningless."""
 CLOSING = 5.0
@@ -210,7 +208,7 @@ class SubprocessVectorEnv(VectorEnv):
                 f"environment {slot} failed {len(failures)} times, max_restarts is {self.max_restarts}; all processes "
                 f"were ended. Raise the limits if it may, or find the cause:\n{told}"
             ) from error
-        logger.warning(
+        logging.getLogger(__name__).warning(
             "environment %d failed: %s; restart %d of %d, seed %s, its step is left out",
             slot, failures[-1], len(failures), self.max_restarts, seed,
         )  # fmt: skip

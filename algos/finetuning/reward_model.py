@@ -97,14 +97,14 @@ def train_reward_model(
     rows = read_reward_rows(data, model)
     given = None if held_out is None else read_reward_rows(held_out, model)
     training, measured = _split(rows, given, config)
-    history = _train(model, training, config, rows.kind)
+    history = _fit(model, training, config, rows.kind)
     return RewardModelReport(
         kind=rows.kind,
         rows=len(training),
         held_out_rows=len(measured),
         skipped=rows.skipped + (0 if given is None else given.skipped),
         history=history,
-        **_measure(model, measured, rows.kind),
+        **_held_out_metrics(model, measured, rows.kind),
     )
 
 
@@ -151,7 +151,7 @@ def _split(
     return training, measured
 
 
-def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
+def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
     steps = config.num_epochs * -(-len(rows) // config.batch_size)
     descent = CosineOptimizer(model.model.parameters(), config, steps=steps)
@@ -181,7 +181,7 @@ def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
     return (rewards[0] - target).square()
 
 
-def _measure(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str, float]:
+def _held_out_metrics(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str, float]:
     """Metrics of a `RewardModelReport`."""
     rewards = [model.score_rows([row.ids[i] for row in rows]) for i in range(len(rows[0].ids))]
     if kind == "pairs":

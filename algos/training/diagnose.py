@@ -58,7 +58,7 @@ def explain_step(
         start += len(part)
     bad = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
     if found:
-        tensor, bad[found], advice = _name(loss_of, batch[found], parameters, policy)
+        tensor, bad[found], advice = _find_tensor(loss_of, batch[found], parameters, policy)
     else:  # the cause is another loss, or only the sum overflows
         tensor = _first_term(quantities) or "gradient"
         advice = GRADIENT if tensor == "gradient" else TERM
@@ -92,7 +92,7 @@ def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[n
     return [i for i, slope in enumerate(slopes) if slope is not None and not slope.isfinite().all()]
 
 
-def _name(
+def _find_tensor(
     loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
 ) -> tuple[str, Tensor, str]:
     """Return the name of the first non-finite tensor in some units, its position in them, and advice."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from textenv.errors import InvariantError as InvariantError
 from textenv.rollout import Evaluation
 
-RATIO_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Maximum difference of log-probabilities when sampled and when scored, nats; .1 for the shorter dtypes."""
+RATIO_TOLERANCE, RATIO_TOLERANCE_SHORT = 1e-3, 0.1
+"""Maximum difference of log-probabilities when sampled and when scored, nats; the second for dtypes below 32 bits."""
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that rounding may give an entropy."""
 WHITE_TOLERANCE = 1e-2
@@ -183,8 +183,22 @@ def check_first(
     """
     if log_ratio.isnan().any():
         return
-    tolerance = RATIO_TOLERANCE.get(dtype, 0.1) if tolerance is None else tolerance
-    _check_ratio_is_one(log_ratio.detach(), batch, evaluation, tolerance)
+    if tolerance is None:
+        tolerance = RATIO_TOLERANCE if torch.finfo(dtype).bits >= 32 else RATIO_TOLERANCE_SHORT
+    gap = log_ratio.detach().abs()
+    worst = gap.max().item() if gap.numel() else 0.0
+    if not worst <= tolerance:
+        bad, scored = ~(gap <= tolerance), evaluation.log_prob.detach()
+        raise InvariantError(
+            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
+            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
+            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
+            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
+            "config.",
+            tensor="log_prob",
+            batch=batch.copy().set("scored_log_prob", scored),
+            bad=bad,
+        )
     if batch["action"].is_floating_point():
         return  # a differential entropy may be negative
     entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
@@ -195,22 +209,6 @@ def check_first(
             "-Σ p log p. A sign, or probabilities that do not add up to 1?",
             tensor="entropy",
             batch=batch.copy().set("entropy", entropy),
-            bad=bad,
-        )
-
-
-def _check_ratio_is_one(log_ratio: Tensor, batch: TensorDict, evaluation: Evaluation, tolerance: float) -> None:
-    worst = log_ratio.abs().max().item() if log_ratio.numel() else 0.0
-    if not worst <= tolerance:
-        bad, scored = ~(log_ratio.abs() <= tolerance), evaluation.log_prob.detach()
-        raise InvariantError(
-            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
-            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
-            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
-            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
-            "config.",
-            tensor="log_prob",
-            batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,
         )
 
