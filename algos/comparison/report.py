@@ -122,22 +122,21 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     summaries = {name: summary(own, study=runs) for name, own in cases.items()}
     picture = _plot_curves(cases, runs)
     (run_dir / "report.png").write_bytes(picture)
-    columns = [(cases[name], *item) for name, figures in summaries.items() for item in figures.items()]
-    _write_csv(run_dir / "summary.csv", [_summary_row(*column) for column in columns])
-    curve_rows = (_identity(run) | {"seed": run.seed} | row for run in runs for row in run.history)
-    _write_csv(run_dir / "curves.csv", list(curve_rows))
+    rows = [
+        _identity(cases[name][0], seeds=len(cases[name]), quantity=quantity) | figure._asdict()
+        for name, figures in summaries.items()
+        for quantity, figure in figures.items()
+    ]
+    _write_csv(run_dir / "summary.csv", [row | {"values": " ".join(map(str, row["values"]))} for row in rows])
+    rows = [_identity(run, seed=run.seed) | row for run in runs for row in run.history]
+    _write_csv(run_dir / "curves.csv", rows)
     page = run_dir / "report.html"
     page.write_text(_page(cases, summaries, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
     return page
 
 
-def _identity(run: RunResult) -> dict[str, Any]:
-    return {"environment": run.env, "algorithm": run.algorithm}
-
-
-def _summary_row(runs: Sequence[RunResult], quantity: str, figure: Figure) -> dict[str, Any]:
-    row = _identity(runs[0]) | {"seeds": len(runs), "quantity": quantity} | figure._asdict()
-    return row | {"values": " ".join(map(str, figure.values))}
+def _identity(run: RunResult, **others: Any) -> dict[str, Any]:
+    return {"environment": run.env, "algorithm": run.algorithm} | others
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

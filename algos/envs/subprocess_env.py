@@ -104,19 +104,19 @@ class SubprocessVectorEnv(VectorEnv):
         self._check_open()
         if options is not None and "reset_mask" in options:
             raise ValueError("options['reset_mask'] is given, but each environment resets itself (SAME_STEP)")
-        seeds: Sequence[int | None]
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
-        else:
-            seeds = seed
+        if seed is None:
+            seed = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seed = range(int(seed), int(seed) + self.num_envs)
+        seeds = [None if own is None else int(own) for own in seed]
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds are given, expected one for each of {self.num_envs} environments")
         # Without a new seed an environment keeps its random state, so its last seed still identifies it in the log.
         self._episodes = np.where([own is None for own in seeds], self._episodes + 1, 1)
-        self._seeds = [before if own is None else int(own) for own, before in zip(seeds, self._seeds, strict=True)]
+        self._seeds = [before if own is None else own for own, before in zip(seeds, self._seeds, strict=True)]
         self._steps[:] = 0
         for own, process in zip(seeds, self.processes, strict=True):
-            process.ask("reset", None if own is None else int(own), options)
+            process.ask("reset", own, options)
         info: dict[str, Any] = {}
         for slot, process in enumerate(self.processes):
             try:

@@ -79,19 +79,17 @@ class CosineOptimizer:
         """
         norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
         check_finite_gradient(norm)
+        if self._done < self._rising:
+            share = (self._done + 1) / self._rising
+        else:
+            fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
+            share = 0.5 * (1 + math.cos(math.pi * fallen))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * self._share()
+            group["lr"] = self.config.learning_rate * share
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._done += 1
         return norm
-
-    def _share(self) -> float:
-        """Learning rate of the next step as a fraction of the peak."""
-        if self._done < self._rising:
-            return (self._done + 1) / self._rising
-        fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
-        return 0.5 * (1 + math.cos(math.pi * fallen))
 
 
 @contextmanager

@@ -98,13 +98,18 @@ def train_reward_model(
     given = None if held_out is None else read_reward_rows(held_out, model)
     training, measured = _split(rows, given, config)
     history = _fit(model, training, config, rows.kind)
+    rewards = [model.score_rows(list(ids)) for ids in zip(*(row.ids for row in measured), strict=True)]
+    if rows.kind == "pairs":
+        figures = _pair_figures(rewards[0] - rewards[1])
+    else:
+        figures = _score_figures(rewards[0], torch.tensor([row.target for row in measured]))
     return RewardModelReport(
         kind=rows.kind,
         rows=len(training),
         held_out_rows=len(measured),
         skipped=rows.skipped + (0 if given is None else given.skipped),
         history=history,
-        **_held_out_metrics(model, measured, rows.kind),
+        **figures,
     )
 
 
@@ -179,14 +184,6 @@ def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
     if kind == "pairs":
         return bradley_terry_loss(chosen=rewards[0], rejected=rewards[1], margin=target)
     return (rewards[0] - target).square()
-
-
-def _held_out_metrics(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str, float]:
-    """Metrics of a `RewardModelReport`."""
-    rewards = [model.score_rows([row.ids[i] for row in rows]) for i in range(len(rows[0].ids))]
-    if kind == "pairs":
-        return _pair_figures(rewards[0] - rewards[1])
-    return _score_figures(rewards[0], torch.tensor([row.target for row in rows]))
 
 
 def _pair_figures(difference: Tensor) -> dict[str, float]:

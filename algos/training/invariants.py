@@ -7,7 +7,6 @@ iteration. Details are computed only after a failure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,16 +44,14 @@ class NonFiniteError(InvariantError, FloatingPointError):
     """A column of a rollout, a loss or a gradient is infinite or NaN."""
 
 
-def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
-    """Return the floating dtype with the fewest digits: the base's if a float32 adapter is on bfloat16 weights."""
-    dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
 def scoring_dtype(policy: Any) -> torch.dtype:
-    """Return the dtype of a policy's log-probabilities: that of its autocast if it has one, else of its weights."""
+    """Return the dtype of a policy's log-probabilities: its autocast's, else the one of its weights with fewest digits.
+
+    With a float32 adapter on bfloat16 weights that is the base model's.
+    """
     autocast = getattr(policy, "autocast", None)
-    return coarsest_dtype(policy.parameters()) if autocast is None else autocast
+    floating = (p.dtype for p in policy.parameters() if p.dtype.is_floating_point)
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps) if autocast is None else autocast
 
 
 def check_finite(rollout: TensorDict, *names: str) -> None:
@@ -120,11 +117,7 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
 
 
 def check_advantages(rollout: TensorDict) -> None:
-    """Check that advantages, and value targets if any, are finite, and 0 outside the mask.
-
-    Raises:
-        InvariantError: names the column that fails, or the one that caused it.
-    """
+    """Check that advantages, and value targets if any, are finite, and 0 outside the mask; raises as those checks."""
     check_finite(rollout, "advantage", "value_target")
     check_inert(rollout, "advantage", "value_target")
 
@@ -139,8 +132,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
     Raises:
         InvariantError: if they do not.
     """
-    mask = batch["mask"]
-    white = batch["advantage"]
+    mask, white = batch["mask"], batch["advantage"]
     chosen = white if bool(mask.all()) else white[mask]
     if chosen.numel() < 2:
         return
@@ -149,8 +141,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
     if abs(mean) <= WHITE_TOLERANCE and abs(spread - 1) <= WHITE_TOLERANCE:
         return
     before = raw[mask].double()
-    deviation = before.std(correction=0).item()
-    largest = before.abs().max().item()
+    deviation, largest = before.std(correction=0).item(), before.abs().max().item()
     if deviation > max(EVEN * largest, 1e-6):
         cause = "Was the mask left out, or the mean of something else taken off?"
         if largest**2 > torch.finfo(raw.dtype).max:

@@ -35,26 +35,21 @@ def save(agent: Learner, folder: str | Path) -> Path:
     try:
         with replacing(folder / "config.json") as config, replacing(folder / "policy") as weights:
             weights.mkdir()
-            text = json.dumps(_description(agent, agent.policy.save(weights)), indent=2, default=_describe)
-            config.write_text(text + "\n", encoding="utf-8")
+            rewards, penalty = agent.reward_normalizer, agent.penalty
+            description = {
+                "format": FORMAT,
+                "environment": _describe_environment(agent.env.spec),
+                "algorithm": type(agent).__name__,
+                "config": dataclasses.asdict(agent.config),
+                "policy": type(agent.policy).__name__,
+                "policy_arguments": agent.policy.save(weights),
+                "reward_normalizer": None if rewards is None else rewards.state_dict(),
+                "penalty": None if penalty is None else penalty.state_dict(),
+            }
+            config.write_text(json.dumps(description, indent=2, default=_describe) + "\n", encoding="utf-8")
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
     return folder
-
-
-def _description(agent: Learner, policy_arguments: dict[str, Any]) -> dict[str, Any]:
-    """Contents of ``config.json``."""
-    rewards, penalty = agent.reward_normalizer, agent.penalty
-    return {
-        "format": FORMAT,
-        "environment": _describe_environment(agent.env.spec),
-        "algorithm": type(agent).__name__,
-        "config": dataclasses.asdict(agent.config),
-        "policy": type(agent.policy).__name__,
-        "policy_arguments": policy_arguments,
-        "reward_normalizer": None if rewards is None else rewards.state_dict(),
-        "penalty": None if penalty is None else penalty.state_dict(),
-    }
 
 
 def load(folder: str | Path) -> Policy:
