@@ -74,12 +74,10 @@ class Train(ModelCommand, Generic[AnyConfig]):
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Train, save and evaluate; the arguments are stored for ``--resume``."""
         start = time.perf_counter()
-        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
-        counts = {"num-envs": self.num_envs, "num-episodes": self.num_episodes, "total-steps": self.total_steps}
-        counts["checkpoint-every"] = every
-        if min(counts.values()) < 1:  # checked before the training, not in the evaluation after it
-            given = ", ".join(f"--{name} is {count}" for name, count in counts.items())
-            raise ValueError(f"{given}, expected at least 1 of each")
+        if self.num_envs < 1 or self.num_episodes < 1:  # checked before the training, not in the evaluation after it
+            raise ValueError(
+                f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
+            )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
@@ -105,7 +103,7 @@ class Train(ModelCommand, Generic[AnyConfig]):
             run_dir=run_dir,
             progress=not self.json,
             on_iteration=remember,
-            checkpoint_every=every,
+            checkpoint_every=max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every,
             resume=self.resume,
             overwrite=self.overwrite,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from algos import presets
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
-from algos.config import CONFIGS, field_values, find_config
+from algos.config import CONFIGS, field_values
 from algos.training.run_folder import holds_run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
@@ -120,14 +120,10 @@ def train_all(
 
     Args:
         cases: cases to train.
-        seeds: runs per case, at least 1.
+        seeds, total_steps, processes, overwrite, quiet: see `compare`.
         run_dir: parent folder of the run folders.
-        total_steps: steps of every run; None takes each recipe's own.
         num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate with the most probable actions.
-        processes: see `compare`.
-        overwrite: remove existing runs from these folders; otherwise they are refused.
-        quiet: print nothing.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
         raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or no total_steps)")
@@ -210,9 +206,7 @@ def recipe_of(case: Case) -> presets.Recipe:
             read_module(module)
         recipe = presets.recipe(case.env, case.algorithm)
     else:
-        policy = "q" if case.algorithm == "dqn" else "auto"
-        config = find_config(case.algorithm)()
-        recipe = presets.Recipe(env=case.env, algorithm=case.algorithm, config=config, policy=policy)
+        recipe = dataclasses.replace(presets.recipe("", case.algorithm), env=case.env)
     given = {name: value for name, value in field_values(case).items() if value is not None}
     own = ("policy", "config", "total_steps", "num_envs", "kl_coef")
     return dataclasses.replace(recipe, **{name: given[name] for name in own if name in given})

@@ -173,11 +173,7 @@ class SubprocessVectorEnv(VectorEnv):
     def _replace(
         self, slot: int, error: WorkerError, *, seed: int | None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Replace a failed process; returns the new environment's first observation and info.
-
-        Raises:
-            RuntimeError: if the environment fails more than ``max_restarts`` times.
-        """
+        """Replace a failed process; returns the new environment's first observation and info."""
         while True:
             self._report(slot, error, seed)
             self.processes[slot].kill()
@@ -192,11 +188,7 @@ class SubprocessVectorEnv(VectorEnv):
                 error, seed = again, _next_seed(seed)
 
     def _report(self, slot: int, error: WorkerError, seed: int | None) -> None:
-        """Log a failure.
-
-        Raises:
-            RuntimeError: if the environment failed more than ``max_restarts`` times.
-        """
+        """Log a failure; RuntimeError if the environment failed more than ``max_restarts`` times."""
         where = f"seed {self._seeds[slot]}, its episode {self._episodes[slot]}, after {self._steps[slot]} steps"
         failures = self._failures[slot]
         failures.append(f"{error} ({where})")

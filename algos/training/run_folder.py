@@ -34,11 +34,7 @@ def holds_run(folder: str | Path) -> bool:
 
 
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
-    """Refuse a folder in which a new run would replace another one's files.
-
-    Raises:
-        FileExistsError: with advice what to do.
-    """
+    """Raise a FileExistsError, with advice, for a folder in which a new run would replace another one's files."""
     if holds_run(folder) and not overwrite:
         raise FileExistsError(
             f"{folder} holds a run already: go on with it (--resume {folder}, in Python resume=...), give another "
