@@ -164,10 +164,11 @@ class SubprocessVectorEnv(VectorEnv):
     def close_extras(self, **options: Any) -> None:
         """Let the environments close themselves, then end all processes."""
         for process in self.processes:
-            process.close()
+            process.pipe.close()
         end = time.monotonic() + CLOSING
         for process in self.processes:
-            process.wait(end)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(max(0.0, end - time.monotonic()))
         self._end()
 
     def _replace(
@@ -272,15 +273,6 @@ class _Process:
             if number == self.number:  # not an old answer to an interrupted call
                 return works, content
         raise TimeoutError
-
-    def close(self) -> None:
-        """Close the pipe, which makes the process end."""
-        self.pipe.close()
-
-    def wait(self, end: float) -> None:
-        """Wait until the process has ended, or until ``end`` on the clock of `time.monotonic`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(max(0.0, end - time.monotonic()))
 
     def kill(self) -> None:
         """Kill the process and all that it started, only once: its id may be reused later."""
