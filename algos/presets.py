@@ -32,13 +32,9 @@ CARTPOLE = PPOConfig(
 """CartPole-v1 with 16 environments; tuned here, see docs/results."""
 
 CARTPOLE_LSTM = PPOConfig(
-    num_steps=64,
-    minibatch_size=8,
-    learning_rate=2e-3,
-    final_learning_rate=0.0,
-    max_grad_norm=1.0,
+    num_steps=64, minibatch_size=8, learning_rate=2e-3, final_learning_rate=0.0, max_grad_norm=1.0,
     normalize_rewards=True,
-)
+)  # fmt: skip
 """CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
 For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards the gradient
@@ -214,50 +210,34 @@ class Recipe:
         return make_agent(self.algorithm, env, policy, replace(self.config, seed=seed), kl_coef=self.kl_coef)
 
 
+_NORMALIZED = {"normalize_observations": True}
 RECIPES = {
-    ("CartPole-v1", "ppo"): Recipe(config=CARTPOLE, num_envs=16, total_steps=35_000),
-    ("CartPole-v1", "a2c"): Recipe(config=CARTPOLE_A2C, num_envs=16, total_steps=500_000),
-    ("CartPole-v1", "reinforce"): Recipe(config=CARTPOLE_REINFORCE, num_envs=16, total_steps=300_000),
-    ("CartPole-v1", "rloo"): Recipe(config=CARTPOLE_RLOO, num_envs=16, total_steps=300_000),
-    ("CartPole-v1", "grpo"): Recipe(config=CARTPOLE_GRPO, num_envs=16, total_steps=500_000),
-    ("CartPole-v1", "trpo"): Recipe(config=CARTPOLE_TRPO, num_envs=2, total_steps=60_000),
-    ("CartPole-v1", "dqn"): Recipe(config=CARTPOLE_DQN, num_envs=16, total_steps=50_000, policy="q"),
-    ("Acrobot-v1", "ppo"): Recipe(
-        config=ACROBOT, num_envs=16, total_steps=100_000, policy_kwargs={"normalize_observations": True}
-    ),
-    ("Pendulum-v1", "ppo"): Recipe(
-        config=PENDULUM,
-        num_envs=16,
-        total_steps=60_000,
-        policy="gsde",
-        policy_kwargs={"sde_sample_freq": 4, "log_std_init": -1.0},
-    ),
-    ("MountainCar-v0", "ppo"): Recipe(
-        config=MOUNTAIN_CAR, num_envs=32, total_steps=300_000, policy_kwargs={"normalize_observations": True}
-    ),
-    ("MountainCarContinuous-v0", "ppo"): Recipe(
-        config=MOUNTAIN_CAR_CONTINUOUS,
-        num_envs=16,
-        total_steps=40_000,
-        policy="gsde",
-        policy_kwargs={"normalize_observations": True, "sde_sample_freq": 32, "log_std_init": -0.5},
-    ),
-    ("LunarLander-v3", "ppo"): Recipe(config=LUNAR_LANDER, num_envs=16, total_steps=400_000),
-    ("textenv/Reviews-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=48_000, kl_coef=0.1),
-    ("textenv/Reviews-v0", "trpo"): Recipe(config=TEXT_TRPO, num_envs=64, total_steps=12_000, kl_coef=0.1),
-    ("textenv/Periods-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=90_000, kl_coef=0.001),
-    ("textenv/Copy-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
-    ("textenv/Sort-v0", "ppo"): Recipe(config=TEXT, num_envs=64, total_steps=200_000, kl_coef=0.0),
-}
+    (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **others)
+    for env, algorithm, config, num_envs, total_steps, others in (
+        ("CartPole-v1", "ppo", CARTPOLE, 16, 35_000, {}),
+        ("CartPole-v1", "a2c", CARTPOLE_A2C, 16, 500_000, {}),
+        ("CartPole-v1", "reinforce", CARTPOLE_REINFORCE, 16, 300_000, {}),
+        ("CartPole-v1", "rloo", CARTPOLE_RLOO, 16, 300_000, {}),
+        ("CartPole-v1", "grpo", CARTPOLE_GRPO, 16, 500_000, {}),
+        ("CartPole-v1", "trpo", CARTPOLE_TRPO, 2, 60_000, {}),
+        ("CartPole-v1", "dqn", CARTPOLE_DQN, 16, 50_000, {"policy": "q"}),
+        ("Acrobot-v1", "ppo", ACROBOT, 16, 100_000, {"policy_kwargs": _NORMALIZED}),
+        ("Pendulum-v1", "ppo", PENDULUM, 16, 60_000,
+          {"policy": "gsde", "policy_kwargs": {"sde_sample_freq": 4, "log_std_init": -1.0}}),
+        ("MountainCar-v0", "ppo", MOUNTAIN_CAR, 32, 300_000, {"policy_kwargs": _NORMALIZED}),
+        ("MountainCarContinuous-v0", "ppo", MOUNTAIN_CAR_CONTINUOUS, 16, 40_000,
+         {"policy": "gsde", "policy_kwargs": _NORMALIZED | {"sde_sample_freq": 32, "log_std_init": -0.5}}),
+        ("LunarLander-v3", "ppo", LUNAR_LANDER, 16, 400_000, {}),
+        ("textenv/Reviews-v0", "ppo", TEXT, 64, 48_000, {"kl_coef": 0.1}),
+        ("textenv/Reviews-v0", "trpo", TEXT_TRPO, 64, 12_000, {"kl_coef": 0.1}),
+        ("textenv/Periods-v0", "ppo", TEXT, 64, 90_000, {"kl_coef": 0.001}),
+        ("textenv/Copy-v0", "ppo", TEXT, 64, 200_000, {"kl_coef": 0.0}),
+        ("textenv/Sort-v0", "ppo", TEXT, 64, 200_000, {"kl_coef": 0.0}),
+    )
+}  # fmt: skip
 """Recipes by environment and algorithm."""
 
-RECURRENT = Recipe(
-    config=CARTPOLE_LSTM,
-    num_envs=32,
-    total_steps=150_000,
-    policy="lstm",
-    policy_kwargs={"normalize_observations": True},
-)
+RECURRENT = Recipe(config=CARTPOLE_LSTM, num_envs=32, total_steps=150_000, policy="lstm", policy_kwargs=_NORMALIZED)
 """Default recipe of ``--policy lstm``."""
 
 _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,

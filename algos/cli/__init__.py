@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from traceback import TracebackException
 from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import ARGUMENTS, named, with_remembered
+from algos.cli.arguments import ARGUMENTS, ModelCommand, named, with_remembered
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
@@ -49,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
-        told = [str(error), *getattr(error, "__notes__", [])]  # notes name the files that a failed run saved
-        print("\n".join(f"algos: {printable(line)}" for line in told), file=sys.stderr)
+        notes = TracebackException.from_exception(error).__notes__ or []  # they name the files that a failed run saved
+        print("\n".join(f"algos: {printable(line)}" for line in (str(error), *notes)), file=sys.stderr)
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if command.json:
         print(json.dumps(result))
@@ -81,7 +82,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
     """Let models run code of their own in this context, if the user's arguments allow it (a run's file cannot)."""
-    if not getattr(command, "trust_remote_code", False):
+    if not (isinstance(command, ModelCommand) and command.trust_remote_code):
         return nullcontext()
     if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
         raise ValueError(

@@ -6,14 +6,32 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from textenv.json_files import parse_json, read_json
+
 ARGUMENTS = "arguments.json"
 """File in a run's folder with the arguments that started the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Options of every command."""
+
+    json: bool = False
+    """Print one JSON object at the end, instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCommand(Command):
+    """Options of the commands that load a model."""
+
+    trust_remote_code: bool = False
+    """Text only: run Python code that comes with the model. Only for a model that you trust like a program."""
 
 
 def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str]:
@@ -32,11 +50,8 @@ def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str
             f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir; or the environment and "
             "the other arguments too, to start one there"
         )
-    try:
-        remembered = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{path} is no JSON in UTF-8 ({error}): write the run's arguments anew") from error
-    if not isinstance(remembered, list) or not all(isinstance(word, str) for word in remembered):
+    remembered = read_json(path, what="a list of arguments: write them anew", kind=list)
+    if not all(isinstance(word, str) for word in remembered):
         raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
     first, before = options(remembered, switches)
     if env and env != first:
@@ -96,9 +111,9 @@ def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
 def json_object(text: str, option: str) -> dict[str, Any]:
     """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{option} is {text!r:.200}, which is no JSON ({error})") from error
+        found = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{option} is {text!r:.200}, which is {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
     return found

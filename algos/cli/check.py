@@ -8,20 +8,18 @@ from typing import Any
 
 import tyro
 
-from algos.cli.arguments import json_object, one_thread
+from algos.cli.arguments import Command, json_object, one_thread
 from textenv.rewards.calling import read_module
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Command):
     """Look for common bugs of text environments; exit status 1 if one is found."""
 
     env: tyro.conf.Positional[str]
     """Gymnasium id of a text environment; module:id first imports the module that registers it."""
     env_kwargs: str = "{}"
     """Arguments of the environment as a JSON object."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Check every variant of the environment."""
@@ -38,8 +36,7 @@ class Check:
             one_thread()
             from textenv.checks.env_checker import checked_variants, run_checks
 
-            forms = checked_variants(env_id, **arguments)
-            for form, make in forms:
+            for form, make in checked_variants(env_id, **arguments):
                 results = run_checks(make())
                 found |= {f"{form}: {result.name}": result.verdict for result in results}
                 sound = sound and not any(result.problem for result in results)
@@ -49,7 +46,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckReward:
+class CheckReward(Command):
     """Look for common bugs of reward functions, and show what cheating earns; exit status 1 if one is found."""
 
     function: tyro.conf.Positional[str]
@@ -58,8 +55,6 @@ class CheckReward:
     """File of prompts, with the columns that the function needs and optionally completion; default: reviews."""
     rows: int = 32
     """Number of prompts to use from the file."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Load the function, check it, and print the report."""

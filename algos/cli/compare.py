@@ -8,11 +8,13 @@ from typing import Any
 
 import tyro
 
-from algos.comparison.compare import DEFAULT_CASES
+from algos.cli.arguments import Command
+from algos.comparison.compare import DEFAULT_CASES, compare
+from algos.config import field_values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class Compare(Command):
     """Train any environments with any algorithms and compare them, on a page and in CSV files."""
 
     cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
@@ -25,18 +27,8 @@ class Compare:
     """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
     overwrite: bool = False
     """Remove existing runs of these cases and seeds from the folder; without it they are refused."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Train the cases and write the report."""
-        from algos.comparison.compare import compare, parse_cases
-
-        return compare(
-            parse_cases(self.cases),
-            seeds=self.seeds,
-            run_dir=self.run_dir,
-            total_steps=self.total_steps,
-            overwrite=self.overwrite,
-            quiet=self.json,
-        )
+        options = field_values(self)
+        return compare(options.pop("cases"), quiet=options.pop("json"), **options)

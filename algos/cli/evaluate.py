@@ -8,11 +8,11 @@ from typing import Any
 
 import tyro
 
-from algos.cli.arguments import one_thread
+from algos.cli.arguments import Command, ModelCommand, one_thread
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(ModelCommand):
     """Evaluate a saved agent on whole episodes."""
 
     folder: tyro.conf.Positional[Path]
@@ -25,10 +25,6 @@ class Evaluate:
     """Take the most probable action instead of a sample."""
     seed: int = 0
     """Seed of start states or prompts, and of sampled actions."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Only for a model that you trust like a program."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Load the agent and play."""
@@ -45,15 +41,13 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge:
+class Merge(Command):
     """Write a language model that was trained with an adapter (LoRA) as a plain model folder."""
 
     folder: tyro.conf.Positional[Path]
     """Run folder of a trained agent."""
     to: tyro.conf.Positional[Path]
     """Folder to write; it must not exist yet."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
 
     def run(self) -> dict[str, Any]:
         """Load, merge, write."""

@@ -13,16 +13,24 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ARGUMENTS, json_object, named, one_thread, place_of_environment, to_remember
+from algos.cli.arguments import (
+    ARGUMENTS,
+    ModelCommand,
+    json_object,
+    named,
+    one_thread,
+    place_of_environment,
+    to_remember,
+)
 from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
 from algos.training.run_folder import check_new, run_of
 from textenv.rewards.calling import read_module
 
-ConfigT = TypeVar("ConfigT", bound=Config)
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Generic[ConfigT]):
+class Train(ModelCommand, Generic[AnyConfig]):
     """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
 
     env: tyro.conf.Positional[str]
@@ -44,8 +52,6 @@ class Train(Generic[ConfigT]):
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
-    trust_remote_code: bool = False
-    """Text only: run Python code that comes with the model. Only for a model that you trust like a program."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     process_timeout: float | None = None
@@ -62,9 +68,7 @@ class Train(Generic[ConfigT]):
     given too, it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
     overwrite: bool = False
     """Remove the run that is in the folder; without it, a folder with a run is refused."""
-    json: bool = False
-    """Print one JSON object at the end, instead of a table."""
-    config: ConfigT
+    config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
     def run(self, arguments: Sequence[str]) -> dict[str, Any]:
@@ -73,11 +77,6 @@ class Train(Generic[ConfigT]):
         if self.num_envs < 1 or self.num_episodes < 1:  # checked before the training, not in the evaluation after it
             raise ValueError(
                 f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
-            )
-        every = max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every
-        if self.total_steps < 1 or every < 1:
-            raise ValueError(
-                f"--total-steps is {self.total_steps} and --checkpoint-every {every}, expected at least 1 of each"
             )
         config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
@@ -104,7 +103,7 @@ class Train(Generic[ConfigT]):
             run_dir=run_dir,
             progress=not self.json,
             on_iteration=remember,
-            checkpoint_every=every,
+            checkpoint_every=max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every,
             resume=self.resume,
             overwrite=self.overwrite,
         )

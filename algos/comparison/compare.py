@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from algos import presets
-from algos.comparison.summary import Case, RunResult, summary, update_kl
-from algos.config import CONFIGS, find_config
+from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
+from algos.config import CONFIGS, field_values
 from algos.training.run_folder import holds_run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
@@ -96,7 +96,7 @@ def compare(
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
-    result = {str(case): summary([run for run in runs if run.case == str(case)], study=runs) for case in found}
+    result = {case: summary(own, study=runs) for case, own in by_case(runs).items()}
     if not quiet:
         print_table(result)
         print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
@@ -120,14 +120,10 @@ def train_all(
 
     Args:
         cases: cases to train.
-        seeds: runs per case, at least 1.
+        seeds, total_steps, processes, overwrite, quiet: see `compare`.
         run_dir: parent folder of the run folders.
-        total_steps: steps of every run; None takes each recipe's own.
         num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate with the most probable actions.
-        processes: see `compare`.
-        overwrite: remove existing runs from these folders; otherwise they are refused.
-        quiet: print nothing.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
         raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or no total_steps)")
@@ -198,7 +194,6 @@ def _run(
 
 
 def _folder(run_dir: Path, case: Case, seed: int) -> Path:
-    """Folder of one run."""
     return run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
 
 
@@ -211,12 +206,10 @@ def recipe_of(case: Case) -> presets.Recipe:
             read_module(module)
         recipe = presets.recipe(case.env, case.algorithm)
     else:
-        policy = "q" if case.algorithm == "dqn" else "auto"
-        recipe = presets.Recipe(
-            env=case.env, algorithm=case.algorithm, config=find_config(case.algorithm)(), policy=policy
-        )
-    given = {name: getattr(case, name) for name in ("policy", "config", "total_steps", "num_envs", "kl_coef")}
-    return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
+        recipe = dataclasses.replace(presets.recipe("", case.algorithm), env=case.env)
+    given = {name: value for name, value in field_values(case).items() if value is not None}
+    own = ("policy", "config", "total_steps", "num_envs", "kl_coef")
+    return dataclasses.replace(recipe, **{name: given[name] for name in own if name in given})
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
@@ -230,7 +223,6 @@ def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
     found = []
     for tokens, mask in zip(sequences(rollout).tolist(), rollout["mask"], strict=True):
         start = int(mask.int().argmax()) + 1
-        end = start + int(mask.sum())
-        answer = env.tokenizer.decode(tokens[start:end], skip_special_tokens=True)
+        answer = env.tokenizer.decode(tokens[start : start + int(mask.sum())], skip_special_tokens=True)
         found.append((env.tokenizer.decode(tokens[:start]), answer))
     return found

@@ -6,14 +6,25 @@ import base64
 import csv
 import html
 import io
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from algos.comparison.summary import FEWEST, POINTS, QUANTITIES, Figure, RunResult, bootstrap_interval, curves, summary
+from algos.comparison.summary import (  # fmt: skip
+    MIN_SEEDS,
+    POINTS,
+    QUANTITIES,
+    Figure,
+    RunResult,
+    bootstrap_interval,
+    by_case,
+    curves,
+    summary,
+)
 from textenv.rendering import printable
 
 COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
@@ -26,7 +37,7 @@ td, th { border-bottom: 1px solid #d1d9e0; padding: .35rem .7rem; text-align: le
 td { overflow-wrap: anywhere }
 td small { white-space: nowrap }
 """
-LABELS = {
+ROW_LABELS = {
     "return before": "return before training",
     "mean_return": "return after training",
     "normalised score": "normalised score: 0 untrained, 1 solved",
@@ -34,11 +45,7 @@ LABELS = {
     "area under the curve": "sample efficiency: mean normalised score while training",
     "reached 0.9": "share of runs whose training score reached .9",
     "steps to 0.9": "steps until it did",
-    "update/kl": "KL of an update, nats a step",
-    "policy/clip_frac": "share of clipped ratios",
-    "value/explained_variance": "explained variance of the value",
-    "policy/entropy": "entropy, nats a step",
-    "reference/kl": "KL to the reference, nats an episode",
+    **{name: label for name, label in QUANTITIES.items() if name != "normalised score"},
     "steps": "steps",
     "seconds": "seconds of training",
     "steps_per_second": "steps a second",
@@ -47,40 +54,45 @@ LABELS = {
     "share of time: update": "share of time updating",
 }
 """Rows of the table."""
+MISSING = "–"
+"""Cell of a quantity that a case does not have."""
 
-Result = dict[str, dict[str, Figure]]
+Cases = Mapping[str, Sequence[RunResult]]
+"""Runs of each case."""
+Summaries = dict[str, dict[str, Figure]]
 """`summary` of each case."""
 
 
-def table_rows(result: Result) -> list[list[tuple[str, str]]]:
+def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
     """Return the comparison's table without its header: a row per quantity, a column per case; text and small print."""
-    rows = []
-    for key, label in LABELS.items():
-        if any(key in column for column in result.values()):
-            cells = [_cell(column[key]) if key in column else ("–", "") for column in result.values()]
-            rows.append([(label, ""), *cells])
-    return rows
+    rows = [
+        [(label, ""), *(_format_figure(figures.get(name)) for figures in summaries.values())]
+        for name, label in ROW_LABELS.items()
+    ]
+    return [row for row in rows if any(text != MISSING for text, _ in row[1:])]
 
 
-def _cell(figure: Figure) -> tuple[str, str]:
+def _format_figure(figure: Figure | None) -> tuple[str, str]:
     """Format a mean and, where the seeds differ, its limits or, of few seeds, each seed's value."""
+    if figure is None:
+        return MISSING, ""
+    mean, *values = map(_format_number, (figure.mean, *figure.values))
     if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
-        return _number(figure.mean), ""
-    if figure.low is None or figure.high is None:
-        return _number(figure.mean), ", ".join(map(_number, figure.values))
-    return _number(figure.mean), f"{_number(figure.low)} to {_number(figure.high)}"
+        return mean, ""
+    limits = [_format_number(x) for x in (figure.low, figure.high) if x is not None]
+    return mean, " to ".join(limits) or ", ".join(values)
+
+
+def _format_number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _spread(seeds: int) -> str:
     """Description of the small print below a mean."""
-    return "95 % limits by the bootstrap" if seeds >= FEWEST else f"each seed ({FEWEST} give 95 % limits)"
+    return "95 % limits by the bootstrap" if seeds >= MIN_SEEDS else f"each seed ({MIN_SEEDS} give 95 % limits)"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def print_table(result: Result) -> None:
+def print_table(summaries: Summaries) -> None:
     """Print the main quantities to the terminal, one line per case; the page has all of them."""
     from rich.console import Console
     from rich.table import Table
@@ -94,10 +106,10 @@ def print_table(result: Result) -> None:
         "reference/kl": "KL to the reference",
         "steps_per_second": "steps a second",
     }
-    seeds = max(len(figures["mean_return"].values) for figures in result.values())
+    seeds = max(len(figures["mean_return"].values) for figures in summaries.values())
     table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
-    for case, figures in result.items():
-        cells = [_cell(figures[key]) if key in figures else ("–", "") for key in chief]
+    for case, figures in summaries.items():
+        cells = [_format_figure(figures.get(name)) for name in chief]
         table.add_row(
             Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
         )
@@ -106,69 +118,59 @@ def print_table(result: Result) -> None:
 
 def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
     """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; return the path of the page."""
-    cases = list(dict.fromkeys(run.case for run in runs))
-    by_case = {case: [run for run in runs if run.case == case] for case in cases}
-    result = {name: summary(own, study=runs) for name, own in by_case.items()}
-    picture = _draw(by_case, runs)
+    cases = by_case(runs)
+    summaries = {name: summary(own, study=runs) for name, own in cases.items()}
+    picture = _plot_curves(cases, runs)
     (run_dir / "report.png").write_bytes(picture)
-    _write_csv(run_dir / "summary.csv", _summary_rows(result, by_case))
-    _write_csv(run_dir / "curves.csv", _curve_rows(runs))
+    rows = [
+        _identity(cases[name][0], seeds=len(cases[name]), quantity=quantity) | figure._asdict()
+        for name, figures in summaries.items()
+        for quantity, figure in figures.items()
+    ]
+    _write_csv(run_dir / "summary.csv", [row | {"values": " ".join(map(str, row["values"]))} for row in rows])
+    rows = [_identity(run, seed=run.seed) | row for run in runs for row in run.history]
+    _write_csv(run_dir / "curves.csv", rows)
     page = run_dir / "report.html"
-    page.write_text(_page(by_case, result, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
+    page.write_text(_page(cases, summaries, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
     return page
 
 
-def _summary_rows(result: Result, by_case: Mapping[str, Sequence[RunResult]]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each case and quantity."""
-    for name, figures in result.items():
-        run, seeds = by_case[name][0], len(by_case[name])
-        for quantity, figure in figures.items():
-            identity = {"environment": run.env, "algorithm": run.algorithm, "seeds": seeds, "quantity": quantity}
-            yield identity | figure._asdict() | {"values": " ".join(map(str, figure.values))}
+def _identity(run: RunResult, **others: Any) -> dict[str, Any]:
+    return {"environment": run.env, "algorithm": run.algorithm} | others
 
 
-def _curve_rows(runs: Sequence[RunResult]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each iteration of each run, with all logged metrics."""
-    for run in runs:
-        for row in run.history:
-            yield {"environment": run.env, "algorithm": run.algorithm, "seed": run.seed} | row
-
-
-def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    rows = list(rows)
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _draw(by_case: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> bytes:
+def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
     """Plot a panel per quantity, with every case over the fraction of its budget: mean, and limits or every seed."""
     from matplotlib.figure import Figure as Picture
+    from matplotlib.lines import Line2D
 
+    looks: Any = list(itertools.islice(itertools.product(("-", "--"), COLOURS), len(cases)))
     picture = Picture(figsize=(11, 9.5), layout="constrained")
     panels = picture.subplots(3, 2)
     grid = np.linspace(0, 1, POINTS)
     for axis, (name, label) in zip(panels.flat, QUANTITIES.items(), strict=True):
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(label, fontsize=9, loc="left")
-        for number, runs in enumerate(by_case.values()):
+        for runs, (style, colour) in zip(cases.values(), looks, strict=True):
             found = curves(runs, name, study=study)
             if found is None:
                 continue
-            colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
             axis.plot(grid, found.mean(0), style, color=colour)
-            if len(found) >= FEWEST:
+            if len(found) >= MIN_SEEDS:
                 axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
             elif len(found) > 1:
                 axis.plot(grid, found.T, style, color=colour, alpha=0.4, linewidth=0.7)
     for axis in panels[-1]:
         axis.set_xlabel("share of the budget of steps")
-    handles = [
-        _legend_line(COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--")
-        for number in range(len(by_case))
-    ]
-    names = [printable(name) for name in by_case]
+    handles = [Line2D([], [], color=colour, linestyle=style) for style, colour in looks]
+    names = [printable(name) for name in cases]
     legend = picture.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -177,27 +179,21 @@ def _draw(by_case: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]
     return buffer.getvalue()
 
 
-def _legend_line(colour: str, style: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=colour, linestyle=style)
-
-
-def _page(by_case: Mapping[str, Sequence[RunResult]], result: Result, picture: str, seconds: float) -> str:
-    policies = [(f"{runs[0].policy}, {runs[0].parameters:,} parameters", "") for runs in by_case.values()]
-    rows = [[("policy", ""), *policies], *table_rows(result)]
-    every = [runs[0] for runs in by_case.values()]
-    seeds = len(next(iter(by_case.values())))
-    bands = "bands 95 % limits" if seeds >= FEWEST else "thin lines single seeds"
+def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> str:
+    every = [runs[0] for runs in cases.values()]
+    policies = [(f"{run.policy}, {run.parameters:,} parameters", "") for run in every]
+    rows = [[("policy", ""), *policies], *table_rows(summaries)]
+    seeds = len(next(iter(cases.values())))
+    bands = "bands 95 % limits" if seeds >= MIN_SEEDS else "thin lines single seeds"
     unknown = sorted({run.env for run in every if run.best is None})
     aside = f" {', '.join(unknown)}: no such figure, so 1 is the best evaluation of these runs." if unknown else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
 <h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
-differ. MetricMeans over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
+differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
-<div class="wide">{_html_table([("", ""), *((name, "") for name in result)], rows)}</div>
+<div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
 solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} Where that is no more
 than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
@@ -208,15 +204,15 @@ of it that is spent (the steps are in <code>curves.csv</code>). What an algorith
 episode earns the same, there is no variance left for the value to explain, and the share that it explains means
 nothing.</small></p>
 <img alt="Learning curves of all cases" src="data:image/png;base64,{picture}">
-{_samples_html(by_case)}
+{_samples_html(cases)}
 </html>
 """
 
 
-def _samples_html(by_case: Mapping[str, Sequence[RunResult]]) -> str:
+def _samples_html(cases: Cases) -> str:
     """Samples of the language model before and after training, from the first run of each text case."""
     parts = []
-    for name, runs in by_case.items():
+    for name, runs in cases.items():
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
             table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
@@ -226,13 +222,10 @@ def _samples_html(by_case: Mapping[str, Sequence[RunResult]]) -> str:
 
 def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{_html_cell(*cell)}</{tag}>" for cell in cells) + "</tr>"
+        parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
+        return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
 
     return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
-
-
-def _html_cell(text: str, small: str) -> str:
-    return _escape(text) + (f"<br><small>{_escape(small)}</small>" if small else "")
 
 
 def _escape(text: str) -> str:

@@ -86,12 +86,17 @@ class RunResult:
         return self.name or f"{self.env}:{self.algorithm}"
 
 
+def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    """Return the runs of each case, in the order of the cases' first runs."""
+    return {case: [run for run in runs if run.case == case] for case in dict.fromkeys(run.case for run in runs)}
+
+
 class Figure(NamedTuple):
     """A quantity over the seeds: mean, limits and values."""
 
     mean: float
     low: float | None
-    """95 % limits of the mean, by the bootstrap; None with fewer than `FEWEST` seeds."""
+    """95 % limits of the mean, by the bootstrap; None with fewer than `MIN_SEEDS` seeds."""
     high: float | None
     values: tuple[float, ...]
     """Value of each seed."""
@@ -142,12 +147,11 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
 
 def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
     """Return a quantity of a run over the fraction of its budget; empty if the run has no such quantity."""
-    if name == "normalised score" and score is None:
+    key, scale = ("episode/return", score) if name == "normalised score" else (name, float)
+    if scale is None:
         return []
     last = run.history[-1]["steps"]
-    key = "episode/return" if name == "normalised score" else name
-    points = [(row["steps"] / last, row[key]) for row in run.history if key in row and math.isfinite(row[key])]
-    return [(x, score(y)) for x, y in points] if score is not None and name == "normalised score" else points
+    return [(row["steps"] / last, scale(row[key])) for row in run.history if key in row and math.isfinite(row[key])]
 
 
 def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] = ()) -> np.ndarray | None:
@@ -160,14 +164,9 @@ def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] =
 def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
     """Summarize every quantity of one case over its seeds; those that a run does not have are left out."""
     score = normalise(runs, study=study)
-    columns: dict[str, list[float]] = {}
-    for run in runs:
-        for name, value in _figures(run, score).items():
-            columns.setdefault(name, []).append(value)
-    found = {}
-    for name, column in columns.items():
-        if len(column) == len(runs):  # in every run
-            found[name] = _figure(column, np.mean)
+    rows = [_quantities(run, score) for run in runs]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+    found = {name: _figure(column, np.mean) for name, column in columns.items()}
     if "normalised score" in columns:
         found["normalised score, interquartile mean"] = _figure(columns["normalised score"], interquartile_mean)
     return found
@@ -175,12 +174,11 @@ def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> di
 
 def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
     values = np.array(column)
-    limits = bootstrap_interval(values, statistic) if len(values) >= FEWEST else None
-    low, high = (None, None) if limits is None else (float(limits[0]), float(limits[1]))
+    low, high = map(float, bootstrap_interval(values, statistic)) if len(values) >= MIN_SEEDS else (None, None)
     return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
 
 
-def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
+def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     """Return the quantities of one run; every mean is over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
     figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
@@ -188,8 +186,7 @@ def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
         figures["normalised score"] = score(run.after["mean_return"])
     learning = curve(run, "normalised score", score)
     if learning:
-        read = on_grid([learning], grid)[0]
-        figures["area under the curve"] = float(read.mean())
+        figures["area under the curve"] = float(on_grid([learning], grid).mean())
         reached = [x * last["steps"] for x, y in learning if y >= REACHED]
         figures[f"reached {REACHED}"] = float(bool(reached))
         if reached:
@@ -200,19 +197,15 @@ def _figures(run: RunResult, score: Score | None) -> dict[str, float]:
             figures[name] = float(np.mean([y for _, y in points]))
     if "kl" in run.after:
         figures["reference/kl"] = run.after["kl"]
-    parts = {
-        part: sum(row.get(f"time/{part}", 0.0) for row in run.history) for part in ("collect", "penalty", "update")
-    }
+    parts = {x: sum(row.get(f"time/{x}", 0.0) for row in run.history) for x in ("collect", "penalty", "update")}
     spent = sum(parts.values())
     figures |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
-    return figures | {f"share of time: {part}": seconds / spent for part, seconds in parts.items()}
+    return figures | {f"share of time: {x}": seconds / spent for x, seconds in parts.items()}
 
 
 RESAMPLES = 2_000
 """Resamples of a bootstrap; 95 % limits then vary by about a percent of their width."""
-
-
-FEWEST = 5
+MIN_SEEDS = 5
 """Fewest seeds with limits; with fewer, limits would be little more than the smallest and the largest value."""
 
 
@@ -238,7 +231,7 @@ def bootstrap_interval(
         seed: of the random resampling.
 
     Returns:
-        Low and high, ``[*]`` each; of one seed both are its value, and with fewer than `FEWEST` they mean little.
+        Low and high, ``[*]`` each; of one seed both are its value, and with fewer than `MIN_SEEDS` they mean little.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     found = statistic(x[chosen], axis=1)

@@ -41,11 +41,12 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
     # Ending a job sends SIGTERM to every process; only the parent should handle it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     worker = Worker()
+    methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, method, arguments = pipe.recv()
             faulthandler.dump_traceback_later(2 * timeout, exit=True)
-            works, content = _attempt(getattr(worker, method), arguments)
+            works, content = _call(methods[method], arguments)
             _send(pipe, number, works, content)  # counts toward the time limit: the parent waits for the whole message
             faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
@@ -71,7 +72,7 @@ class Worker:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; returns the first observation and its info."""
         assert self.env is not None
-        observation, info = _parts(self.env.reset(seed=seed, options=options), 2, "reset()")
+        observation, info = _check_tuple(self.env.reset(seed=seed, options=options), 2, "reset()")
         check_observation(self.env.observation_space, observation)
         _check_info(info)
         return observation, info
@@ -79,9 +80,9 @@ class Worker:
     def step(self, action: Any) -> tuple[Any, ...]:
         """Step; returns the five values of ``env.step``, then the next episode's observation and info if one ended."""
         assert self.env is not None
-        observation, reward, terminated, truncated, info = _parts(self.env.step(action), 5, "step()")
+        observation, reward, terminated, truncated, info = _check_tuple(self.env.step(action), 5, "step()")
         check_observation(self.env.observation_space, observation)
-        check_reward(reward)
+        check_paid_reward(reward)
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, (bool, np.bool_)):
                 raise ValueError(f"{name} is {flag!r}, expected True or False")
@@ -114,13 +115,13 @@ def check_observation(space: spaces.Space, observation: Any) -> None:
         for name, part in space.items():
             check_observation(part, observation[name])
     elif isinstance(space, spaces.Tuple):
-        for part, own in zip(space, _parts(observation, len(space.spaces), "the observation"), strict=True):
+        for part, own in zip(space, _check_tuple(observation, len(space.spaces), "the observation"), strict=True):
             check_observation(part, own)
     elif not space.contains(observation):
         raise ValueError(f"the observation is {observation!r}, expected one of {space}")
 
 
-def check_reward(reward: Any) -> None:
+def check_paid_reward(reward: Any) -> None:
     """Raise a ValueError unless a reward is a finite number."""
     array = np.asarray(reward)
     if array.ndim or array.dtype.kind not in "biuf" or not np.isfinite(array):
@@ -132,13 +133,13 @@ def _check_info(info: Any) -> None:
         raise ValueError(f"info is {info!r}, expected a dictionary")
 
 
-def _parts(returned: Any, count: int, what: str) -> Any:
+def _check_tuple(returned: Any, count: int, what: str) -> Any:
     if not isinstance(returned, (tuple, list)) or len(returned) != count:
         raise ValueError(f"{what} is {returned!r}, expected a tuple of {count}")
     return returned
 
 
-def _attempt(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     """Call a method; returns success, and the result or an error message. The traceback goes to stderr."""
     try:
         return True, method(*arguments)

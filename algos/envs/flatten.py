@@ -57,7 +57,7 @@ def flatten(space: spaces.Space, observation: Any) -> Any:
         return observation
     if isinstance(observation, np.ndarray) and observation.shape[1:] == flat_shape(space):
         return observation.astype(np.float32, copy=False)
-    return np.concatenate(_columns(space, observation), axis=1, dtype=np.float32)
+    return np.concatenate(_flat_columns(space, observation), axis=1, dtype=np.float32)
 
 
 def flatten_one(space: spaces.Space, observation: Any) -> Any:
@@ -67,12 +67,12 @@ def flatten_one(space: spaces.Space, observation: Any) -> Any:
     return np.asarray(spaces.flatten(space, observation), dtype=np.float32)
 
 
-def _columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
+def _flat_columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
     """Flattened parts of a batch, ``[N, size]`` each."""
     if isinstance(space, spaces.Dict):
-        return [column for name, part in space.items() for column in _columns(part, observation[name])]
+        return [column for name, part in space.items() for column in _flat_columns(part, observation[name])]
     if isinstance(space, spaces.Tuple):
-        return [column for part, x in zip(space, observation, strict=True) for column in _columns(part, x)]
+        return [column for part, x in zip(space, observation, strict=True) for column in _flat_columns(part, x)]
     rows = np.asarray(observation)
     rows = rows.reshape(len(rows), -1)
     if isinstance(space, spaces.Discrete):

@@ -20,8 +20,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array, iterate
 
-logger = logging.getLogger(__name__)
-
 FAILED = "worker_failed"
 """Key of ``info``: bool ``[num_envs]``, True for slots whose step failed; other data of that step is meaningless."""
 CLOSING = 5.0
@@ -106,19 +104,19 @@ class SubprocessVectorEnv(VectorEnv):
         self._check_open()
         if options is not None and "reset_mask" in options:
             raise ValueError("options['reset_mask'] is given, but each environment resets itself (SAME_STEP)")
-        seeds: Sequence[int | None]
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
-        else:
-            seeds = seed
+        if seed is None:
+            seed = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seed = range(int(seed), int(seed) + self.num_envs)
+        seeds = [None if own is None else int(own) for own in seed]
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds are given, expected one for each of {self.num_envs} environments")
         # Without a new seed an environment keeps its random state, so its last seed still identifies it in the log.
         self._episodes = np.where([own is None for own in seeds], self._episodes + 1, 1)
-        self._seeds = [before if own is None else int(own) for own, before in zip(seeds, self._seeds, strict=True)]
+        self._seeds = [before if own is None else own for own, before in zip(seeds, self._seeds, strict=True)]
         self._steps[:] = 0
         for own, process in zip(seeds, self.processes, strict=True):
-            process.ask("reset", None if own is None else int(own), options)
+            process.ask("reset", own, options)
         info: dict[str, Any] = {}
         for slot, process in enumerate(self.processes):
             try:
@@ -166,20 +164,17 @@ class SubprocessVectorEnv(VectorEnv):
     def close_extras(self, **options: Any) -> None:
         """Let the environments close themselves, then end all processes."""
         for process in self.processes:
-            process.close()
+            process.pipe.close()
         end = time.monotonic() + CLOSING
         for process in self.processes:
-            process.wait(end)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(max(0.0, end - time.monotonic()))
         self._end()
 
     def _replace(
         self, slot: int, error: WorkerError, *, seed: int | None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Replace a failed process; returns the new environment's first observation and info.
-
-        Raises:
-            RuntimeError: if the environment fails more than ``max_restarts`` times.
-        """
+        """Replace a failed process; returns the new environment's first observation and info."""
         while True:
             self._report(slot, error, seed)
             self.processes[slot].kill()
@@ -194,11 +189,7 @@ class SubprocessVectorEnv(VectorEnv):
                 error, seed = again, _next_seed(seed)
 
     def _report(self, slot: int, error: WorkerError, seed: int | None) -> None:
-        """Log a failure.
-
-        Raises:
-            RuntimeError: if the environment failed more than ``max_restarts`` times.
-        """
+        """Log a failure; RuntimeError if the environment failed more than ``max_restarts`` times."""
         where = f"seed {self._seeds[slot]}, its episode {self._episodes[slot]}, after {self._steps[slot]} steps"
         failures = self._failures[slot]
         failures.append(f"{error} ({where})")
@@ -210,7 +201,7 @@ class SubprocessVectorEnv(VectorEnv):
                 f"environment {slot} failed {len(failures)} times, max_restarts is {self.max_restarts}; all processes "
                 f"were ended. Raise the limits if it may, or find the cause:\n{told}"
             ) from error
-        logger.warning(
+        logging.getLogger(__name__).warning(
             "environment %d failed: %s; restart %d of %d, seed %s, its step is left out",
             slot, failures[-1], len(failures), self.max_restarts, seed,
         )  # fmt: skip
@@ -282,15 +273,6 @@ class _Process:
             if number == self.number:  # not an old answer to an interrupted call
                 return works, content
         raise TimeoutError
-
-    def close(self) -> None:
-        """Close the pipe, which makes the process end."""
-        self.pipe.close()
-
-    def wait(self, end: float) -> None:
-        """Wait until the process has ended, or until ``end`` on the clock of `time.monotonic`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(max(0.0, end - time.monotonic()))
 
     def kill(self) -> None:
         """Kill the process and all that it started, only once: its id may be reused later."""

@@ -5,16 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
 from algos.training.invariants import check_finite_gradient
+from textenv.names import NamedFields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig(NamedFields):
+    """Hyper-parameters of supervised training."""
+
+    num_epochs: Count = 1
+    """Passes over the data."""
+    batch_size: Count = 32
+    """Examples (scored answers, pairs) per optimizer step."""
+    learning_rate: Positive = 5e-5
+    """Peak learning rate of AdamW; 1e-3 and more for small models from scratch."""
+    warmup_ratio: UnitInterval = 0.05
+    """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay of matrices (not of biases, norms, other vectors), per step, times the learning rate."""
+    max_grad_norm: Positive = 1.0
+    """Maximum global gradient norm (clipping)."""
+    seed: Natural = 1
+    """Seed of the order of the data and of dropout."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class CosineOptimizer:
@@ -22,15 +48,14 @@ class CosineOptimizer:
 
     Args:
         parameters: parameters to train; those with ``requires_grad`` False are skipped.
-        config: has ``learning_rate`` (the peak), ``warmup_ratio`` (fraction of the steps for warm-up),
-            ``weight_decay`` (of matrices, not of biases, norms and other vectors) and ``max_grad_norm`` (clipping).
+        config: learning rate and warm-up, weight decay, clipping.
         steps: total number of optimizer steps.
 
     Raises:
         ValueError: if no parameter requires a gradient.
     """
 
-    def __init__(self, parameters: Iterator[nn.Parameter], config: Any, *, steps: int) -> None:
+    def __init__(self, parameters: Iterator[nn.Parameter], config: SupervisedConfig, *, steps: int) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         if not self._parameters:
             raise ValueError(
@@ -54,19 +79,17 @@ class CosineOptimizer:
         """
         norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
         check_finite_gradient(norm)
+        if self._done < self._rising:
+            share = (self._done + 1) / self._rising
+        else:
+            fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
+            share = 0.5 * (1 + math.cos(math.pi * fallen))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * self._share()
+            group["lr"] = self.config.learning_rate * share
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._done += 1
         return norm
-
-    def _share(self) -> float:
-        """Learning rate of the next step as a fraction of the peak."""
-        if self._done < self._rising:
-            return (self._done + 1) / self._rising
-        fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
-        return 0.5 * (1 + math.cos(math.pi * fallen))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,8 +52,9 @@ def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]
 def token_rows(rows: Sequence[Sequence[Example]], *, lm: LanguageModel) -> TokenRows:
     """Convert rows of examples to tensors on the model's device; padding is an extra example without targets."""
     pad = next((i for i in (lm.tokenizer.pad_token_id, lm.tokenizer.eos_token_id) if i is not None), 0)
-    width = max(sum(len(example.ids) for example in row) for row in rows)
-    filled = [[*row, _padding(width - sum(len(example.ids) for example in row), pad)] for row in rows]
+    sizes = [sum(len(example.ids) for example in row) for row in rows]
+    gaps = [max(sizes) - size for size in sizes]
+    filled = [[*row, Example([pad] * gap, [False] * gap)] for row, gap in zip(rows, gaps, strict=True)]
     tokens = [[token for example in row for token in example.ids] for row in filled]
     learnt = [[known for example in row for known in example.learnt] for row in filled]
     positions = [[place for example in row for place in range(len(example.ids))] for row in filled]
@@ -83,22 +85,18 @@ def check_packing(lm: LanguageModel) -> None:
     alone = lm.hidden(once)
     try:
         packed = lm.hidden(torch.cat([once, once], dim=1), **_apart(torch.arange(4, device=lm.device).repeat(1, 2)))
+        gap = (packed[:, 4:] - alone).abs().max().item()
+        found = f"a difference of {gap:.3g}"
     except TypeError as error:  # a model without position_ids
-        raise ValueError(_NO_PACKING.format(type(lm.model).__name__, error)) from error
-    gap = (packed[:, 4:] - alone).abs().max().item()
+        gap, found = math.inf, str(error)
     if gap > torch.finfo(alone.dtype).eps ** 0.5 * max(1.0, alone.abs().max().item()):
-        raise ValueError(_NO_PACKING.format(type(lm.model).__name__, f"a difference of {gap:.3g}"))
-
-
-_NO_PACKING = "{} does not keep the examples of a packed row apart ({}): set packing=False"
+        raise ValueError(
+            f"{type(lm.model).__name__} does not keep the examples of a packed row apart ({found}): set packing=False"
+        )
 
 
 def _apart(position_ids: Tensor) -> dict[str, Any]:
     return {"attention_mask": None, "position_ids": position_ids}
-
-
-def _padding(size: int, pad: int) -> Example:
-    return Example([pad] * size, [False] * size)
 
 
 class Example(NamedTuple):
@@ -144,7 +142,12 @@ def _answered(prompt: Prompt, said: Sequence[str], tokenizer: PreTrainedTokenize
     learnt = [False] * len(ids)
     for place, text in enumerate(said):
         own = place % 2 == 0
-        new = _own_ids(text, tokenizer) if own else reply_ids(text, prompt, ids, tokenizer)
+        if own:
+            text = without_end(text, tokenizer)
+            warn_of_spelling(text, tokenizer)
+            new = [*text_ids(text, tokenizer), int(tokenizer.eos_token_id)]
+        else:
+            new = reply_ids(text, prompt, ids, tokenizer)
         ids, learnt = ids + new, learnt + [own] * len(new)
     return Example(ids, learnt)
 
@@ -170,9 +173,3 @@ def _said(index: int, completion: Any) -> str:
     if isinstance(completion, Sequence) and len(completion) == 1 and isinstance(completion[0], Mapping):
         return str(completion[0]["content"])
     raise ValueError(f"example {index} has the completion {completion!r:.200}, expected text or a list of one message")
-
-
-def _own_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    text = without_end(text, tokenizer)
-    warn_of_spelling(text, tokenizer)
-    return [*text_ids(text, tokenizer), int(tokenizer.eos_token_id)]

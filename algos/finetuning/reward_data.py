@@ -53,8 +53,7 @@ def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> R
             f"data has {kinds.count('scores')} scored answers and {kinds.count('pairs')} pairs, expected one kind and "
             "at least one row: train on one of the two"
         )
-    read = _pair if kinds[0] == "pairs" else _scored
-    rows = [read(index, row, model) for index, row in enumerate(data)]
+    rows = [_reward_row(index, row, kinds[0], model) for index, row in enumerate(data)]
     kept = [row for row in rows if row is not None]
     return RewardRows(kind=kinds[0], rows=kept, skipped=len(rows) - len(kept))
 
@@ -71,19 +70,20 @@ def _kind(index: int, row: Any) -> Kind:
     )
 
 
-def _scored(index: int, row: Mapping[str, Any], model: RewardModel) -> RewardRow | None:
-    if row["score"] is None:
+def _reward_row(index: int, row: Mapping[str, Any], kind: Kind, model: RewardModel) -> RewardRow | None:
+    """Read a row; None if a person has not answered it."""
+    answers, number = (("chosen", "rejected"), "margin") if kind == "pairs" else (("completion",), "score")
+    if any(row[name] is None for name in (answers if kind == "pairs" else ["score"])):
         return None
-    ids = _encode(index, row, "completion", model)
-    return RewardRow(ids=(ids,), target=_number(index, row, "score"), key=_key(row, "completion"))
-
-
-def _pair(index: int, row: Mapping[str, Any], model: RewardModel) -> RewardRow | None:
-    if row["chosen"] is None or row["rejected"] is None:
-        return None
-    ids = tuple(_encode(index, row, name, model) for name in ("chosen", "rejected"))
-    margin = _number(index, row, "margin") if row.get("margin") is not None else 0.0
-    return RewardRow(ids=ids, target=margin, key=_key(row, "chosen"))
+    ids = tuple(_encode(index, row, name, model) for name in answers)
+    target = 0.0 if row.get(number) is None else row[number]
+    if not (isinstance(target, (bool, int, float)) and math.isfinite(target)):
+        raise ValueError(
+            f"row {index} has the {number} {target!r:.100}, expected a finite number (or None: not answered)"
+        )
+    content = row["prompt"] or row[answers[0]]
+    key = content_hash(Prompt(content if isinstance(content, str) else tuple(content)))
+    return RewardRow(ids=ids, target=float(target), key=key)
 
 
 def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel) -> list[int]:
@@ -95,15 +95,3 @@ def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel)
     if isinstance(row[answer], str):
         warn_of_spelling(row[answer], model.tokenizer)
     return model.encode(row["prompt"], row[answer], ended=bool(row.get("terminated", True)))
-
-
-def _number(index: int, row: Mapping[str, Any], name: str) -> float:
-    value = row[name]
-    if isinstance(value, (bool, int, float)) and math.isfinite(value):
-        return float(value)
-    raise ValueError(f"row {index} has the {name} {value!r:.100}, expected a finite number (or None: not answered)")
-
-
-def _key(row: Mapping[str, Any], answer: str) -> int:
-    content = row["prompt"] or row[answer]
-    return content_hash(Prompt(content if isinstance(content, str) else tuple(content)))

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from algos.config import check_range
-from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
+from algos.config import NotNegative, Positive, UnitInterval
+from algos.finetuning.optimizer import CosineOptimizer, SupervisedConfig, dropout_on, length_buckets
 from algos.finetuning.reward_data import Kind, RewardRow, RewardRows, read_reward_rows
-from textenv.names import NamedFields
 from textenv.rewards.reward_model import RewardModel
 
 SUREST = 0.99
@@ -22,33 +21,20 @@ SUREST = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig(NamedFields):
-    """Hyper-parameters of reward-model training."""
+class RewardModelConfig(SupervisedConfig):
+    """Hyper-parameters of reward-model training; after more than a few epochs, predicted preferences are overconfident.
 
-    num_epochs: int = 1
-    """Passes over the rows; more than a few make the predicted preferences overconfident."""
-    batch_size: int = 32
-    """Scored answers, or pairs, per optimizer step; grouped by similar length."""
-    learning_rate: float = 2e-5
-    """Peak learning rate of AdamW; about 1e-3 for small models from scratch."""
-    warmup_ratio: float = 0.05
-    """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of matrices, per step, times the learning rate."""
-    max_grad_norm: float = 1.0
-    """Maximum global gradient norm (clipping)."""
-    held_out_fraction: float = 0.1
+    Batches hold rows of similar length.
+    """
+
+    learning_rate: Positive = 2e-5
+    weight_decay: NotNegative = 0.1
+    held_out_fraction: UnitInterval = 0.1
     """Fraction of the prompts held out for evaluation, if no held-out rows are given."""
-    seed: int = 1
-    """Seed of the row order and of dropout."""
-
-    def __post_init__(self) -> None:
-        check_range(self, at_least_one=["num_epochs", "batch_size"], positive=["learning_rate", "max_grad_norm"])
-        check_range(self, not_negative=["weight_decay", "seed"], unit_interval=["warmup_ratio", "held_out_fraction"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardReport:
+class RewardModelReport:
     """Training history of a reward model, and its metrics on held-out rows."""
 
     kind: Kind
@@ -59,15 +45,15 @@ class RewardReport:
     """Number of held-out rows."""
     skipped: int
     """Number of rows without an answer."""
-    accuracy: float | None
+    accuracy: float | None = None
     """Fraction of pairs ranked correctly; for scores of 0 and 1, fraction on the right side of 0.5; otherwise None."""
-    mean_squared_error: float | None
+    mean_squared_error: float | None = None
     """Mean squared error of predicted scores; None for pairs."""
-    spearman: float | None
+    spearman: float | None = None
     """Rank correlation of predicted and given scores; None for pairs."""
-    log_likelihood: float | None
+    log_likelihood: float | None = None
     """Mean log-probability of the given answers, nats; None for scores other than 0 and 1."""
-    calibration_error: float | None
+    calibration_error: float | None = None
     """`expected_calibration_error` of the predicted probabilities; None in the same cases."""
     history: list[dict[str, float]]
     """For each epoch ``steps`` (rows so far), ``reward/loss`` and ``time/seconds``."""
@@ -79,7 +65,7 @@ def train_reward_model(
     config: RewardModelConfig | None = None,
     *,
     held_out: Sequence[Mapping[str, Any]] | None = None,
-) -> RewardReport:
+) -> RewardModelReport:
     """Train a reward model in place: least squares on scores, Bradley-Terry on pairs.
 
     Texts are encoded as for scoring (`RewardModel.encode`) and end with EOS as a policy's answers do, so the trained
@@ -111,14 +97,19 @@ def train_reward_model(
     rows = read_reward_rows(data, model)
     given = None if held_out is None else read_reward_rows(held_out, model)
     training, measured = _split(rows, given, config)
-    history = _train(model, training, config, rows.kind)
-    return RewardReport(
+    history = _fit(model, training, config, rows.kind)
+    rewards = [model.score_rows(list(ids)) for ids in zip(*(row.ids for row in measured), strict=True)]
+    if rows.kind == "pairs":
+        figures = _pair_figures(rewards[0] - rewards[1])
+    else:
+        figures = _score_figures(rewards[0], torch.tensor([row.target for row in measured]))
+    return RewardModelReport(
         kind=rows.kind,
         rows=len(training),
         held_out_rows=len(measured),
         skipped=rows.skipped + (0 if given is None else given.skipped),
         history=history,
-        **_figures(model, measured, rows.kind),
+        **figures,
     )
 
 
@@ -165,7 +156,7 @@ def _split(
     return training, measured
 
 
-def _train(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
+def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
     steps = config.num_epochs * -(-len(rows) // config.batch_size)
     descent = CosineOptimizer(model.model.parameters(), config, steps=steps)
@@ -195,42 +186,29 @@ def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
     return (rewards[0] - target).square()
 
 
-def _figures(model: RewardModel, rows: list[RewardRow], kind: Kind) -> dict[str, float | None]:
-    """Metrics of a `RewardReport`."""
-    rewards = [model.score_rows([row.ids[i] for row in rows]) for i in range(len(rows[0].ids))]
-    if kind == "pairs":
-        return _pair_figures(rewards[0] - rewards[1])
-    return _score_figures(rewards[0], torch.tensor([row.target for row in rows]))
-
-
-def _pair_figures(difference: Tensor) -> dict[str, float | None]:
+def _pair_figures(difference: Tensor) -> dict[str, float]:
     """Metrics from reward differences, chosen minus rejected, ``[n]``."""
     right, sure = difference > 0, difference.abs().sigmoid()
     return {
         "accuracy": right.double().mean().item(),
-        "mean_squared_error": None,
-        "spearman": None,
         "log_likelihood": logsigmoid(difference).double().mean().item(),
         "calibration_error": expected_calibration_error(probability=sure, outcome=right),
     }
 
 
-def _score_figures(predicted: Tensor, score: Tensor) -> dict[str, float | None]:
-    figures: dict[str, float | None] = {
-        "accuracy": None,
-        "mean_squared_error": (predicted - score).double().square().mean().item(),
-        "spearman": spearman(predicted=predicted, actual=score),
-        "log_likelihood": None,
-        "calibration_error": None,
-    }
+def _score_figures(predicted: Tensor, score: Tensor) -> dict[str, float]:
+    squared = (predicted - score).double().square().mean().item()
+    figures = {"mean_squared_error": squared, "spearman": spearman(predicted=predicted, actual=score)}
     up = score == 1
-    if (up | (score == 0)).all():
-        likely = predicted.clamp(0, 1)
-        figures["accuracy"] = ((likely >= 0.5) == up).double().mean().item()
-        of_what_was = torch.where(up, likely, 1 - likely).clamp(1 - SUREST, SUREST)
-        figures["log_likelihood"] = of_what_was.double().log().mean().item()
-        figures["calibration_error"] = expected_calibration_error(probability=likely, outcome=up)
-    return figures
+    if not (up | (score == 0)).all():
+        return figures
+    likely = predicted.clamp(0, 1)
+    of_what_was = torch.where(up, likely, 1 - likely).clamp(1 - SUREST, SUREST)
+    return figures | {
+        "accuracy": ((likely >= 0.5) == up).double().mean().item(),
+        "log_likelihood": of_what_was.double().log().mean().item(),
+        "calibration_error": expected_calibration_error(probability=likely, outcome=up),
+    }
 
 
 BINS = 10

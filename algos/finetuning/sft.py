@@ -14,48 +14,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from algos.config import check_range
-from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
+from algos.config import Count
+from algos.finetuning.optimizer import CosineOptimizer, SupervisedConfig, dropout_on, length_buckets
 from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.policies.lm import LMPolicy
 from algos.training.logger import Logs
 from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
-from textenv.names import NamedFields
 
-LONGEST = 1024
+MAX_LENGTH = 1024
 """Upper limit of the default ``max_length``, tokens; the context of some models is too long for the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(NamedFields):
-    """Hyper-parameters of supervised fine-tuning."""
+class SFTConfig(SupervisedConfig):
+    """Hyper-parameters of supervised fine-tuning; ``batch_size`` counts examples with packing too."""
 
-    num_epochs: int = 1
-    """Passes over the examples."""
-    batch_size: int = 32
-    """Examples per optimizer step, with or without packing."""
-    micro_batch_size: int | None = None
+    micro_batch_size: Count | None = None
     """Rows evaluated at a time, to save memory; the gradient is the same. None: all rows of the step."""
-    max_length: int | None = None
-    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `LONGEST`."""
+    max_length: Count | None = None
+    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `MAX_LENGTH`."""
     packing: bool = True
     """Pack several examples into a row, with no attention between them; False: one example per row."""
-    learning_rate: float = 5e-5
-    """Peak learning rate of AdamW; 1e-3 and more for small models from scratch."""
-    warmup_ratio: float = 0.05
-    """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay of matrices, per step, times the learning rate."""
-    max_grad_norm: float = 1.0
-    """Maximum global gradient norm (clipping)."""
-    seed: int = 1
-    """Seed of the example order and of dropout."""
-
-    def __post_init__(self) -> None:
-        check_range(self, at_least_one=["num_epochs", "batch_size", "micro_batch_size", "max_length"])
-        check_range(self, positive=["learning_rate", "max_grad_norm"], not_negative=["weight_decay", "seed"])
-        check_range(self, unit_interval=["warmup_ratio"])
 
 
 def sft(
@@ -98,8 +78,12 @@ def sft(
         >>> sft(policy, [{"prompt": "2 + 2 =", "completion": " 4"}])  # doctest: +SKIP
     """
     config = SFTConfig() if config is None else config
-    lm = _language_model(model)
-    max_length = config.max_length or min(LONGEST, lm.context or LONGEST)
+    lm = model.lm if isinstance(model, LMPolicy) else model
+    if not isinstance(lm, LanguageModel):
+        raise TypeError(
+            f"model is a {type(model).__name__}, expected textenv.LanguageModel(model, tokenizer) or an algos.LMPolicy"
+        )
+    max_length = config.max_length or min(MAX_LENGTH, lm.context or MAX_LENGTH)
     check_context(lm, max_length)
     config = replace(config, max_length=max_length)
     training = _read_all(examples, lm, max_length, "examples")
@@ -109,7 +93,7 @@ def sft(
     generator = torch.Generator().manual_seed(config.seed)
     descent = CosineOptimizer(lm.parameters(), config, steps=config.num_epochs * -(-len(training) // config.batch_size))
     history: list[dict[str, float]] = []
-    tokens, start = sum(sum(example.learnt) for example in training), time.perf_counter()
+    tokens, start = _num_targets(training), time.perf_counter()
     logged = partial(Logs, run_dir, total_steps=config.num_epochs * tokens, progress=progress)
     with hold(run_dir, overwrite=overwrite), logged() as logs:
         for epoch in range(1, config.num_epochs + 1):
@@ -127,15 +111,6 @@ def check_context(lm: LanguageModel, max_length: int) -> None:
     """Raise a ValueError if ``max_length`` exceeds the model's context length."""
     if lm.context is not None and max_length > lm.context:
         raise ValueError(f"max_length is {max_length}, the model reads {lm.context} tokens: set max_length to that")
-
-
-def _language_model(model: Any) -> LanguageModel:
-    lm = model if isinstance(model, LanguageModel) else getattr(model, "lm", None)
-    if not isinstance(lm, LanguageModel):
-        raise TypeError(
-            f"model is a {type(model).__name__}, expected textenv.LanguageModel(model, tokenizer) or an algos.LMPolicy"
-        )
-    return lm
 
 
 def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
@@ -162,34 +137,27 @@ def _epoch(
     lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineOptimizer, generator: torch.Generator
 ) -> dict[str, float]:
     """Train for one epoch; returns the mean loss per token and the mean gradient norm."""
-    losses, norms, count = [], [], 0
+    losses, norms = [], []
     with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator))):
-        for batch in _batches(examples, config, generator):
-            losses.append(_add_gradient(lm, batch, config))
+        if config.packing:
+            batches = torch.randperm(len(examples), generator=generator).split(config.batch_size)
+        else:
+            lengths = [len(example.ids) for example in examples]
+            batches = length_buckets(lengths, size=config.batch_size, generator=generator)
+        for batch in batches:
+            losses.append(_add_gradient(lm, [examples[i] for i in batch], config))
             norms.append(descent.step())
-            count += sum(sum(example.learnt) for example in batch)
-    return {
-        "sft/loss": torch.stack(losses).sum().item() / count,
-        "sft/grad_norm": torch.stack(norms).mean().item(),
-    }
+    loss = torch.stack(losses).sum().item() / _num_targets(examples)
+    return {"sft/loss": loss, "sft/grad_norm": torch.stack(norms).mean().item()}
 
 
-def _batches(examples: list[Example], config: SFTConfig, generator: torch.Generator) -> Iterator[list[Example]]:
-    """Yield batches in random order; unpacked examples are grouped by similar length, to reduce padding."""
-    if config.packing:
-        order = torch.randperm(len(examples), generator=generator)
-        batches = [batch.tolist() for batch in order.split(config.batch_size)]
-    else:
-        lengths = [len(example.ids) for example in examples]
-        batches = length_buckets(lengths, size=config.batch_size, generator=generator)
-    for batch in batches:
-        yield [examples[i] for i in batch]
+def _num_targets(examples: list[Example]) -> int:
+    return sum(sum(example.learnt) for example in examples)
 
 
 def _add_gradient(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Tensor:
     """Accumulate the gradient of the mean loss over a batch's target tokens; returns the summed loss."""
-    count = sum(sum(example.learnt) for example in batch)
-    total = torch.zeros((), device=lm.device)
+    total, count = torch.zeros((), device=lm.device), _num_targets(batch)
     for rows in _rows(lm, batch, config):
         loss = -learnt_log_probs(lm, rows).sum()
         (loss / count).backward()

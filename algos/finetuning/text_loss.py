@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@runtime_checkable
 class TextPolicy(Protocol):
     """Interface of a policy with a language model (`LMPolicy`)."""
 
@@ -65,7 +66,7 @@ class TextLoss:
 
     def __call__(self, policy: TextPolicy) -> Tensor:
         """Loss term of the next batch, a differentiable float32 scalar."""
-        if not isinstance(getattr(policy, "lm", None), LanguageModel):
+        if not (isinstance(policy, TextPolicy) and isinstance(policy.lm, LanguageModel)):
             raise TypeError(
                 f"the policy is a {type(policy).__name__}, and only a language model (LMPolicy) has a TextLoss"
             )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from algos.training.run_folder import checkpoints, draft, remove
+from algos.training.run_folder import checkpoints, checksum, force_to_disk, remove, replacing
 from algos.training.serialization import from_json, to_json
+from textenv.json_files import read_json
 
-FORMAT = 3
+CHECKPOINT_FORMAT = 3
 """Format version of a checkpoint."""
 KEPT = 2
 """Checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
@@ -45,23 +44,20 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
     home = Path(run_dir) / "checkpoints"
     before = checkpoints(run_dir)
     folder = home / f"step-{steps:012d}"
-    new = draft(folder)
     try:
-        remove(new)
-        new.mkdir(parents=True)
-        tensors: dict[str, Any] = {}
-        (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
-        files = {name: _checksum(new / name) for name in (STATE, TENSORS)}
-        (new / MANIFEST).write_text(json.dumps({"format": FORMAT, "steps": steps, "files": files}), encoding="utf-8")
-        for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
-            _force_to_disk(path)
-        _verify(new)
-        remove(folder)  # same number of steps, from before the run was resumed
-        new.rename(folder)
-        _force_to_disk(home)
+        with replacing(folder) as new:  # it may exist with this number of steps, from before the run was resumed
+            new.mkdir(parents=True)
+            tensors: dict[str, Any] = {}
+            (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
+            files = {name: checksum(new / name) for name in (STATE, TENSORS)}
+            manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": files}
+            (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+            for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
+                force_to_disk(path)
+            _verify(new)
+        force_to_disk(home)
     except (OSError, ValueError, SafetensorError) as failure:
-        remove(new)
         error = OSError(str(failure)) if isinstance(failure, SafetensorError) else failure
         kept = f"the last good one is {before[-1]}" if before else "there is none before it"
         error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
@@ -101,7 +97,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         advice = f"go on from the one before it: --resume {older[-1]}" if older else "there is none before it"
         raise ValueError(f"{error}; {advice}") from error
     try:
-        state = from_json(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+        state = from_json(read_json(folder / STATE, what="the state of a run"), load_file(folder / TENSORS))
     except Exception as error:  # complete, but not written by `write_checkpoint`: anything may fail
         raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
@@ -111,32 +107,18 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def _verify(folder: Path) -> None:
     """Raise a ValueError unless a checkpoint is complete and of this format."""
-    path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST, what="format and checksums", kind=dict)
         version, files = manifest["format"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
-    if version != FORMAT:
+    if version != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"the checkpoint {folder} has format {version}, this version of algos reads {FORMAT}: "
+            f"the checkpoint {folder} has format {version}, this version of algos reads {CHECKPOINT_FORMAT}: "
             "go on with the version that wrote it"
         )
     for name in (STATE, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"the checkpoint {folder} is damaged: {name} is missing")
-        if files.get(name) != _checksum(folder / name):
+        if files.get(name) != checksum(folder / name):
             raise ValueError(f"the checkpoint {folder} is damaged: {name} is not what was written (its checksum)")
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _force_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -58,7 +58,7 @@ def explain_step(
         start += len(part)
     bad = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
     if found:
-        tensor, bad[found], advice = _name(loss_of, batch[found], parameters, policy)
+        tensor, bad[found], advice = _find_tensor(loss_of, batch[found], parameters, policy)
     else:  # the cause is another loss, or only the sum overflows
         tensor = _first_term(quantities) or "gradient"
         advice = GRADIENT if tensor == "gradient" else TERM
@@ -92,7 +92,7 @@ def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[n
     return [i for i, slope in enumerate(slopes) if slope is not None and not slope.isfinite().all()]
 
 
-def _name(
+def _find_tensor(
     loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
 ) -> tuple[str, Tensor, str]:
     """Return the name of the first non-finite tensor in some units, its position in them, and advice."""
@@ -139,18 +139,14 @@ def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> P
     from safetensors.torch import save_file
 
     assert error.batch is not None
-    columns = {name: error.batch.get(name) for name in error.batch.keys()}
-    columns = {name: x if isinstance(x, Tensor) else error.batch.get_non_tensor(name) for name, x in columns.items()}
+    columns = {name: error.batch[name] for name in error.batch.keys()}
     tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
     if PLACE in tensors:
         place = tensors.pop(PLACE)
         tensors |= {"row": place >> 32, "column": place & (2**32 - 1)}
     # Cloned, because columns may be views of one tensor, which safetensors refuses.
     save_file({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}, Path(folder) / BATCH)
-    report = (
-        {"error": str(error), "tensor": error.tensor, "rows": error.rows}
-        | when
-        | {"others": {name: x for name, x in columns.items() if name not in tensors and name != PLACE}}
-    )
+    others = {name: x for name, x in columns.items() if name not in tensors and name != PLACE}
+    report = {"error": str(error), "tensor": error.tensor, "rows": error.rows} | when | {"others": others}
     (Path(folder) / REPORT).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     return Path(folder) / BATCH

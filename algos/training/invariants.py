@@ -7,7 +7,6 @@ iteration. Details are computed only after a failure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from textenv.errors import InvariantError as InvariantError
 from textenv.rollout import Evaluation
 
-RATIO_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Maximum difference of log-probabilities when sampled and when scored, nats; .1 for the shorter dtypes."""
+RATIO_TOLERANCE, RATIO_TOLERANCE_SHORT = 1e-3, 0.1
+"""Maximum difference of log-probabilities when sampled and when scored, nats; the second for dtypes below 32 bits."""
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that rounding may give an entropy."""
 WHITE_TOLERANCE = 1e-2
@@ -45,16 +44,14 @@ class NonFiniteError(InvariantError, FloatingPointError):
     """A column of a rollout, a loss or a gradient is infinite or NaN."""
 
 
-def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
-    """Return the floating dtype with the fewest digits: the base's if a float32 adapter is on bfloat16 weights."""
-    dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
 def scoring_dtype(policy: Any) -> torch.dtype:
-    """Return the dtype of a policy's log-probabilities: that of its autocast if it has one, else of its weights."""
-    autocast = getattr(policy, "autocast", None)
-    return coarsest_dtype(policy.parameters()) if autocast is None else autocast
+    """Return the dtype of a policy's log-probabilities: its autocast's, else the one of its weights with fewest digits.
+
+    With a float32 adapter on bfloat16 weights that is the base model's.
+    """
+    autocast = policy.autocast
+    floating = (p.dtype for p in policy.parameters() if p.dtype.is_floating_point)
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps) if autocast is None else autocast
 
 
 def check_finite(rollout: TensorDict, *names: str) -> None:
@@ -120,11 +117,7 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
 
 
 def check_advantages(rollout: TensorDict) -> None:
-    """Check that advantages, and value targets if any, are finite, and 0 outside the mask.
-
-    Raises:
-        InvariantError: names the column that fails, or the one that caused it.
-    """
+    """Check that advantages, and value targets if any, are finite, and 0 outside the mask; raises as those checks."""
     check_finite(rollout, "advantage", "value_target")
     check_inert(rollout, "advantage", "value_target")
 
@@ -139,8 +132,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
     Raises:
         InvariantError: if they do not.
     """
-    mask = batch["mask"]
-    white = batch["advantage"]
+    mask, white = batch["mask"], batch["advantage"]
     chosen = white if bool(mask.all()) else white[mask]
     if chosen.numel() < 2:
         return
@@ -149,8 +141,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
     if abs(mean) <= WHITE_TOLERANCE and abs(spread - 1) <= WHITE_TOLERANCE:
         return
     before = raw[mask].double()
-    deviation = before.std(correction=0).item()
-    largest = before.abs().max().item()
+    deviation, largest = before.std(correction=0).item(), before.abs().max().item()
     if deviation > max(EVEN * largest, 1e-6):
         cause = "Was the mask left out, or the mean of something else taken off?"
         if largest**2 > torch.finfo(raw.dtype).max:
@@ -183,8 +174,22 @@ def check_first(
     """
     if log_ratio.isnan().any():
         return
-    tolerance = RATIO_TOLERANCE.get(dtype, 0.1) if tolerance is None else tolerance
-    _check_ratio_is_one(log_ratio.detach(), batch, evaluation, tolerance)
+    if tolerance is None:
+        tolerance = RATIO_TOLERANCE if torch.finfo(dtype).bits >= 32 else RATIO_TOLERANCE_SHORT
+    gap = log_ratio.detach().abs()
+    worst = gap.max().item() if gap.numel() else 0.0
+    if not worst <= tolerance:
+        bad, scored = ~(gap <= tolerance), evaluation.log_prob.detach()
+        raise InvariantError(
+            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
+            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
+            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
+            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
+            "config.",
+            tensor="log_prob",
+            batch=batch.copy().set("scored_log_prob", scored),
+            bad=bad,
+        )
     if batch["action"].is_floating_point():
         return  # a differential entropy may be negative
     entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
@@ -195,22 +200,6 @@ def check_first(
             "-Σ p log p. A sign, or probabilities that do not add up to 1?",
             tensor="entropy",
             batch=batch.copy().set("entropy", entropy),
-            bad=bad,
-        )
-
-
-def _check_ratio_is_one(log_ratio: Tensor, batch: TensorDict, evaluation: Evaluation, tolerance: float) -> None:
-    worst = log_ratio.abs().max().item() if log_ratio.numel() else 0.0
-    if not worst <= tolerance:
-        bad, scored = ~(log_ratio.abs() <= tolerance), evaluation.log_prob.detach()
-        raise InvariantError(
-            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
-            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
-            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
-            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
-            "config.",
-            tensor="log_prob",
-            batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,
         )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from algos.training.run_folder import draft
+from algos.training.run_folder import replacing
 
-SHOWN = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
+BAR_METRICS = {"episode/return": "return", "policy/approx_kl": "approx_kl", "reference/kl": "KL", "sft/loss": "loss"}
 """Metrics shown beside the progress bar, and their labels."""
 
 
@@ -35,12 +35,15 @@ class Logs:
         self._file = self._board = self._bar = None
         self._last: dict[str, float] = {}
         if run_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
             folder = Path(run_dir)
             path = folder / "metrics.jsonl"
-            new = draft(path)  # renamed when complete, so that the old file is never lost
-            new.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
-            self._file = new.replace(path).open("a", encoding="utf-8")
-            self._board = _tensorboard(folder / "tensorboard", after=int(before[-1]["steps"]) if before else None)
+            with replacing(path) as new:  # so that the old file is never lost
+                new.write_text("".join(json.dumps(metrics) + "\n" for metrics in before), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8")
+            purge_step = int(before[-1]["steps"]) + 1 if before else None
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
         if progress:
             self._bar, self._task = _progress_bar(total_steps)
 
@@ -57,8 +60,8 @@ class Logs:
                 self._board.add_scalar(name, value, int(metrics["steps"]))
         if self._bar is not None:
             self._last |= metrics  # a rollout in which no episode ended shows the last return
-            shown = "  ".join(f"{short} {self._last[name]:.3g}" for name, short in SHOWN.items() if name in self._last)
-            self._bar.update(self._task, completed=metrics["steps"], shown=shown)
+            shown = [f"{label} {self._last[name]:.3g}" for name, label in BAR_METRICS.items() if name in self._last]
+            self._bar.update(self._task, completed=metrics["steps"], shown="  ".join(shown))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,12 +71,6 @@ class Logs:
                 closable.close()
         if self._bar is not None:
             self._bar.stop()
-
-
-def _tensorboard(folder: Path, *, after: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
 
 def _progress_bar(total_steps: int) -> tuple[Any, Any]:

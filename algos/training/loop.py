@@ -19,7 +19,7 @@ from algos.training.logger import Logs
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Run
-from algos.training.run_folder import FAILED, checkpoints, hold, remove, run_of, starts_again
+from algos.training.run_folder import UNFINISHED, checkpoints, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
@@ -93,7 +93,7 @@ def learn(
                     break
         if run_dir is not None:
             agent.save(run_dir)
-            remove(Path(run_dir) / FAILED)
+            remove(Path(run_dir) / UNFINISHED)
             if VARIETY in run.history[-1]:
                 plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
@@ -135,7 +135,7 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
         path = write_violation(error, run_dir, **when)
         error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
     if not checkpoints(run_dir):
-        (run_dir / FAILED).touch()
+        (run_dir / UNFINISHED).touch()
     run.agent.save(run_dir)
     error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
 

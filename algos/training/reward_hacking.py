@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-Metrics = dict[str, float]
+from algos.training.metrics import Metrics
 
 SCORE, VARIETY = "episode/return", "text/distinct_2"
 WINDOW = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -13,19 +14,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from textenv.json_files import read_json
+
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy")
 """Results of a run in its folder, which a new run must not replace."""
-FAILED = ".failed"
+UNFINISHED = ".failed"
 """Marker of a run that failed before its first checkpoint: a new run may start in its folder."""
 OTHERS = (
-    FAILED,
-    "arguments.json",
-    "tensorboard",
-    "frontier.png",
-    "unscored.jsonl",
-    "violation.safetensors",
+    UNFINISHED, "arguments.json", "tensorboard", "frontier.png", "unscored.jsonl", "violation.safetensors",
     "violation.json",
-)
+)  # fmt: skip
 """Other files that a run writes."""
 LOCK, HOLDER = ".lock", ".holder.json"
 
@@ -36,11 +34,7 @@ def holds_run(folder: str | Path) -> bool:
 
 
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
-    """Refuse a folder in which a new run would replace another one's files.
-
-    Raises:
-        FileExistsError: with advice what to do.
-    """
+    """Raise a FileExistsError, with advice, for a folder in which a new run would replace another one's files."""
     if holds_run(folder) and not overwrite:
         raise FileExistsError(
             f"{folder} holds a run already: go on with it (--resume {folder}, in Python resume=...), give another "
@@ -112,7 +106,7 @@ def starts_again(resume: str | Path) -> bool:
     if folder != run_of(resume) or checkpoints(folder):
         return False
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
-    if left and not (folder / FAILED).exists():
+    if left and not (folder / UNFINISHED).exists():
         raise FileExistsError(
             f"{folder} holds a trained agent ({', '.join(left)}) and no checkpoint to go on from: starting again would "
             "replace it. Give another folder, or remove what is there (--overwrite, in Python overwrite=True)"
@@ -123,6 +117,35 @@ def starts_again(resume: str | Path) -> bool:
 def draft(path: Path) -> Path:
     """Temporary path to write to, before renaming to the final path."""
     return path.with_name(f".draft-{os.getpid()}-{path.name}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; what is written there replaces a file or folder, unless an error is raised."""
+    new = draft(path)
+    remove(new)
+    try:
+        yield new
+        if path.is_dir():
+            remove(path)
+        new.replace(path)
+    finally:
+        remove(new)
+
+
+def checksum(path: Path) -> str:
+    """Sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove(path: Path) -> None:
@@ -143,7 +166,7 @@ def _size(path: Path) -> int:
 
 def _holder(folder: Path) -> str:
     try:
-        found = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        found = read_json(folder / HOLDER, what="the process that holds the folder")
         return f"process {found['process']} on {found['host']} since {found['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # incomplete, or written by an older version
         return "another process"

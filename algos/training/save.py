@@ -8,18 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algos.training.run_folder import draft, remove
-from algos.training.serialization import saved_state
+from algos.training.run_folder import replacing
+from textenv.json_files import read_json
 from textenv.names import OURS
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
+    from algos.training.learner import Learner
 
 FORMAT = 4
 """Format version of the folder; 3 (names of version 0.2) and 2 (observations by shape alone) can be read too."""
 
 
-def save(agent: Any, folder: str | Path) -> Path:
+def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
     Earlier files in the folder stay until the new ones are complete.
@@ -31,36 +32,24 @@ def save(agent: Any, folder: str | Path) -> Path:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights, config = folder / "policy", folder / "config.json"
-    drafts = draft(weights), draft(config)
     try:
-        remove(drafts[0])
-        drafts[0].mkdir()
-        text = json.dumps(_description(agent, agent.policy.save(drafts[0])), indent=2, default=_describe)
-        drafts[1].write_text(text + "\n", encoding="utf-8")
-        remove(weights)
-        drafts[0].rename(weights)
-        drafts[1].replace(config)
+        with replacing(folder / "config.json") as config, replacing(folder / "policy") as weights:
+            weights.mkdir()
+            rewards, penalty = agent.reward_normalizer, agent.penalty
+            description = {
+                "format": FORMAT,
+                "environment": _describe_environment(agent.env.spec),
+                "algorithm": type(agent).__name__,
+                "config": dataclasses.asdict(agent.config),
+                "policy": type(agent.policy).__name__,
+                "policy_arguments": agent.policy.save(weights),
+                "reward_normalizer": None if rewards is None else rewards.state_dict(),
+                "penalty": None if penalty is None else penalty.state_dict(),
+            }
+            config.write_text(json.dumps(description, indent=2, default=_describe) + "\n", encoding="utf-8")
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
-    finally:
-        for path in drafts:
-            remove(path)
     return folder
-
-
-def _description(agent: Any, policy_arguments: dict[str, Any]) -> dict[str, Any]:
-    """Contents of ``config.json``."""
-    return {
-        "format": FORMAT,
-        "environment": _environment(agent.env.spec),
-        "algorithm": type(agent).__name__,
-        "config": dataclasses.asdict(agent.config),
-        "policy": type(agent.policy).__name__,
-        "policy_arguments": policy_arguments,
-        "reward_normalizer": saved_state(agent.reward_normalizer),
-        "penalty": saved_state(agent.penalty),
-    }
 
 
 def load(folder: str | Path) -> Policy:
@@ -99,12 +88,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
             "or by 'algos train --run-dir'"
         )
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{path} is no JSON in UTF-8 ({error})") from error
-    if not isinstance(description, dict):
-        raise ValueError(f"{path} holds a {type(description).__name__}, expected the description of an agent")
+    description = read_json(path, what="the description of an agent", kind=dict)
     if "model_type" in description:
         raise ValueError(f"{folder} holds a model of transformers, not an agent: read it by algos.LMPolicy.load")
     if description.get("format") not in (2, 3, FORMAT):
@@ -112,7 +96,15 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             f"{path} has format {description.get('format')}, this version reads 2 to {FORMAT}: "
             "load it by the version of algos that wrote it"
         )
-    _check_parts(description, path)
+    match description:
+        case {"environment": None | {"id": str(), "kwargs": dict()}, "policy": str(), "policy_arguments": dict()}:
+            pass
+        case _:
+            env, policy = (description.get(name) for name in ("environment", "policy"))
+            raise ValueError(
+                f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected null "
+                "or id and kwargs, and a policy's name with policy_arguments"
+            )
     arguments = description["policy_arguments"]
     if description["format"] == 2 and "observation_shape" in arguments:
         dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
@@ -121,7 +113,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         description["policy"] = "GSDEPolicy"
     elif description["format"] < FORMAT:
         arguments.pop("sde_sample_freq", None)
-    environment = description.get("environment") or {"id": "", "kwargs": {}}
+    environment = description["environment"] or {"id": "", "kwargs": {}}
     if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
         environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
     if ":" in environment["id"]:  # Gymnasium would import the part before it
@@ -132,20 +124,6 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
-def _check_parts(description: dict[str, Any], path: Path) -> None:
-    """Raise a ValueError unless the fields that are read exist and have the expected types."""
-    env = description.get("environment", "")
-    named = env is None or (
-        isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
-    )
-    policy, arguments = description.get("policy"), description.get("policy_arguments")
-    if not (named and isinstance(policy, str) and isinstance(arguments, dict)):
-        raise ValueError(
-            f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected null "
-            "or id and kwargs, and a policy's name with policy_arguments"
-        )
-
-
 def _describe(function: Any) -> Any:
     """Describe a function in a config, such as a loss: its name, and the arguments of `functools.partial`."""
     if isinstance(function, partial):
@@ -153,7 +131,7 @@ def _describe(function: Any) -> Any:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _environment(spec: Any) -> dict[str, Any] | None:
+def _describe_environment(spec: Any) -> dict[str, Any] | None:
     """Id and arguments of the environment; None if it was built by hand or has arguments that JSON cannot hold."""
     if spec is None:
         return None

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""numpy's bit generators, which are restored by name."""
+from algos.config import field_values
 
+_KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
+"""numpy's bit generators by name."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices that torch's generators may be on."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
@@ -84,8 +86,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[to_json(key, tensors), to_json(item, tensors)] for key, item in value.items()]}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {"fields": {name: to_json(item, tensors) for name, item in fields.items()}}
+        return {"fields": {name: to_json(item, tensors) for name, item in field_values(value).items()}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
 
 
@@ -105,9 +106,10 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
         return np.array(content, dtype=saved["dtype"])
     if kind == "numpy_generator":
         state = from_json(content, tensors)
-        if state["bit_generator"] not in BIT_GENERATORS:
-            raise ValueError(f"a generator named {state['bit_generator']!r} was saved, known are {BIT_GENERATORS}")
-        bits = getattr(np.random, state["bit_generator"])()
+        name = state["bit_generator"]
+        if name not in BIT_GENERATORS:
+            raise ValueError(f"a generator named {name!r} was saved, known are {', '.join(BIT_GENERATORS)}")
+        bits = BIT_GENERATORS[name]()
         bits.state = state
         return np.random.Generator(bits)
     if kind == "torch_generator":
@@ -138,7 +140,7 @@ def attributes(owner: Any) -> dict[str, Any]:
 def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
     """Set saved attributes of an object; random generators, which others may share, are updated in place."""
     for name, value in saved.items():
-        present = getattr(owner, name, None)
+        present = vars(owner).get(name)
         if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
             present.set_state(value.get_state())
         elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
@@ -146,11 +148,10 @@ def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
                 present.bit_generator.state = value.bit_generator.state
             else:
                 setattr(owner, name, value)
-        elif isinstance(value, Fields):
-            if dataclasses.is_dataclass(present) and not isinstance(present, type):
-                setattr(owner, name, dataclasses.replace(present, **value))
-        else:
+        elif not isinstance(value, Fields):
             setattr(owner, name, value)
+        elif dataclasses.is_dataclass(present) and not isinstance(present, type):
+            setattr(owner, name, dataclasses.replace(present, **value))
 
 
 def trained_weights(module: Any) -> dict[str, Tensor]:
@@ -184,13 +185,11 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Return the tensor's number; tensors that are the same memory have the same number."""
+    layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     for name, other in tensors.items():
-        if tensor.data_ptr() == other.data_ptr() and tensor.numel() and _layout(tensor) == _layout(other):
+        same_memory = tensor.data_ptr() == other.data_ptr() and tensor.numel()
+        if same_memory and layout == (other.shape, other.stride(), other.dtype, other.device):
             return name
     name = str(len(tensors))
     tensors[name] = tensor
     return name
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from algos.comparison.compare import train_all
-from algos.comparison.summary import FEWEST, Case, bootstrap_interval, interquartile_mean
+from algos.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
 
 EPISODES = 100
 PUBLISHED = {
@@ -41,7 +41,7 @@ def classic(*, seeds, chosen):
             overwrite=True,
         )
         returns = np.array([run.after["mean_return"] for run in runs])
-        low, high = bootstrap_interval(returns) if seeds >= FEWEST else (None, None)
+        low, high = bootstrap_interval(returns) if seeds >= MIN_SEEDS else (None, None)
         rows.append(
             {
                 "suite": "classic",

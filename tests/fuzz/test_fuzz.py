@@ -9,7 +9,7 @@ import torch
 
 from algos import load
 from algos.cli import main
-from algos.training.checkpoint import FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.training.checkpoint import CHECKPOINT_FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.training.run import Run
 from algos.training.save import read_description
 from tests.fuzz import fuzzing
@@ -117,7 +117,7 @@ def sealed(folder, **files):
     folder.mkdir(parents=True)
     whole = {STATE: fuzzing.written(STATE), TENSORS: fuzzing.written(TENSORS)} | files
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
-    whole[MANIFEST] = json.dumps({"format": FORMAT, "steps": 64, "files": sums}).encode()
+    whole[MANIFEST] = json.dumps({"format": CHECKPOINT_FORMAT, "steps": 64, "files": sums}).encode()
     for name, content in whole.items():
         (folder / name).write_bytes(content)
     return folder
