@@ -22,7 +22,8 @@ Natural = int
 Positive = float
 NotNegative = float
 UnitInterval = float
-"""Types of fields; `check_fields` knows by their names which numbers are allowed."""
+Betas = tuple[float, float]
+"""Types of fields; `check_fields` knows by their names which values are allowed."""
 
 
 def _finite(x: Any) -> bool:
@@ -40,6 +41,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "NotNegative": (lambda x: _finite(x) and x >= 0, "a number of at least 0"),
     "Positive": (lambda x: _finite(x) and x > 0, "a number above 0"),
     "UnitInterval": (lambda x: _finite(x) and 0 <= x <= 1, "a number from 0 to 1"),
+    "Betas": (
+        lambda x: isinstance(x, (tuple, list)) and len(x) == 2 and all(_finite(b) and 0 <= b < 1 for b in x),
+        "two numbers from 0 to below 1",
+    ),
     "bool": (lambda x: isinstance(x, bool), "bool"),
     "Normalization": (lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
     "PolicyLossName": _function(PolicyLossName),
@@ -82,7 +87,7 @@ class Config(NamedFields):
     adam_eps: Positive | None = None
     """Added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
     gradient of a single weight is far below 1e-5."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: Betas = (0.9, 0.999)
     """Adam's decay rates per step, for the means of the gradient and of its square."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay (AdamW, Loshchilov and Hutter 2019), multiplied by the learning rate at each step."""
@@ -103,10 +108,6 @@ class Config(NamedFields):
             given = f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}"
             raise ValueError(f"{given}: give one, and None for the other")
         check_fields(self)
-        betas = self.adam_betas
-        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-        if not (pair and all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)):
-            raise ValueError(f"{type(self).__name__}.adam_betas is {betas!r}, expected two numbers from 0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True)

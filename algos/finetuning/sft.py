@@ -22,7 +22,7 @@ from algos.training.logger import Logs
 from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
 
-MAX_LENGTH = 1024
+DEFAULT_MAX_LENGTH = 1024
 """Upper limit of the default ``max_length``, tokens; the context of some models is too long for the memory."""
 
 
@@ -33,7 +33,7 @@ class SFTConfig(SupervisedConfig):
     micro_batch_size: Count | None = None
     """Rows evaluated at a time, to save memory; the gradient is the same. None: all rows of the step."""
     max_length: Count | None = None
-    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `MAX_LENGTH`."""
+    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `DEFAULT_MAX_LENGTH`."""
     packing: bool = True
     """Pack several examples into a row, with no attention between them; False: one example per row."""
 
@@ -83,7 +83,7 @@ def sft(
         raise TypeError(
             f"model is a {type(model).__name__}, expected textenv.LanguageModel(model, tokenizer) or an algos.LMPolicy"
         )
-    max_length = config.max_length or min(MAX_LENGTH, lm.context or MAX_LENGTH)
+    max_length = config.max_length or min(DEFAULT_MAX_LENGTH, lm.context or DEFAULT_MAX_LENGTH)
     check_context(lm, max_length)
     config = replace(config, max_length=max_length)
     training = _read_all(examples, lm, max_length, "examples")

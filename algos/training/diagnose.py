@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, not_finite
 from textenv.errors import NAMED, PLACE, InvariantError
 
-BATCH, REPORT = "violation.safetensors", "violation.json"
+BATCH_FILE, REPORT_FILE = "violation.safetensors", "violation.json"
 """Files in the run's folder: the batch's columns, and a description of the violation."""
 
 TERM = (
@@ -145,8 +145,8 @@ def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> P
         place = tensors.pop(PLACE)
         tensors |= {"row": place >> 32, "column": place & (2**32 - 1)}
     # Cloned, because columns may be views of one tensor, which safetensors refuses.
-    save_file({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}, Path(folder) / BATCH)
+    save_file({name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}, Path(folder) / BATCH_FILE)
     others = {name: x for name, x in columns.items() if name not in tensors and name != PLACE}
     report = {"error": str(error), "tensor": error.tensor, "rows": error.rows} | when | {"others": others}
-    (Path(folder) / REPORT).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-    return Path(folder) / BATCH
+    (Path(folder) / REPORT_FILE).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    return Path(folder) / BATCH_FILE
