@@ -8,9 +8,7 @@ from torch import Tensor
 from algos.agent import Agent
 from algos.config import A2CConfig
 from algos.losses import value_loss
-from algos.optimize import Term, Terms, add_advantages, optimize, policy_gradient
-from algos.training.metrics import Metrics
-from textenv.rollout import Evaluation
+from algos.optimize import Evaluation, Metrics, Term, Terms, add_advantages, optimize, policy_gradient
 
 
 class A2C(Agent[A2CConfig]):

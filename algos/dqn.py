@@ -15,10 +15,9 @@ from torch.nn import functional
 
 from algos.agent import Agent
 from algos.config import DQNConfig
-from algos.optimize import Sums, scheduled
+from algos.optimize import MetricMeans, Metrics, Sums, scheduled
 from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
-from algos.training.metrics import MetricMeans, Metrics
 from textenv.names import refuse_unknown
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")

@@ -13,9 +13,7 @@ from torch import Tensor
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
-from algos.optimize import Term, Terms, by_name, episode_returns, optimize
-from algos.training.metrics import Metrics, group_metrics
-from textenv.rollout import Evaluation
+from algos.optimize import Evaluation, Metrics, Term, Terms, by_name, episode_returns, group_metrics, optimize
 
 
 class GRPO(Agent[GRPOConfig]):

@@ -12,10 +12,8 @@ from torch import Tensor
 from algos.agent import Agent, restore_state, saved_state
 from algos.config import PPOConfig
 from algos.losses import value_loss
-from algos.optimize import Sums, Term, Terms, add_advantages, by_name, optimize, scheduled
+from algos.optimize import Evaluation, Metrics, Sums, Term, Terms, add_advantages, by_name, optimize, scheduled
 from algos.policies.policy import Policy
-from algos.training.metrics import Metrics
-from textenv.rollout import Evaluation
 
 
 class PPO(Agent[PPOConfig]):

@@ -7,8 +7,7 @@ from tensordict import TensorDict
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import REINFORCEConfig
-from algos.optimize import optimize, policy_gradient
-from algos.training.metrics import Metrics
+from algos.optimize import Metrics, optimize, policy_gradient
 
 
 class REINFORCE(Agent[REINFORCEConfig]):

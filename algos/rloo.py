@@ -8,8 +8,7 @@ from tensordict import TensorDict
 from algos.advantages import leave_one_out
 from algos.agent import Agent
 from algos.config import RLOOConfig
-from algos.optimize import episode_returns, optimize, policy_gradient
-from algos.training.metrics import Metrics, group_metrics
+from algos.optimize import Metrics, episode_returns, group_metrics, optimize, policy_gradient
 
 
 class RLOO(Agent[RLOOConfig]):

@@ -15,12 +15,15 @@ from algos.agent import Agent
 from algos.config import TRPOConfig
 from algos.losses import token_mean, value_loss
 from algos.optimize import (
+    MetricMeans,
+    Metrics,
     Optimizer,
     Sums,
     Term,
     add_advantages,
     log_ratios,
     places,
+    rollout_metrics,
     total_loss,
     weighted_minibatches,
     whiten_advantage,
@@ -28,7 +31,6 @@ from algos.optimize import (
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
 from algos.training.invariants import check_advantages
-from algos.training.metrics import MetricMeans, Metrics, rollout_metrics
 from textenv.errors import PLACE
 
 

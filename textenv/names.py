@@ -65,9 +65,11 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that `refuse_unknown` checks its keywords."""
+    """Decorate a function so that `refuse_unknown` checks its keywords, unless it takes any."""
     parameters = inspect.signature(function).parameters.values()
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]
+    known = [each.name for each in parameters if each.name != "self"]
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return function
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:

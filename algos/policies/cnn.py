@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, convolution, linear
-from algos.policies.policy import ControlPolicy, Observation, Step
-from textenv.names import check_names
-from textenv.rollout import Evaluation
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 
 SMALLEST = 8
 """Minimum side of an image, pixels."""
@@ -48,7 +46,6 @@ class CNNPolicy(ControlPolicy):
         torch.Size([5])
     """
 
-    @check_names
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
     ) -> None:

@@ -12,12 +12,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.flatten import flatten
 from algos.policies.distributions import Gaussian
-from algos.policies.policy import ControlPolicy, Observation, Step
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
-from textenv.names import check_names
-from textenv.rollout import Evaluation
 
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
@@ -50,7 +47,6 @@ class GSDEPolicy(ControlPolicy):
 
     distribution: StateDependentGaussian
 
-    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -79,7 +75,7 @@ class GSDEPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        output = self._output(torch.as_tensor(flatten(self.observation_space, observation)))
+        output = self._output(torch.as_tensor(self._flatten(observation)))
         matrices = None if deterministic else self._matrices(len(output))
         return Step(*self.distribution.explore(output, matrices, action_mask))
 

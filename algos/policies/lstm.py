@@ -13,12 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from algos.envs.flatten import flatten
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, linear, lstm
-from algos.policies.policy import ControlPolicy, Observation, Step, check_same_kind
-from textenv.names import check_names
-from textenv.rollout import Evaluation
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
 
 
 class LSTMPolicy(ControlPolicy):
@@ -47,7 +44,6 @@ class LSTMPolicy(ControlPolicy):
 
     sequential = True
 
-    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -68,7 +64,7 @@ class LSTMPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        features = self._encode(torch.as_tensor(flatten(self.observation_space, observation)))
+        features = self._encode(torch.as_tensor(self._flatten(observation)))
         before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden))
         if len(before) != len(features):
             raise ValueError(

@@ -12,12 +12,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.flatten import flatten
 from algos.policies import towers
 from algos.policies.distributions import Gaussian, action_distribution
-from algos.policies.policy import ControlPolicy, Observation, Step
-from textenv.names import check_names
-from textenv.rollout import Evaluation
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 
 
 class MLPPolicy(ControlPolicy):
@@ -43,7 +40,6 @@ class MLPPolicy(ControlPolicy):
         torch.Size([3])
     """
 
-    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -73,7 +69,7 @@ class MLPPolicy(ControlPolicy):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = np.asarray(flatten(self.observation_space, observation))
+        seen = self._flatten(observation)
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
             seen = self._read(torch.from_numpy(seen)).numpy()
         return self._step(towers.act(seen, self.actor), action_mask, deterministic)

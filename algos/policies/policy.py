@@ -16,9 +16,10 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.flatten import flat_shape
+from algos.envs.flatten import flat_shape, flatten
 from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.random_streams import refuse_seeds
+from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
@@ -231,6 +232,11 @@ class ControlPolicy(nn.Module, Policy):
     """Action distribution, of `algos.policies.distributions` or with the same methods."""
     critic: nn.Module
 
+    def __init_subclass__(cls) -> None:
+        """Check the names of constructor arguments."""
+        super().__init_subclass__()
+        cls.__init__ = check_names(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, normalize_observations: bool, seed: int
     ) -> None:
@@ -310,6 +316,10 @@ class ControlPolicy(nn.Module, Policy):
         """Score a rollout's actions by a network's outputs: ``[*, size]``, and values ``[*, 1]``."""
         log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
         return Evaluation(log_prob, entropy, value.squeeze(-1))
+
+    def _flatten(self, observation: Observation) -> np.ndarray:
+        """Observations of an environment as one array ``[N, *]`` (`algos.envs.flatten`)."""
+        return np.asarray(flatten(self.observation_space, observation))
 
     def _read(self, observation: Tensor) -> Tensor:
         """Network input: flat, float32, normalized."""

@@ -11,12 +11,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.flatten import flatten
 from algos.policies.distributions import Categorical
-from algos.policies.policy import ControlPolicy, Observation, Step
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
-from textenv.names import check_names
-from textenv.rollout import Evaluation
 
 
 class QPolicy(ControlPolicy):
@@ -43,7 +40,6 @@ class QPolicy(ControlPolicy):
     trained_by_values = True
     distribution: Categorical
 
-    @check_names
     def __init__(
         self,
         observation_space: spaces.Space,
@@ -70,7 +66,7 @@ class QPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = torch.as_tensor(flatten(self.observation_space, observation))
+        seen = torch.as_tensor(self._flatten(observation))
         log_probs = self._log_probs(self.action_values(seen), action_mask)
         return self._step(log_probs, action_mask, deterministic)
 
