@@ -15,6 +15,7 @@ from algos.agent import Agent
 from algos.config import TRPOConfig
 from algos.losses import token_mean, value_loss
 from algos.optimize import (
+    PLACE,
     MetricMeans,
     Metrics,
     Optimizer,
@@ -31,7 +32,6 @@ from algos.optimize import (
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
 from algos.training.invariants import check_advantages
-from textenv.errors import PLACE
 
 
 class TRPO(Agent[TRPOConfig]):

@@ -110,7 +110,6 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     """
     import torch
 
-    from algos.losses import log_ratio
     from textenv.kl.estimators import k3
     from textenv.rollout import masked_mean
 
@@ -119,7 +118,7 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     mask = rollout["mask"]
     with torch.no_grad():
         log_prob = agent.policy.evaluate(rollout).log_prob
-        change = log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+        change = torch.where(mask, log_prob - rollout["log_prob"], 0.0)
         return {"update/kl": masked_mean(k3(-change), mask=mask).item()}
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from textenv.lm.loading import from_pretrained, merged_trunk, plain_model
+from textenv.lm.loading import from_pretrained, merged_trunk, plain_model, save_model
 from textenv.lm.memory import check_memory_options, trunk_output
-from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -94,8 +93,7 @@ class Critic(nn.Module):
         """Write a plain `transformers` folder (of `AutoModel`), and the head with this metadata into it."""
         from safetensors.torch import save_file
 
-        with no_progress_bars():
-            self.trunk.save_pretrained(folder)
+        save_model(self.trunk, folder)
         save_file(self.head.state_dict(), folder / HEAD, metadata=metadata)
 
     def train(self, mode: bool = True) -> Critic:

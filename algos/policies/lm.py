@@ -20,7 +20,6 @@ from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, merged, save_model
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
-from textenv.progress import no_progress_bars
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, sequences
 
@@ -241,8 +240,7 @@ class LMPolicy(nn.Module, Policy):
     def _write(self, model: Any, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        with no_progress_bars():
-            save_model(model, folder)
+        save_model(model, folder)
         self.lm.tokenizer.save_pretrained(folder)
         options = {
             "temperature": self.temperature,

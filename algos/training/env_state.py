@@ -11,9 +11,7 @@ from weakref import WeakSet
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv
 
-from algos.envs.subprocess_env import SubprocessVectorEnv
 from algos.training.serialization import Stateful, attributes, set_attributes
 
 logger = logging.getLogger(__name__)
@@ -50,7 +48,7 @@ def _state_of(part: Any) -> dict[str, Any]:
     """Return the state of one wrapper or environment; TypeError if part of it cannot be saved."""
     if isinstance(part, Stateful):
         return {"class": _name(part), "state": part.state_dict()}
-    if not _known(part) or isinstance(part, SubprocessVectorEnv | AsyncVectorEnv):
+    if not _known(part):
         raise TypeError(f"{_name(part)} cannot be saved in mid-episode, only what runs here and is Gymnasium's or ours")
     state, objects = attributes(part), {}
     for name, value in vars(part).items():

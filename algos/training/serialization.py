@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algos.config import field_values
-
 _KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
 """numpy's bit generators by name."""
@@ -86,7 +84,8 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[to_json(key, tensors), to_json(item, tensors)] for key, item in value.items()]}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
-        return {"fields": {name: to_json(item, tensors) for name, item in field_values(value).items()}}
+        names = [field.name for field in dataclasses.fields(value)]
+        return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
 
 

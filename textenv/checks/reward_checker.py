@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from textenv.checks.env_checker import CheckResult, raise_if_broken
-from textenv.checks.reward_probes import VERY_LONG, Probe, long_answer, mean_of, run_probes
-from textenv.checks.trial import Trial, make_rows
+from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.rendering import printable
 from textenv.rewards.calling import reward_name
 from textenv.rewards.scores import as_number

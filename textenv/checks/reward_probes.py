@@ -1,15 +1,135 @@
-"""Cheating completions, and the scores that a reward function gives them: known before training."""
+"""Trial of a reward function: rows of prompts and completions, and cheating completions that show what it pays for."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from textenv.checks.trial import Row, Trial
+import numpy as np
+
+from textenv.embedded.grammar import sample_review
+from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
+from textenv.rewards.calling import call_reward
+from textenv.rewards.scores import RewardError, Rows, read_scores, total
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = 16
+MIN_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion, with its prompt and columns."""
+
+    prompt: Any
+    answer: str
+    columns: Mapping[str, Any]
+    ended: bool = True
+
+    def saying(self, answer: str, *, ended: bool = True) -> Row:
+        """Return the same row with another completion."""
+        return replace(self, answer=answer, ended=ended)
+
+
+class Trial:
+    """A reward function and its test rows.
+
+    Args:
+        function: the reward function.
+        rows: ordinary rows.
+        tokenizer: computes ``completion_ids``; without one they are the bytes of the text.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
+    ) -> None:
+        self.function, self.rows, self.tokenizer = function, list(rows), tokenizer
+        self.margin = 0.0
+        """Tolerance for rounding between scores."""
+
+    def returned(self, rows: Sequence[Row]) -> Any:
+        """Return the function's result for these rows, which it receives as copies."""
+        names = {name for row in rows for name in row.columns}
+        columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
+        columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
+        columns["completions"] = [
+            row.answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": row.answer}]
+            for row in rows
+        ]
+        columns["completion_ids"] = [self.ids(row.answer) for row in rows]
+        columns["terminated"] = [row.ended for row in rows]
+        returned = call_reward(self.function, columns)
+        try:  # reduce per-token and named rewards to their totals
+            return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
+        except RewardError:
+            return returned  # the checks report the problem
+
+    def scores(self, rows: Sequence[Row]) -> list[float | None]:
+        """Return the scores of these rows; raise the function's errors, and on anything but a list of numbers."""
+        returned = self.returned(rows)
+        if len(returned) != len(rows):
+            raise ValueError(f"{len(returned)} scores for {len(rows)} answers")
+        return [None if score is None else float(score) for score in returned]
+
+    def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
+        """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN."""
+        for row, (a, b) in enumerate(zip(one, other, strict=True)):
+            close = None not in (a, b) and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)  # type: ignore[arg-type]
+            if not close and repr(a) != repr(b):
+                return f"the answer {self.rows[row].answer!r:.60} (row {row}) earns {a} and {b}: {where}"
+        return ""
+
+    def ids(self, answer: str) -> list[int]:
+        """Return the token ids of a completion."""
+        if self.tokenizer is None:
+            return list(answer.encode("utf-8", "replace"))
+        return text_ids(answer, self.tokenizer)
+
+
+def make_rows(
+    prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
+) -> list[Row]:
+    """Make rows; prompts and completions that are not given come from the grammar of reviews.
+
+    Raises:
+        ValueError: if they differ in number or are fewer than `MIN_ROWS`; names the counts.
+    """
+    columns = dict(columns or {})
+    given = {"prompts": prompts, "completions": completions} | columns
+    counts = {name: len(each) for name, each in given.items() if each is not None}
+    n = next(iter(counts.values()), ROWS)
+    if len(set(counts.values())) > 1 or n < MIN_ROWS:
+        raise ValueError(f"there are {counts} entries: give the same number of each, at least {MIN_ROWS}")
+    openings, answers = _sample_reviews(n)
+    asked = openings if prompts is None else prompts
+    if completions is not None:
+        said = [answer_text(each) for each in completions]
+    elif columns:  # every second completion is a column's text, so that some are right
+        held_text = list(columns.values())
+        said = [answers[row] if row % 2 else str(held_text[row // 2 % len(held_text)][row]) for row in range(n)]
+    else:
+        said = answers
+    ended = [completions is not None or row % 4 != 3 for row in range(n)]
+    held = [{name: column[row] for name, column in columns.items()} for row in range(n)]
+    return [Row(*each) for each in zip(asked, said, held, ended, strict=True)]
+
+
+def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
+    """Sample openings and continuations, of either sentiment, one to three sentences; every fourth is truncated."""
+    rng = np.random.default_rng(0)
+    reviews = [sample_review(rng) for _ in range(n)]
+    answers = [review.text.removeprefix(review.opening) for review in reviews]
+    answers[3::4] = [answer[: 2 * len(answer) // 3] for answer in answers[3::4]]
+    return [review.opening for review in reviews], answers
+
 
 REPEATS = 64
 """Repetitions of the token in the completion that repeats one token."""

@@ -46,9 +46,7 @@ def embedded_folder() -> Path:
 def build(folder: Path) -> None:
     """Train the models and write them into an existing folder."""
     # Imported here, so that a call with a cached folder does not import torch and transformers.
-    from textenv.embedded.classifier import train_classifier
-    from textenv.embedded.language_model import train_language_model
-    from textenv.embedded.tokenizer import train_tokenizer
+    from textenv.embedded.training import train_classifier, train_language_model, train_tokenizer
     from textenv.progress import no_progress_bars
 
     tokenizer = train_tokenizer()

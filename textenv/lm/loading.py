@@ -204,6 +204,7 @@ def merged_trunk(model: Any) -> PreTrainedModel:
     return trunk_of(merged(model)) if _is_adapted(model) else copy.deepcopy(trunk_of(model))
 
 
+@no_progress_bars()
 def save_model(model: Any, folder: Path) -> None:
     """Write a model, or only its adapter.
 

@@ -94,7 +94,7 @@ def test_same_seed_same_game():
 
 def test_a_game_by_tokens():
     """Halving by the replies that stand in the observation finds each of nine numbers in four guesses."""
-    from textenv.embedded.tokenizer import train_tokenizer
+    from textenv.embedded.training import train_tokenizer
 
     tokenizer = train_tokenizer()
     env = TokenVectorEnv(make_game, tokenizer=tokenizer, max_prompt_tokens=24, max_new_tokens=1, max_turns=4)

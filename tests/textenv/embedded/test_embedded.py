@@ -193,8 +193,7 @@ def test_the_classifier_does_not_see_padding_on_either_side(classifier, tokenize
 
 
 def test_training_is_repeatable_and_leaves_the_caller_as_it_was(tokenizer):
-    from textenv.embedded.classifier import train_classifier
-    from textenv.embedded.language_model import train_language_model
+    from textenv.embedded.training import train_classifier, train_language_model
 
     def weights(train, reviews=48):
         return torch.cat([weight.flatten() for weight in train(tokenizer, reviews=reviews).state_dict().values()])

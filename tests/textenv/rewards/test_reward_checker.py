@@ -12,8 +12,7 @@ from rich.console import Console
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import check_reward, rewards
 from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, print_report, run_reward_checks
-from textenv.checks.reward_probes import PROBES
-from textenv.checks.trial import make_rows
+from textenv.checks.reward_probes import PROBES, make_rows
 from textenv.rewards import load_function
 
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from textenv import TokenVectorEnv
-from textenv.embedded.tokenizer import train_tokenizer
+from textenv.embedded.training import train_tokenizer
 from textenv.games import (
     BestQuestions,
     BinarySearch,
