@@ -33,7 +33,7 @@ class SFTConfig(SupervisedConfig):
     micro_batch_size: Count | None = None
     """Rows evaluated at a time, to save memory; the gradient is the same. None: all rows of the step."""
     max_length: Count | None = None
-    """Maximum tokens per row; longer examples are truncated. None: the model's context length, at most `DEFAULT_MAX_LENGTH`."""
+    """Maximum tokens per row; longer examples are truncated. None: the context length, at most `DEFAULT_MAX_LENGTH`."""
     packing: bool = True
     """Pack several examples into a row, with no attention between them; False: one example per row."""
 
