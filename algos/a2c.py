@@ -1,7 +1,5 @@
 """Advantage actor-critic (Mnih et al. 2016), synchronous: one policy-gradient step per rollout."""
 
-from __future__ import annotations
-
 from tensordict import TensorDict
 from torch import Tensor
 

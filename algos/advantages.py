@@ -1,7 +1,5 @@
 """Advantages and their normalization: pure functions over the True entries of a rollout."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`Agent`: base class of every algorithm, which adds a config and `update(rollout) -> metrics`."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping

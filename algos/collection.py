@@ -1,7 +1,5 @@
 """Collecting rollouts: the only module that handles autoreset."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -56,7 +54,7 @@ class Collector:
         torch.Size([2, 8])
     """
 
-    _last: ClassVar[WeakKeyDictionary[VectorEnv, Collector]] = WeakKeyDictionary()
+    _last: ClassVar[WeakKeyDictionary[VectorEnv, "Collector"]] = WeakKeyDictionary()
     """Last collector that ran each environment: episodes of another one are not continued."""
 
     def __init__(self, env: VectorEnv, policy: Policy, *, seed: int | None = None) -> None:

@@ -4,54 +4,54 @@ A field that depends on environment and policy is None by default and filled in 
 a given value stays.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from textenv.names import NamedFields
 
-PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
-AggregationName = Literal["token_mean", "sequence_mean"]
-ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
-Normalization = Literal["rollout", "minibatch"] | bool
-Count = int
-Natural = int
-Positive = float
-NotNegative = float
-UnitInterval = float
-Betas = tuple[float, float]
-"""Types of fields; `check_fields` knows by their names which values are allowed."""
+
+class FieldRule(NamedTuple):
+    """Values that a field may have; the type of the field is annotated with it."""
+
+    allows: Callable[[Any], bool]
+    expected: str
 
 
-def _finite(x: Any) -> bool:
-    return isinstance(x, (int, float)) and abs(x) <= sys.float_info.max
+def _number(allows: Callable[[Any], bool], expected: str, kind: Any = (int, float)) -> FieldRule:
+    return FieldRule(lambda x: isinstance(x, kind) and abs(x) <= sys.float_info.max and allows(x), expected)
 
 
-def _function(names: Any) -> tuple[Callable[[Any], bool], str]:
+def _function(names: Any) -> FieldRule:
     known = get_args(names)
-    return lambda x: callable(x) or x in known, f"a function, or one of {', '.join(map(repr, known))}"
+    return FieldRule(lambda x: callable(x) or x in known, f"a function, or one of {', '.join(map(repr, known))}")
 
 
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "Count": (lambda x: isinstance(x, int) and _finite(x) and x >= 1, "an integer of at least 1"),
-    "Natural": (lambda x: _finite(x) and x >= 0, "a number of at least 0"),
-    "NotNegative": (lambda x: _finite(x) and x >= 0, "a number of at least 0"),
-    "Positive": (lambda x: _finite(x) and x > 0, "a number above 0"),
-    "UnitInterval": (lambda x: _finite(x) and 0 <= x <= 1, "a number from 0 to 1"),
-    "Betas": (
-        lambda x: isinstance(x, (tuple, list)) and len(x) == 2 and all(_finite(b) and 0 <= b < 1 for b in x),
+Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
+Natural = Annotated[int, _number(lambda x: x >= 0, "a number of at least 0")]
+NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
+Positive = Annotated[float, _number(lambda x: x > 0, "a number above 0")]
+UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
+_DECAY = _number(lambda x: 0 <= x < 1, "a number from 0 to below 1")
+Decays = Annotated[
+    tuple[float, float],
+    FieldRule(
+        lambda x: isinstance(x, (tuple, list)) and list(map(_DECAY.allows, x)) == [True] * 2,
         "two numbers from 0 to below 1",
     ),
-    "bool": (lambda x: isinstance(x, bool), "bool"),
-    "Normalization": (lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
-    "PolicyLossName": _function(PolicyLossName),
-    "AggregationName": _function(AggregationName),
-    "ValueLossName": _function(ValueLossName),
-}
-"""Test and description of the values that a type allows, by the name that a field's type begins with."""
+]
+Normalization = Annotated[
+    Literal["rollout", "minibatch"] | bool,
+    FieldRule(lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
+]
+PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
+PolicyLossChoice = Annotated[PolicyLossName | Callable[..., Any], _function(PolicyLossName)]
+AggregationName = Literal["token_mean", "sequence_mean"]
+AggregationChoice = Annotated[AggregationName | Callable[..., Any], _function(AggregationName)]
+ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
+ValueLossChoice = Annotated[ValueLossName | Callable[..., Any], _function(ValueLossName)]
 
 
 def field_values(config: Any) -> dict[str, Any]:
@@ -61,13 +61,20 @@ def field_values(config: Any) -> dict[str, Any]:
 
 def check_fields(config: Any) -> None:
     """Raise a ValueError that names the first field with a value that its type does not allow."""
-    types = {field.name: str(field.type).split(" | ") for field in fields(config)}
+    types = get_type_hints(type(config), include_extras=True)
     for name, value in field_values(config).items():
-        optional = "None" in types[name]
-        allows, expected = _RULES.get(types[name][0], (lambda x: True, ""))
-        if not (allows(value) or (optional and value is None)):
-            expected += " or None" if optional else ""
+        parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
+        rules = [part.__metadata__[0] for part in parts if get_origin(part) is Annotated]
+        rules += [FieldRule(lambda x: isinstance(x, bool), "bool")] if bool in parts else []
+        optional = NoneType in parts
+        if rules and not (rules[0].allows(value) or (optional and value is None)):
+            expected = rules[0].expected + (" or None" if optional else "")
             raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
+
+
+def scheduled(start: float, end: float | None, progress: float) -> float:
+    """Interpolate linearly from start to end over the training; constant without an end."""
+    return start if end is None else start + progress * (end - start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +94,7 @@ class Config(NamedFields):
     adam_eps: Positive | None = None
     """Added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
     gradient of a single weight is far below 1e-5."""
-    adam_betas: Betas = (0.9, 0.999)
+    adam_betas: Decays = (0.9, 0.999)
     """Adam's decay rates per step, for the means of the gradient and of its square."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay (AdamW, Loshchilov and Hutter 2019), multiplied by the learning rate at each step."""
@@ -157,10 +164,10 @@ class ClippedConfig(PolicyGradientConfig):
     """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: Positive = 0.2
     """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
-    policy_loss: PolicyLossName | Callable[..., Any] = "clipped_policy_loss"
+    policy_loss: PolicyLossChoice = "clipped_policy_loss"
     """Loss of `algos.losses`, by name or with arguments: `functools.partial(clipped_policy_loss, clip_higher=0.28)` or
     `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
-    aggregation: AggregationName | Callable[..., Any] = "token_mean"
+    aggregation: AggregationChoice = "token_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 
 
@@ -280,7 +287,7 @@ class GroupsConfig(WholeEpisodesConfig):
 class RLOOConfig(GroupsConfig):
     """Hyper-parameters of RLOO; the baseline of an episode is the mean return of the others in its group."""
 
-    aggregation: AggregationName | Callable[..., Any] = "token_mean"
+    aggregation: AggregationChoice = "token_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 
 
@@ -295,7 +302,7 @@ class GRPOConfig(GroupsConfig, ClippedConfig):
     group_size: int = 8
     num_epochs: Count = 2
     minibatch_size: Count = 32
-    aggregation: AggregationName | Callable[..., Any] = "sequence_mean"
+    aggregation: AggregationChoice = "sequence_mean"
     scale_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts its mean."""
 
@@ -320,7 +327,7 @@ class DQNConfig(Config):
     """Stored steps in the batch of an optimizer step."""
     target_update_gradient_steps: Count = 250
     """Gradient steps between updates of the target network (Stable-Baselines3's interval counts environment steps)."""
-    loss: ValueLossName | Callable[..., Any] = "mse_loss"
+    loss: ValueLossChoice = "mse_loss"
     """Loss of the values ``[b]`` against their targets: the name of one in `torch.nn.functional`, or a function.
     ``"huber_loss"`` bounds the gradient of each entry, as Mnih et al. do with rewards of at most 1. Of large values
     it learns the median, which the few episode ends do not move, so values can grow without limit (CartPole's do)."""

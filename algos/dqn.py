@@ -1,7 +1,5 @@
 """Deep Q-learning (Mnih et al. 2015), by default double (van Hasselt et al. 2016), on torchrl's replay buffer."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -14,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from algos.agent import Agent
-from algos.config import DQNConfig
-from algos.optimize import MetricMeans, Metrics, Sums, scheduled
+from algos.config import DQNConfig, scheduled
+from algos.optimize import MetricMeans, Metrics, Sums
 from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
 from textenv.names import refuse_unknown

@@ -1,7 +1,5 @@
 """Evaluation of a policy on whole episodes, without learning."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The paper adds the KL to the loss: ``KLPenalty(reference, coefficient, "k3", pla
 works too, where ``"k1"`` has the right gradient.
 """
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor

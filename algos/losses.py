@@ -4,8 +4,6 @@ They return one number per entry. An aggregation then weights every entry of the
 the gradient does not depend on the split.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

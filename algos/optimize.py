@@ -1,7 +1,5 @@
 """Shared parts of the policy-gradient algorithms: GAE advantages, the inner loop, regularizers and the optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig
+from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, scheduled
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
@@ -30,6 +28,19 @@ from textenv.acceleration import accelerated
 from textenv.errors import PLACE
 from textenv.kl.penalty import KLPenalty
 from textenv.rollout import Evaluation
+
+
+class Term(NamedTuple):
+    """A term of a loss."""
+
+    coefficient: float
+    """Factor in the loss; the log has the term without it."""
+    entries: Tensor
+    """One number per entry, 0 where the mask is False."""
+
+
+Terms = dict[str, Term]
+Sums = dict[str, Tensor]
 
 
 def optimize(
@@ -269,19 +280,6 @@ def minibatches(
         yield from units[order].split(size)
 
 
-class Term(NamedTuple):
-    """A term of a loss."""
-
-    coefficient: float
-    """Factor in the loss; the log has the term without it."""
-    entries: Tensor
-    """One number per entry, 0 where the mask is False."""
-
-
-Terms = dict[str, Term]
-Sums = dict[str, Tensor]
-
-
 @accelerated("algos.fast.adam:Adam")
 class Adam(torch.optim.AdamW):
     """AdamW that clips the gradients of some groups together; weight decay 0 gives Adam."""
@@ -302,8 +300,8 @@ class Optimizer:
 
     Example:
         >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
-        >>> descent = Optimizer([weight], Config(learning_rate=0.1))
-        >>> totals = descent.step(lambda part: (weight.square().sum(), {}), [batch])
+        >>> optimizer = Optimizer([weight], Config(learning_rate=0.1))
+        >>> totals = optimizer.step(lambda part: (weight.square().sum(), {}), [batch])
         >>> round(weight.item(), 3)
         0.9
     """
@@ -396,11 +394,6 @@ class Optimizer:
     def _taken(self) -> int:
         """Optimizer steps so far."""
         return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
-
-
-def scheduled(start: float, end: float | None, progress: float) -> float:
-    """Interpolate linearly from start to end over the training; constant without an end."""
-    return start if end is None else start + progress * (end - start)
 
 
 def split(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:

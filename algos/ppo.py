@@ -1,7 +1,5 @@
 """Proximal policy optimization (Schulman et al. 2017), for control and language models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +8,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.agent import Agent, restore_state, saved_state
-from algos.config import PPOConfig
+from algos.config import PPOConfig, scheduled
 from algos.losses import value_loss
-from algos.optimize import Evaluation, Metrics, Sums, Term, Terms, add_advantages, by_name, optimize, scheduled
+from algos.optimize import Evaluation, Metrics, Sums, Term, Terms, add_advantages, by_name, optimize
 from algos.policies.policy import Policy
 
 

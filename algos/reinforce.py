@@ -1,7 +1,5 @@
 """REINFORCE with a baseline (Williams 1992): returns of whole episodes, one policy-gradient step per rollout."""
 
-from __future__ import annotations
-
 from tensordict import TensorDict
 
 from algos.advantages import discounted_returns, subtract_mean

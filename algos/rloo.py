@@ -1,7 +1,5 @@
 """RLOO: REINFORCE with a leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024)."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDict
 

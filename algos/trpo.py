@@ -1,7 +1,5 @@
 """Trust region policy optimization (Schulman et al. 2015): natural-gradient steps of bounded KL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fast paths: `accelerated` replaces a plain function by a faster one; ``TEXTENV_FAST=0`` switches all of them off."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial, update_wrapper

@@ -1,7 +1,5 @@
 """`read_json` and `parse_json`: JSON in UTF-8, with one error for anything else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Former names and names of other libraries: an unknown name raises an error that suggests ours."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Progress bars of other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

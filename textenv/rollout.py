@@ -36,8 +36,6 @@ A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, 
 token. Everywhere, one True entry of ``mask`` counts as one step.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable

@@ -3,8 +3,6 @@
 Nothing here imports torch before a command runs, so that help and errors appear at once.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 ``switches`` are the names of the options that take no value.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Collection, Sequence

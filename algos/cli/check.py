@@ -1,7 +1,5 @@
 """``algos check`` and ``algos check-reward``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``algos compare``: several training runs side by side."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``algos evaluate`` and ``algos merge``: commands for a saved agent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

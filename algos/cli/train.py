@@ -1,7 +1,5 @@
 """``algos train``: train, save and evaluate."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Comparison of any environments, algorithms and seeds by the same metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

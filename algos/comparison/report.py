@@ -1,7 +1,5 @@
 """Report of a comparison: a table, a figure and a few samples in one HTML file; and CSV files."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import html

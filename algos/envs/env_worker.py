@@ -5,8 +5,6 @@ parent and kills this process and all that the environment has started. If a ste
 outside the interpreter ends the process after twice the time limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

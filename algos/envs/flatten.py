@@ -1,7 +1,5 @@
 """Flatten observations of any fixed size into one Box, the input of policies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One process per environment: for slow environments, and for ones that crash, hang or return invalid values."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
@@ -29,6 +27,10 @@ sys.path[:] = sys.argv[1:]
 del sys.argv[1:]
 from algos.envs.env_worker import serve
 serve({}, {}, {})"""
+
+
+class WorkerError(Exception):
+    """Failure of an environment, described in words."""
 
 
 class SubprocessVectorEnv(VectorEnv):
@@ -213,10 +215,6 @@ class SubprocessVectorEnv(VectorEnv):
     def _check_open(self) -> None:
         if self.closed:
             raise gymnasium.error.ClosedEnvironmentError(f"{type(self).__name__} is closed: make it again")
-
-
-class WorkerError(Exception):
-    """Failure of an environment, described in words."""
 
 
 class _Process:

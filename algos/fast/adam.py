@@ -1,7 +1,5 @@
 """Fast `Adam` (Kingma and Ba 2015): torch's kernels, with less overhead per step for small networks."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

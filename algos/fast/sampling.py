@@ -1,7 +1,5 @@
 """Fast sampling of small categorical distributions: NumPy's calls have less overhead than torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

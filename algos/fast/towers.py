@@ -6,8 +6,6 @@ observation share every product and every tanh, their gradient is written by han
 single tower, because its calls have less overhead than torch's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

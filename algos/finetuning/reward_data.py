@@ -1,7 +1,5 @@
 """Training data of reward models: answers with scores, or pairs of a chosen and a rejected answer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

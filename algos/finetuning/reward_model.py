@@ -1,7 +1,5 @@
 """Reward-model training: a sequence classifier with one output is trained on human scores or preferences."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Supervised fine-tuning (SFT) of a language model on examples, the usual starting point of PPO."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -1,7 +1,5 @@
 """`CNNPolicy`: actor and critic on a shared convolutional trunk, for images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Action distributions: sampling, log-probability, entropy and KL from a network's output, for each action space."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`GSDEPolicy`: an MLP whose exploration noise is a function of the state, held for several steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +16,57 @@ from algos.policies.towers import tower, value, widths
 
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
+
+
+class StateDependentGaussian(Gaussian):
+    """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
+
+    gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
+    matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
+    Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
+    features get no gradient from here. σ is trained, one per feature and dimension. Samples are not squashed.
+
+    Args:
+        space: the action space.
+        features: number of features.
+
+    Raises:
+        ValueError: unless it is a Box of floats.
+
+    Example:
+        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, space: spaces.Space, *, features: int) -> None:
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) is for a Box: take an MLPPolicy")
+        super().__init__(space, features)
+        self.features = features
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
+        return torch.randn(count, self.features, self.size, generator=generator)
+
+    @torch.no_grad()
+    def explore(
+        self, output: Tensor, matrices: Tensor | None, action_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Actions float32 ``[N, *]`` with these noise matrices, or the means without them, and their log-densities."""
+        action, features = self._split(output)
+        if matrices is not None:
+            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
+        return action.reshape(len(output), *self.shape), self.score(output, action, action_mask)[0]
+
+    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the action with E integrated out, ``[*, size]`` each."""
+        mean, features = self._split(output)
+        return mean, 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+
+    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[*, size]`` and features ``[*, features]``."""
+        mean, features = output.split([self.size, self.features], dim=-1)
+        return mean, features.detach()
 
 
 class GSDEPolicy(ControlPolicy):
@@ -123,54 +172,3 @@ class GSDEPolicy(ControlPolicy):
     def _output(self, observation: Tensor) -> Tensor:
         features = self.actor[:-1](self._read(observation))
         return torch.cat([self.actor[-1](features), features], dim=-1)
-
-
-class StateDependentGaussian(Gaussian):
-    """``Box`` of floats with noise that is a linear function of the state: generalized state-dependent exploration.
-
-    gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
-    matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
-    Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
-    features get no gradient from here. σ is trained, one per feature and dimension. Samples are not squashed.
-
-    Args:
-        space: the action space.
-        features: number of features.
-
-    Raises:
-        ValueError: unless it is a Box of floats.
-
-    Example:
-        >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
-        torch.Size([3, 2])
-    """
-
-    def __init__(self, space: spaces.Space, *, features: int) -> None:
-        if not isinstance(space, spaces.Box):
-            raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) is for a Box: take an MLPPolicy")
-        super().__init__(space, features)
-        self.features = features
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
-        return torch.randn(count, self.features, self.size, generator=generator)
-
-    @torch.no_grad()
-    def explore(
-        self, output: Tensor, matrices: Tensor | None, action_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` with these noise matrices, or the means without them, and their log-densities."""
-        action, features = self._split(output)
-        if matrices is not None:
-            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
-        return action.reshape(len(output), *self.shape), self.score(output, action, action_mask)[0]
-
-    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation of the action with E integrated out, ``[*, size]`` each."""
-        mean, features = self._split(output)
-        return mean, 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
-
-    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[*, size]`` and features ``[*, features]``."""
-        mean, features = output.split([self.size, self.features], dim=-1)
-        return mean, features.detach()

@@ -1,7 +1,5 @@
 """Layers with orthogonal weights, initialized from a given generator."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

@@ -1,10 +1,8 @@
 """`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,6 +14,20 @@ from torch.nn.utils.rnn import pad_sequence
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, linear, lstm
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
+
+
+class _Stretches(NamedTuple):
+    """Segments of a rollout's rows, split at episode starts: the LSTM reads each one without a reset."""
+
+    lengths: Tensor
+    """int64 ``[S]``; the segments are consecutive in the rollout's True entries."""
+    state: Tensor
+    """``[S, 2, hidden]``: state before each segment, as recorded at the row's start, or 0 at an episode's start."""
+
+    def entries(self) -> Tensor:
+        """Bool ``[S, L]``: False on padding."""
+        longest = int(self.lengths.max())
+        return torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]
 
 
 class LSTMPolicy(ControlPolicy):
@@ -93,7 +105,7 @@ class LSTMPolicy(ControlPolicy):
         )
         return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
 
-    def divergence(self, rollout: TensorDict, other: LSTMPolicy) -> Tensor:
+    def divergence(self, rollout: TensorDict, other: Self) -> Tensor:
         """See `Policy.divergence`; rows ``[B, T]``, 0 at False entries."""
         check_same_kind(self, other)
         mask, action_mask = rollout["mask"], rollout.get("action_mask", None)
@@ -139,20 +151,6 @@ class LSTMPolicy(ControlPolicy):
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON."""
         return {"hidden": self.hidden, "normalize_observations": self.normalizer is not None}
-
-
-class _Stretches(NamedTuple):
-    """Segments of a rollout's rows, split at episode starts: the LSTM reads each one without a reset."""
-
-    lengths: Tensor
-    """int64 ``[S]``; the segments are consecutive in the rollout's True entries."""
-    state: Tensor
-    """``[S, 2, hidden]``: state before each segment, as recorded at the row's start, or 0 at an episode's start."""
-
-    def entries(self) -> Tensor:
-        """Bool ``[S, L]``: False on padding."""
-        longest = int(self.lengths.max())
-        return torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]
 
 
 def _stretches(rollout: TensorDict) -> _Stretches:

@@ -1,7 +1,5 @@
 """`MLPPolicy`: actor and critic as two multilayer perceptrons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Running statistics: of observations (part of a policy) and of discounted returns (for an agent's rewards)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`Policy`, the interface between algorithms and networks, and `ControlPolicy`, the base of policies for control."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping

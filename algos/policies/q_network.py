@@ -1,7 +1,5 @@
 """`QPolicy`: a Q-network with an ε-greedy policy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

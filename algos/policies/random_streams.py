@@ -1,7 +1,5 @@
 """One stream of uniform random numbers per episode."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Towers: multilayer perceptrons that read the same observations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

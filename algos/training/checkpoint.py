@@ -1,7 +1,5 @@
 """Checkpoints of a run: complete or absent, verified by checksums, with the last good one kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

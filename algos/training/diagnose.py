@@ -1,7 +1,5 @@
 """Diagnosis of a violated invariant: find its cause and write the batch to the run's folder."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Save and restore mid-episode state of Gymnasium environments."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from enum import Enum

@@ -4,8 +4,6 @@ Checks at every minibatch use values that are computed anyway (gradient norm, lo
 iteration. Details are computed only after a failure.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Learner`: interface of an agent for the learning loop, checkpoints and the optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol

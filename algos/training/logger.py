@@ -1,12 +1,10 @@
 """Logs of a run: JSON lines, TensorBoard, and a progress bar."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from algos.training.run_folder import replacing
 
@@ -47,7 +45,7 @@ class Logs:
         if progress:
             self._bar, self._task = _progress_bar(total_steps)
 
-    def __enter__(self) -> Logs:
+    def __enter__(self) -> Self:
         return self
 
     def write(self, metrics: dict[str, float]) -> None:

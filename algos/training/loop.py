@@ -1,7 +1,5 @@
 """The learning loop of every algorithm: collect, penalise, update, log, save."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Logged metrics: means over the True entries of a rollout and over the minibatches of an update."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

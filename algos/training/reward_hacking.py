@@ -1,7 +1,5 @@
 """Reward-hacking monitor: score against KL, and the variety of the texts over the training."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,12 +1,10 @@
 """State of a training run (steps, history, meters) and its checkpoints."""
 
-from __future__ import annotations
-
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -41,7 +39,7 @@ class History(Sequence[dict[str, float]]):
             self.append(row)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> History:
+    def from_state(cls, state: dict[str, Any]) -> Self:
         """Restore a history from the result of `state`."""
         history = cls()
         kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
@@ -103,7 +101,7 @@ class Run:
         self.watch = RewardHackingMonitor()
 
     @classmethod
-    def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Run:
+    def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Self:
         """Restore an agent and its environment from a checkpoint.
 
         Raises:

@@ -1,7 +1,5 @@
 """Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

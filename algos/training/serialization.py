@@ -3,8 +3,6 @@
 Values become JSON and tensors. Nothing is pickled, and reading executes no code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM during training: the current iteration is finished first."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

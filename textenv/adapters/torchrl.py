@@ -4,8 +4,6 @@
 torchrl has no adapter to `gymnasium.vector`. Import this module only where torchrl is used: the import is slow.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -55,7 +53,7 @@ def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
     return TransformedEnv(wrapped, ActionMask())
 
 
-def from_torchrl(env: EnvBase, observation: str | None = None) -> TorchRLVectorEnv:
+def from_torchrl(env: EnvBase, observation: str | None = None) -> "TorchRLVectorEnv":
     """Convert a torchrl environment to a Gymnasium vector environment; see `TorchRLVectorEnv`."""
     return TorchRLVectorEnv(env, observation)
 

@@ -1,7 +1,5 @@
 """`check_text_env`: checks for common bugs in text environments."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

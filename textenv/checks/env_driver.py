@@ -1,7 +1,5 @@
 """`EnvDriver`: uniform access for the checker to slot 0 of any text environment, single or vector."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable

@@ -1,7 +1,5 @@
 """Embedded tokenizer, language model and classifier, built once and cached on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

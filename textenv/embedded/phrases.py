@@ -5,8 +5,6 @@ same tables, so they cannot disagree. No word that carries sentiment occurs in b
 "never dull"), so the small embedded models learn the grammar in seconds.
 """
 
-from __future__ import annotations
-
 OPENINGS = (
     "{the} {genre} {topic}",
     "{the} {kind} {genre} {topic}",

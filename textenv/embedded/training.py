@@ -3,8 +3,6 @@
 One reproducible loop that leaves the caller's settings unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A fixed number of episodes, and their assignment to slots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

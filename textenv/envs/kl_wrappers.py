@@ -1,7 +1,5 @@
 """KL penalty applied at each step, for agents that step one environment through the plain Gymnasium interface."""
 
-from __future__ import annotations
-
 from typing import Any, SupportsFloat
 
 import gymnasium

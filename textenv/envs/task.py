@@ -1,7 +1,5 @@
 """Tasks: objects that sample prompts, reply to turns and score them, in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 

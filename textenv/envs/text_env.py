@@ -1,7 +1,5 @@
 """`TextEnv`: `TextVectorEnv` with one slot, as a `gymnasium.Env`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

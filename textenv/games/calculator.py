@@ -1,7 +1,5 @@
 """`Calculator`: an arithmetic question and a calculator tool. Optimal play uses the tool."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

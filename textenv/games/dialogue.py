@@ -1,7 +1,5 @@
 """`Game`: what the games share: order of calls, options, limit of turns, and maximum length of a policy's text."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`GuessNumber`: find a secret number from replies "higher" and "lower". Optimal play is binary search."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

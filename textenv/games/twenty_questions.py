@@ -1,7 +1,5 @@
 """`TwentyQuestions` about sixteen animals, and `BestQuestions`, its optimal player."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from fractions import Fraction

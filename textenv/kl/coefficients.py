@@ -1,7 +1,5 @@
 """Coefficient β of a KL penalty: fixed, adapted to a target KL, or linear in the steps taken."""
 
-from __future__ import annotations
-
 import math
 from typing import Protocol, SupportsFloat
 

@@ -4,8 +4,6 @@ An estimator with the right mean can have a wrong gradient, which depends on its
 in `textenv.kl.penalty.KLPenalty`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType

@@ -4,8 +4,6 @@
 wrappers in `textenv.envs.kl_wrappers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

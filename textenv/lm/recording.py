@@ -4,8 +4,6 @@ A small model spends much of a decoding step in Python code of modules, configur
 are the same at every step, so it is enough to record them once.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 from collections.abc import Callable

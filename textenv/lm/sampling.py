@@ -1,7 +1,5 @@
 """Sampling of tokens from logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Log-probability and entropy of chosen tokens, with a bounded number of logits in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

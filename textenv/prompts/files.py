@@ -4,8 +4,6 @@ For a text file only the byte offset of each record is in memory (8 bytes per re
 memory and its records are read in any order.
 """
 
-from __future__ import annotations
-
 import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prompts: their content, sources, order and splits."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the ready-made reward functions share: a completion's text, scores by text or by a reference, word patterns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

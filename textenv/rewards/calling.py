@@ -1,7 +1,5 @@
 """Call reward functions by keyword with the columns that their signatures name (async ones too), and load them."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import importlib

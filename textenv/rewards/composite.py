@@ -1,7 +1,5 @@
 """`Rewards`: weighted sum of one or several reward functions, with a time limit and a choice of error handling."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

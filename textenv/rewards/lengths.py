@@ -1,7 +1,5 @@
 """Rewards for length, repetition and termination of a completion."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

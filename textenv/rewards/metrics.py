@@ -1,7 +1,5 @@
 """Log metrics of a batch of completions: contribution of each reward component, diversity of the texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact parsing of numbers in texts, and a reward for the right number."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """Rewards for the form of a completion: pattern, tags in order, required words and forbidden words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 `Normalize` and `whiten` make a row's score depend on other rows; use `textenv.check_reward` on the inner function.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Concurrent calls in threads or processes, in order and with a time limit."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

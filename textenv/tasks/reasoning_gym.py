@@ -1,7 +1,5 @@
 """`ReasoningGym`: the datasets of the package ``reasoning-gym``, with their own verifiers, as one-turn tasks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """Filter for texts that will be evaluated as Python: short arithmetic, lists and a few functions."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """Questions for a person, and the protocol of an annotator (a terminal, or for example a web page)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 

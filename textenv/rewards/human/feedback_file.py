@@ -1,7 +1,5 @@
 """File of human answers: one JSON object per line, on disk before the next question is shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`HumanReward`: a reward function whose scores come from a person."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
