@@ -7,8 +7,8 @@ from gymnasium.vector import SyncVectorEnv
 
 from algos import DQN, PPO, Case, LMPolicy, MLPPolicy, PPOConfig, compare, evaluate
 from algos.make import make_policy
+from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.test_errors import refused
 from textenv import KLPenalty, TextVectorEnv
 
 SHORT = dict(num_steps=16, minibatch_size=32, learning_rate=3e-3)

@@ -19,8 +19,8 @@ from algos.cli import main
 from algos.config import Config
 from algos.make import remake_environment
 from algos.training.save import read_description
+from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.test_errors import refused
 from textenv import TextEnv
 from textenv.names import OURS, nearest
 from textenv.registration import NAMES
@@ -41,11 +41,11 @@ def made(env, **options):
     return MLPPolicy(env.single_observation_space, env.single_action_space, **options)
 
 
-# --- row 39: a policy reads the space that it was made for ------------------------------------------------------------
+# --- a policy reads the space that it was made for --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", RAW)
-def test_row_39_an_agent_reads_the_plain_environment_everywhere(env_id, tmp_path, capsys):
+def test_an_agent_reads_the_plain_environment_everywhere(env_id, tmp_path, capsys):
     """Trained by name; then loaded, and played by its id, one environment, several, and the command line."""
     arguments = ["--total-steps", "400", "--num-episodes", "5", "--config.num-steps", "32", "--num-envs", "4", "--json"]
     main(["train", env_id, "--run-dir", str(tmp_path), *arguments])

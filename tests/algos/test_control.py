@@ -18,7 +18,7 @@ from algos.envs.flatten import flatten, flatten_one
 from algos.make import make_policy
 from algos.policies.distributions import action_distribution
 from algos.policies.policy import describe_space, restore_space
-from tests.test_errors import refused
+from tests.helpers.errors import refused
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
@@ -344,7 +344,7 @@ def test_the_nature_network_reads_stacked_frames_and_colour_images_alike():
     torch.testing.assert_close(features[0], expected, atol=1e-5, rtol=0)
 
 
-def test_row_01_and_values_of_the_cnn():
+def test_the_ratio_is_one_and_values_agree_with_the_cnn():
     """Values of the rollout's cut entries are those of the final observations; log-probabilities are as sampled."""
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)

@@ -6,9 +6,10 @@ from gymnasium import spaces
 from tensordict import NonTensorData
 
 from algos import MLPPolicy, collect
+from tests.helpers.kl_cases import Kl, control_case, perturbed, recurrent_case
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.pitfall_tools import gradients, lm_policy, text_env
-from tests.textenv.kl.test_kl import Kl, control_case, perturbed, recurrent_case
+from tests.helpers.small_agents import gradients, lm_policy
+from tests.helpers.text_envs import text_env
 from textenv import KLPenalty, LanguageModel
 from textenv.lm import model as model_module
 from textenv.rollout import Allowed

@@ -13,9 +13,10 @@ import algos
 from algos import Cursor, LSTMPolicy, MLPPolicy, collect
 from algos.advantages import whiten
 from algos.trpo import TRPO, TRPOConfig, conjugate_gradient
-from tests.algos.pitfalls.test_pitfalls_update import ANSWERS, with_empty_rows
 from tests.helpers.models import make_gpt2, make_llama
-from tests.helpers.pitfall_tools import Script, cartpole, lm_policy, play, scored, text_env
+from tests.helpers.rollouts import ANSWERS, with_empty_rows
+from tests.helpers.small_agents import cartpole, lm_policy, scored
+from tests.helpers.text_envs import Script, play, text_env
 
 QUIET = dict(normalize_advantage=False, critic_epochs=1, minibatch_size=1000)
 
@@ -266,7 +267,7 @@ def test_an_update_is_deterministic(case):
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
-def test_row_25_constant_rewards_leave_the_actor_untouched(reward):
+def test_constant_rewards_leave_the_actor_untouched(reward):
     """γ = λ = 1 and a fresh head: no answer is better than another; the head learns what they earn."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
@@ -278,7 +279,7 @@ def test_row_25_constant_rewards_leave_the_actor_untouched(reward):
     assert moved == ([] if reward == 0 else ["value_head.weight", "value_head.bias"])
 
 
-def test_row_25_empty_rows_move_nothing():
+def test_empty_rows_move_nothing():
     found = []
     for count in (0, 2):
         env, policy, rollout, options = text_case(make_gpt2)
@@ -290,7 +291,7 @@ def test_row_25_empty_rows_move_nothing():
         torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
 
 
-def test_row_25_a_first_rollout_without_a_step_does_not_hand_the_actor_to_the_critic():
+def test_a_first_rollout_without_a_step_does_not_hand_the_actor_to_the_critic():
     env, policy, rollout, options = text_case(make_gpt2)
     agent = TRPO(env, policy, TRPOConfig(**options, learning_rate=1e-2))
     empty = rollout.clone()

@@ -19,10 +19,10 @@ from algos.finetuning.reward_model import (
     expected_calibration_error,
     spearman,
 )
-from tests.algos.policies.test_lora import peft
+from tests.helpers.conversations import CHAT_WORDS, CHATML
+from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
-from tests.textenv.envs.test_conversation import CHAT_WORDS, CHATML
-from tests.textenv.rewards.test_reward_model import NAMES, make_model
+from tests.helpers.reward_models import NAMES, make_model
 from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
 
 EOS = WORDS.index("<eos>")

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 import algos
 from algos import PPO, Cursor, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate, presets
+from tests.helpers.errors import refused
 from tests.helpers.models import load_example
-from tests.helpers.pitfall_tools import cartpole
-from tests.test_errors import refused
+from tests.helpers.small_agents import cartpole
 
 TOTAL_STEPS = 150_000
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -82,7 +82,7 @@ def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mod
 @pytest.mark.parametrize("micro", [None, 1, 2])
 @pytest.mark.parametrize("minibatch", [1, 3, 6])
 @MODES
-def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro, monkeypatch):
+def test_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro, monkeypatch):
     env = cartpole(6, mode)
     policy = lstm_for(env, normalize_observations=True)
     config = PPOConfig(
@@ -101,7 +101,7 @@ def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, m
 
 
 @MODES
-def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
+def test_what_stands_on_false_entries_has_no_effect(mode):
     """NaN in every float column there: losses, values and gradients are the clean ones bit for bit."""
     env = cartpole(4, mode)
     policy, cursor = lstm_for(env), Cursor(seed=1)

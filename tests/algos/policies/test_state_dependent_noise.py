@@ -15,7 +15,7 @@ import algos
 from algos import PPO, MLPPolicy, PPOConfig, collect, evaluate, make as environments
 from algos.policies.distributions import StateDependentGaussian
 from algos.policies.random_streams import HeldMatrices
-from tests.test_errors import refused
+from tests.helpers.errors import refused
 
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
@@ -171,7 +171,7 @@ def policy_for(env):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_row_01_the_ratio_is_one_with_state_dependent_noise(mode):
+def test_the_ratio_is_one_with_state_dependent_noise(mode):
     env = pendulum(mode)
     policy = policy_for(env)
     agent = PPO(env, policy, PPOConfig(num_steps=20, minibatch_size=16, learning_rate=1e-2))

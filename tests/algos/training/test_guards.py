@@ -13,7 +13,8 @@ from algos import Cursor, LMPolicy, MLPPolicy, collect
 from algos.losses import sequence_mean
 from algos.training.serialization import from_json, to_json
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.pitfall_tools import EOS, agent_of, lm_policy, play, scored, text_env
+from tests.helpers.small_agents import agent_of, lm_policy, scored
+from tests.helpers.text_envs import EOS, play, text_env
 from textenv import KLPenalty, TextVectorEnv
 from textenv.envs.episode_batch import EpisodeBatch
 from textenv.kl.coefficients import AdaptiveCoefficient

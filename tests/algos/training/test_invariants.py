@@ -35,9 +35,10 @@ from algos.config import Config
 from algos.losses import clipped_policy_loss
 from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
-from tests.algos.policies.test_lora import lora_policy
+from tests.helpers.lora import lora_policy
 from tests.helpers.models import make_gpt2
-from tests.helpers.pitfall_tools import cartpole, lm_policy, mlp_for, text_env
+from tests.helpers.small_agents import cartpole, lm_policy, mlp_for
+from tests.helpers.text_envs import text_env
 from textenv import KLPenalty
 from textenv.rollout import Evaluation
 

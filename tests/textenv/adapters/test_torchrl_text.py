@@ -13,7 +13,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.textenv.adapters.test_torchrl import DISABLED, EOS, text_arguments, text_vector_env
+from tests.helpers.text_envs import DISABLED, EOS, text_arguments, text_vector_env
 from textenv import TextEnv, TextVectorEnv
 from textenv.adapters.torchrl import to_torchrl
 from textenv.registration import NAMES

@@ -257,8 +257,8 @@ class PaysForAnEnd(PromptList):
         return rewards.unfinished(2.0)(**said, terminated=[turn.terminated for turn in turns])
 
 
-def test_row_10_unfinished_rows_pay_once_and_finished_ones_never_with_a_stop_id_that_is_not_eos():
-    """PITFALLS, row 10 (trl#5338): the penalty looked at the wrong token."""
+def test_unfinished_rows_pay_once_and_finished_ones_never_with_a_stop_id_that_is_not_eos():
+    """trl#5338: the penalty looked at the wrong token."""
     stop = WORDS.index(".")
     env = TextVectorEnv(
         PaysForAnEnd(["a b"]), tokenizer=make_tokenizer(WORDS), num_envs=5, max_new_tokens=3, stop=[stop]
