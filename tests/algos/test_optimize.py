@@ -274,6 +274,7 @@ def learning_curve(gae_lambda, seed):
     return [row["episode/return"] for row in agent.learn(12 * 32 * 8)]
 
 
+@pytest.mark.long
 def test_gae_with_gamma_1_learns_at_least_as_fast_as_one_step_advantages():
     """Area under the curve on every seed (with some slack), and clearly so on their mean."""
     curves = {lam: torch.tensor([learning_curve(lam, seed) for seed in range(3)]) for lam in (0.95, 0.0)}

@@ -78,7 +78,7 @@ def dqn():
     return DQN(
         env,
         policy,
-        DQNConfig(num_steps=16, buffer_size=150, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
+        DQNConfig(num_steps=16, buffer_size=100, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
     )
 
 
@@ -127,7 +127,7 @@ def train(name, folder, *, iterations, total, resume=None):
     torch.save(agent.policy.state_dict(), folder / "weights.pt")
 
 
-ITERATIONS, TOTAL = 3, 10**4
+ITERATIONS, TOTAL = 2, 10**4
 
 
 def go_on(home):

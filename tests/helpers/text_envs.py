@@ -32,9 +32,9 @@ def text_env(task=None, *, tokenizer=None, **options):
     return TextVectorEnv(Script() if task is None else task, tokenizer=tokenizer, **(defaults | options))
 
 
-def play(env, answers):
+def play(env, answers, *, seed=None):
     """The rollout of exactly these answers, one an episode, by the batched path."""
-    env.start_episodes(len(answers))
+    env.start_episodes(len(answers), seed=seed)
     left = [list(answer) for answer in answers]
     while env.running.any():
         actions = np.zeros(env.num_envs, dtype=np.int64)
@@ -67,7 +67,7 @@ def text_vector_env(num_envs=3, **options):
 
 def rewarded(reward, answers, **options):
     """The rollout of these answers with this reward."""
-    return play(make_env(reward, **options), answers)
+    return play(make_env(reward, **options), answers, seed=0)
 
 
 REWARDED = [(GOOD, EOS), (BAD, GOOD, EOS), (BAD, BAD, BAD, BAD, BAD), (EOS,)]

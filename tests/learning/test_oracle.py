@@ -115,6 +115,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_the_oracle_tells_a_mistake_from_the_real_thing(mistake):
     optimum, policy = run(1, 0.3, iterations=120, **MISTAKES[mistake])

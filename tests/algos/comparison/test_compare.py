@@ -1,14 +1,12 @@
 """The comparison study: its statistics against numbers worked out by hand, and a small one from end to end."""
 
 import csv
-import json
 import math
 
 import numpy as np
 import pytest
 
-from algos.cli import main
-from algos.comparison.compare import parse_cases, train_all
+from algos.comparison.compare import compare, parse_cases, train_all
 from algos.comparison.summary import (
     POINTS,
     Case,
@@ -151,10 +149,8 @@ def test_a_study_of_nothing_is_refused(tmp_path, options):
         train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
 
 
-def test_a_small_study_from_end_to_end(tmp_path, capsys):
-    arguments = ["compare", "CartPole-v1:ppo,a2c,dqn", "--seeds", "2", "--total-steps", "600", "--json"]
-    main([*arguments, "--run-dir", str(tmp_path)])
-    result = json.loads(capsys.readouterr().out)
+def test_a_small_study_from_end_to_end(tmp_path):
+    result = compare(["CartPole-v1:ppo,a2c,dqn"], seeds=2, total_steps=600, run_dir=tmp_path, processes=0, quiet=True)
     assert result["CartPole-v1:a2c"]["update/kl"] > 0 and "update/kl" not in result["CartPole-v1:dqn"]
     page = (tmp_path / "report.html").read_text()
     assert "CartPole-v1:dqn" in page and "data:image/png;base64," in page

@@ -107,8 +107,7 @@ def test_the_figures_of_scores_and_pairs_by_hand():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pad", [8, EOS])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "pad"), [*((name, 8) for name in NAMES), ("gpt2", EOS), ("llama", EOS)])
 @pytest.mark.parametrize("data", [SCORED, PAIRS], ids=["scores", "pairs"])
 def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
     model = make_model(name, pad=pad, initializer_range=0.1)

@@ -23,7 +23,7 @@ from textenv.lm.model import FrozenLanguageModel
 
 
 def train(policy, iterations=20, **options):
-    options = dict(learning_rate=1e-2) | options
+    options = dict(learning_rate=1e-2, num_episodes=8, minibatch_size=8) | options
     agent = agent_of(text_env(), policy, **options)
     return agent, [row for _ in range(iterations) for row in agent.learn(1)]
 

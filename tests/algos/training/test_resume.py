@@ -465,6 +465,7 @@ def last_step(run):
     return json.loads(whole[-1])["steps"] if whole else 0
 
 
+@pytest.mark.long
 def test_three_kills_lose_at_most_the_interval(tmp_path):
     found = killed_and_resumed(tmp_path, 3)
     assert found == sorted(found) and len(set(found)) == 3

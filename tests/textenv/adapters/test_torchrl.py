@@ -246,6 +246,7 @@ def test_ppo_trains_on_every_kind_of_torchrl_environment(case):
     assert all(p.isfinite().all() for _, p in pairs) and not all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.long
 def test_ppo_learns_cartpole_in_two_torchrl_environments():
     agent = ppo(from_torchrl(SerialEnv(2, cartpole)), num_steps=128, num_epochs=8, minibatch_size=64,
                 learning_rate=1e-3, gamma=0.98, gae_lambda=0.9)  # fmt: skip

@@ -137,6 +137,7 @@ def test_what_torchrl_cannot_wrap_is_refused():
         to_torchrl("CartPole-v1")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")  # at import
 def test_torchrls_own_collector_and_clipped_loss_learn_periods(model_folder):
     """Its GAE, its loss, its actor: nothing of ours but the environment; three full stops of three tokens earn 1."""

@@ -360,8 +360,10 @@ CONTROL = {
 }
 
 
-@pytest.mark.parametrize(("name", "place"), [("k1", "reward"), ("k2", "loss"), ("exact", "loss")])
-@pytest.mark.parametrize("kind", CONTROL)
+@pytest.mark.parametrize(
+    ("kind", "name", "place"),
+    [("MLP", "k1", "reward"), ("MLP", "k2", "loss"), *((kind, "exact", "loss") for kind in CONTROL)],
+)
 def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kind, name, place):
     env, make, options = CONTROL[kind]()
     policy = make(env.single_observation_space, env.single_action_space, **options)
@@ -383,6 +385,7 @@ def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kin
 # --- the oracle: what a penalty in the loss reaches ------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("k2", marks=pytest.mark.slow), "exact"])
 def test_a_penalty_in_the_loss_comes_near_the_optimum_of_many_steps_but_does_not_reach_it(name):
     """It ignores the KL of later states (`textenv.kl.KLPenalty`). Share of the KL left after 120 iterations:

@@ -86,7 +86,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
     rng, slots = np.random.default_rng(0), 9
     decoder = Decoder(lm, num_slots=slots, max_length=LENGTH)
     tokens, length = np.zeros((slots, LENGTH), dtype=np.int64), np.zeros(slots, dtype=np.int64)
-    for step in range(120):
+    for step in range(60):
         length[length > 0] += 1
         stopped = (length > LENGTH) | (rng.random(slots) < 0.15)
         length[stopped] = 0

@@ -175,8 +175,8 @@ def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     start = time.monotonic()
     rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
     with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
-        Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes)(**rows)
-    scores = Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes, on_error="skip")(**rows)
+        Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes)(**rows)
+    scores = Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes, on_error="skip")(**rows)
     assert scores.earned == [1.0, None, 1.0]
     assert time.monotonic() - start < 60
 
