@@ -338,10 +338,11 @@ def test_the_nature_network_reads_stacked_frames_and_colour_images_alike():
         (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136),
     ]  # fmt: skip
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 84, 84), dtype=np.uint8)
-    features = [one._features(torch.from_numpy(images)), two._features(torch.from_numpy(np.moveaxis(images, 1, -1)))]
-    torch.testing.assert_close(*features, atol=1e-5, rtol=0)
-    expected = one.trunk(torch.from_numpy(images).float() / 255)
-    torch.testing.assert_close(features[0], expected, atol=1e-5, rtol=0)
+    seen = ((one, images), (two, np.moveaxis(images, 1, -1)))
+    found = [policy.output({"observation": torch.from_numpy(x)}) for policy, x in seen]
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+    expected = one.actor(one.trunk(torch.from_numpy(images).float() / 255))
+    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
 
 
 def test_the_ratio_is_one_and_values_agree_with_the_cnn():
@@ -352,7 +353,7 @@ def test_the_ratio_is_one_and_values_agree_with_the_cnn():
     assert (policy.evaluate(rollout).log_prob - rollout["log_prob"]).abs().max() < 1e-5
     value, following = policy.values(rollout)
     ended = rollout["truncated"]
-    direct = policy.critic(policy._features(rollout["next_observation"])).squeeze(-1)
+    direct = policy.evaluate(rollout.clone().set("observation", rollout["next_observation"])).value
     assert ended.sum() == 6
     torch.testing.assert_close(following, direct.detach(), atol=1e-5, rtol=0)
     assert torch.equal(following[:, :-1][~ended[:, :-1]], value[:, 1:][~ended[:, :-1]])

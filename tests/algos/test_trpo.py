@@ -138,25 +138,6 @@ def test_the_step_is_the_natural_gradient_of_the_closed_form(kind, damping):
     torch.testing.assert_close(found, share * step, atol=2e-3 * found.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("kind", sorted(SPACES))
-def test_the_curvature_times_a_vector_is_the_fisher_matrix_times_it(kind):
-    space, figures = SPACES[kind]
-    policy = linear_policy(space)
-    agent, rollout = TRPO(any_env(space), policy, TRPOConfig(damping=0.0, **QUIET)), steps_of(policy)
-    layer = policy.actor[-1]
-    agent._actor = [layer.weight, layer.bias] + ([policy.log_std] if kind == "gaussian" else [])
-    product = agent._curvature(rollout[:, 0], policy.reference())
-    fisher = figures(policy, rollout)[1]
-    outputs = layer.weight.shape[0]
-    for number in range(4):
-        vector = torch.randn(len(fisher), generator=torch.Generator().manual_seed(number))
-        block, noise = vector[: 4 * outputs].view(outputs, 4), vector[4 * outputs :]
-        found = product(torch.cat([block[:, :3].flatten(), block[:, 3], noise]))
-        weight, bias = found[: 3 * outputs].view(outputs, 3), found[3 * outputs : 4 * outputs]
-        found = torch.cat([torch.cat([weight, bias[:, None]], 1).flatten(), found[4 * outputs :]])
-        torch.testing.assert_close(found.double(), fisher @ vector.double(), atol=1e-5, rtol=1e-4)
-
-
 # --- the trust region, for every policy ------------------------------------------------------------------------------
 
 
@@ -250,13 +231,10 @@ def test_a_step_that_is_given_up_leaves_the_actor_bit_for_bit(case):
 
 
 @EVERY
-def test_only_the_critics_own_weights_are_trained_by_it(case):
-    _, policy, _, _, agent = update(case)
-    trained = {id(p) for p in agent._critic.parameters}
-    names = {name.split(".")[0] for name, p in policy.named_parameters() if id(p) in trained}
-    assert names == {"value_head" if case in ("gpt2", "llama") else "critic"}
-    everything = {id(p) for p in policy.parameters()}
-    assert trained | {id(p) for p in agent._actor} == everything
+def test_every_weight_is_trained_and_by_one_of_the_two_steps(case):
+    """The critic's are those that move where the actor's step is given up (the test above)."""
+    old, policy, _, _, _ = update(case)
+    assert all((p != q).any() for p, q in zip(policy.parameters(), old.parameters(), strict=True))
 
 
 @EVERY

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import algos.optimize
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos.losses import clipped_policy_loss
 from tests.helpers.models import ALL_MODELS, MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, gradients, lm_policy, mlp_for
 from tests.helpers.text_envs import Script, play, text_env
@@ -20,18 +20,17 @@ from textenv.lm.decoding import Decoder
 NINE = len(WORDS)
 
 
+class Gaps(list):
+    """PPO's loss, which keeps the largest difference of new and old log-probabilities of every part of an update."""
+
+    def __call__(self, *, log_ratio, **columns):
+        self.append(log_ratio.detach().abs().max().item())
+        return clipped_policy_loss(log_ratio=log_ratio, **columns)
+
+
 @pytest.fixture
-def gaps(monkeypatch):
-    """Largest difference of new and old log-probabilities in every part that an update evaluates."""
-    found, real = [], algos.optimize.log_ratio
-
-    def spy(**arguments):
-        result = real(**arguments)
-        found.append(result.detach().abs().max().item())
-        return result
-
-    monkeypatch.setattr(algos.optimize, "log_ratio", spy)
-    return found
+def gaps():
+    return Gaps()
 
 
 def parts(units, minibatch, micro):
@@ -53,7 +52,7 @@ def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gap
         monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
-    agent = agent_of(env, policy, num_epochs=2, **cut)
+    agent = agent_of(env, policy, num_epochs=2, policy_loss=gaps, **cut)
     rollout = collect(env, policy, num_episodes=16)
     agent.update(rollout)
     assert len(gaps) == 2 * parts(16, minibatch, micro) and max(gaps) < 1e-5
@@ -63,7 +62,7 @@ def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gap
 @pytest.mark.parametrize("name", ALL_MODELS)
 def test_the_ratio_is_one_for_every_family_with_forbidden_tokens_and_temperature(name, gaps):
     env, policy = text_env(forbidden=[0, 4]), lm_policy(ALL_MODELS[name], temperature=0.7)
-    agent_of(env, policy, minibatch_size=3).update(collect(env, policy, num_episodes=16))
+    agent_of(env, policy, minibatch_size=3, policy_loss=gaps).update(collect(env, policy, num_episodes=16))
     assert len(gaps) == 6 and max(gaps) < 1e-5
 
 
@@ -75,7 +74,7 @@ def test_the_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
         env, policy = pendulum()
         rollout = collect(env, policy, num_steps=10)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
-    agent_of(env, policy, **cut).update(rollout)
+    agent_of(env, policy, policy_loss=gaps, **cut).update(rollout)
     assert len(gaps) == parts(int(rollout["mask"].sum()), minibatch, micro) and max(gaps) < 1e-5
 
 
@@ -242,7 +241,7 @@ def test_one_temperature_in_sampler_scorer_and_reference(name, temperature, gaps
     reference = LanguageModel(MODELS[name](), make_tokenizer(WORDS)).requires_grad_(False)
     KLPenalty(reference, 0.1)(rollout, policy)  # made at temperature 1, must follow the policy's
     torch.testing.assert_close(rollout["reference_log_prob"][mask], expected[mask], atol=1e-5, rtol=0)
-    agent_of(env, policy).update(rollout)
+    agent_of(env, policy, policy_loss=gaps).update(rollout)
     assert max(gaps) < 1e-5
 
 

@@ -128,7 +128,7 @@ def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
     env = text_env(num_envs=1, max_new_tokens=8, forbidden=[7])
     with caplog.at_level(logging.WARNING):
         rollout = collect(env, policy, num_episodes=3, deterministic=True)
-    assert policy._decoder.cached and not caplog.records
+    assert set(policy.lm.cached.values()) == {True} and not caplog.records
     for row in range(3):
         mask = rollout["mask"][row]
         start = int(mask.int().argmax()) + 1
@@ -216,7 +216,7 @@ def test_under_autocast_acting_and_scoring_agree(name):
     policy = POLICIES[name](autocast=torch.bfloat16)
     computed_in = product_dtypes(policy)
     rollout = collect(text_env(max_new_tokens=12), policy, num_episodes=16)
-    assert policy._decoder.cached and computed_in == {torch.bfloat16}
+    assert set(policy.lm.cached.values()) == {True} and computed_in == {torch.bfloat16}
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     again = policy.evaluate(rollout)
     assert computed_in == {torch.bfloat16}
