@@ -197,7 +197,7 @@ def test_the_ratio_is_one_before_the_first_step(kind, where):
 
 
 @pytest.mark.parametrize("where", ["control", "text"])
-@KINDS
+@pytest.mark.parametrize("kind", ["a2c", "grpo", "ppo, dual clip", "reinforce", "rloo", "trpo"])
 def test_the_same_seed_gives_the_same_run_and_another_one_another(kind, where):
     def run(seed):
         if where == "control":
@@ -401,6 +401,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(LEARNERS))
 def test_a_tiny_language_model_learns_a_word(kind):
     first, last = learn_to_say_good(kind, **LEARNERS[kind])

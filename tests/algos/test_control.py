@@ -315,7 +315,7 @@ class Brighter(gym.Env):
         return self.observe(), reward, False, self.time == 4, {}
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), (2, 16, 16)])
+@pytest.mark.parametrize("shape", [(16, 16, 3), pytest.param((2, 16, 16), marks=pytest.mark.long)], ids=str)
 def test_images_are_learnt_from_by_the_cnn(shape, tmp_path):
     """By the same PPO; the rollout keeps bytes, and a saved policy acts alike to the bit."""
     env = SyncVectorEnv([lambda: Brighter(shape)] * 8, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -107,8 +107,16 @@ def test_the_figures_of_scores_and_pairs_by_hand():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "pad"), [*((name, 8) for name in NAMES), ("gpt2", EOS), ("llama", EOS)])
-@pytest.mark.parametrize("data", [SCORED, PAIRS], ids=["scores", "pairs"])
+@pytest.mark.parametrize(
+    ("name", "pad", "data"),
+    [
+        *((name, 8, SCORED) for name in NAMES),
+        ("gpt2", EOS, SCORED),
+        ("llama", EOS, PAIRS),
+        ("gpt2", 8, PAIRS),
+        ("bert", 8, PAIRS),
+    ],
+)
 def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
     model = make_model(name, pad=pad, initializer_range=0.1)
     rate = RewardModel(model, make_tokenizer(WORDS, pad=WORDS[pad]), batch_size=8)

@@ -380,6 +380,7 @@ def test_masks_of_many_rows_are_those_of_each_row():
     assert [masks.sets[i].nonzero().squeeze(-1).tolist() for i in together] == [[1, 2], [1, 2, 3], [3], [1, 2, 3, 4]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["lengths", "interface", "generation"])
 def test_what_measures_the_fast_paths_runs(case, monkeypatch):
     """One pair of each, of few episodes: whether it is fast is no test's business."""
