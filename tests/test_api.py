@@ -85,9 +85,10 @@ def small(env, seed):
     return MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8,), seed=seed)
 
 
-def test_cases_take_functions_configs_and_budgets_of_ones_own(tmp_path):
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_cases_take_functions_configs_and_budgets_of_ones_own(processes, tmp_path):
     own = Case(short_cartpole, policy=small, config=PPOConfig(num_steps=16), total_steps=200, num_envs=4, name="own")
-    options = dict(seeds=1, run_dir=tmp_path, processes=1, quiet=True)
+    options = dict(seeds=1, run_dir=tmp_path, processes=processes, quiet=True)
     result = compare(["CartPole-v1:a2c", own], total_steps=128, **options)
     assert set(result) >= {"CartPole-v1:a2c", "own"} and result["own"]["mean_return"] <= 20
     assert (tmp_path / "own-1" / "config.json").is_file()

@@ -136,6 +136,7 @@ def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
     assert last > first + 0.1
 
 
+@pytest.mark.long
 def test_a_custom_task_is_learnt():
     first, *_, last = [metrics["episode/return"] for metrics in load_example("custom_task").main(total_steps=4_500)]
     assert last > first + 0.07

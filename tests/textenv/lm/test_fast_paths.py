@@ -78,7 +78,9 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     assert decoder._everywhere.recording is not None
 
 
-@pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize(
+    "make", [make_gpt2, make_llama, pytest.param(make_qwen, marks=pytest.mark.long)], ids=["gpt2", "llama", "qwen"]
+)
 def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monkeypatch):
     """Slots fall idle and are given other texts, now one and now most of them; every step against a whole pass."""
     monkeypatch.setattr(recording, "RECORDED_AFTER", 3)

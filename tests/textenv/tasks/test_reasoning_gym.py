@@ -169,11 +169,12 @@ def test_no_verifier_runs_what_a_policy_writes(dealt, monkeypatch):
     attack = "__import__('builtins').textenv_mark.append(1)"
     careless = set()
     for name, (task, (prompt, *_)) in dealt.items():
+        unguarded = create_dataset(name)
         for text in (attack, f"[{attack}]", f"x = {attack}"):
             task.verify(text, prompt.columns)
             assert not builtins.textenv_mark, name
             with contextlib.suppress(ValueError):
-                create_dataset(name).score_answer(text, dict(prompt.columns))
+                unguarded.score_answer(text, dict(prompt.columns))
             careless |= {name} if builtins.textenv_mark else set()
             builtins.textenv_mark.clear()
     assert careless == EVAL | SYMPY
