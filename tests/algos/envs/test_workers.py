@@ -509,13 +509,14 @@ def test_no_process_outlives_its_parent(trouble, timeout, then, kill):
 
 
 REWARDS = """
-import sys
+import multiprocessing, sys
 from tests.helpers import slow_rewards
 from textenv.rewards.composite import Rewards
 if __name__ == "__main__":
     reward = Rewards(slow_rewards.{name}, workers=2, processes=True, timeout={timeout})
     earned = reward(prompts=["", ""], completions=["a", "b"]).earned
-    print(*reward._pool._pool._processes, *[int(pid) for pid in earned if pid > 1], flush=True)
+    workers = [process.pid for process in multiprocessing.active_children()]
+    print(*workers, *[int(pid) for pid in earned if pid > 1], flush=True)
     reward(prompts=["", ""], completions=["{answer}", "{answer}"])
     sys.stdin.read()
 """
