@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: compare test oldest lint learning architectures fuzz clean
+.PHONY: compare test test-all oldest lint learning architectures fuzz clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
 
 test: .venv/ready
-	$(BIN)/pytest -n 2 -q -rs
+	$(BIN)/pytest -n 2 --dist loadfile -q -rs
+
+# And the learning runs of seconds that are marked `long`: what CI runs.
+test-all: .venv/ready
+	$(BIN)/pytest -n 2 --dist loadfile -q -rs -m "not slow"
 
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready

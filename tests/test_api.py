@@ -7,8 +7,8 @@ from gymnasium.vector import SyncVectorEnv
 
 from algos import DQN, PPO, Case, LMPolicy, MLPPolicy, PPOConfig, compare, evaluate
 from algos.make import make_policy
+from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.test_errors import refused
 from textenv import KLPenalty, TextVectorEnv
 
 SHORT = dict(num_steps=16, minibatch_size=32, learning_rate=3e-3)
@@ -85,7 +85,7 @@ def small(env, seed):
     return MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8,), seed=seed)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_cases_take_functions_configs_and_budgets_of_ones_own(processes, tmp_path):
     own = Case(short_cartpole, policy=small, config=PPOConfig(num_steps=16), total_steps=200, num_envs=4, name="own")
     options = dict(seeds=1, run_dir=tmp_path, processes=processes, quiet=True)

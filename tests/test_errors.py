@@ -7,6 +7,7 @@ import torch
 
 import algos
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv, make_task
 
@@ -16,11 +17,6 @@ EOS = WORDS.index("<eos>")
 def make_env(**options):
     arguments = dict(prompts=["a b"], reward=lambda prompts, **_: [1.0] * len(prompts), tokenizer=make_tokenizer(WORDS))
     return TextVectorEnv(**(arguments | options))
-
-
-def refused(kind, *words):
-    """The error must mention each of these words."""
-    return pytest.raises(kind, match="(?s)" + "".join(f"(?=.*{word})" for word in words))
 
 
 def test_unknown_task():

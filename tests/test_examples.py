@@ -136,11 +136,13 @@ def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
     assert last > first + 0.1
 
 
+@pytest.mark.long
 def test_a_custom_task_is_learnt():
     first, *_, last = [metrics["episode/return"] for metrics in load_example("custom_task").main(total_steps=4_500)]
     assert last > first + 0.07
 
 
+@pytest.mark.long
 def test_a_composite_reward_is_learnt_and_shown_as_the_sum_of_its_parts(capsys):
     load_example("composite_reward").main(total_steps=5_000)
     output = capsys.readouterr().out
@@ -149,6 +151,7 @@ def test_a_composite_reward_is_learnt_and_shown_as_the_sum_of_its_parts(capsys):
     assert shown(output, "score")[-1] > shown(output, "score")[0] + 0.1
 
 
+@pytest.mark.long
 def test_a_conversation_is_learnt_and_shown(capsys):
     load_example("conversation").main(total_steps=12_000)
     output = capsys.readouterr().out
@@ -157,6 +160,7 @@ def test_a_conversation_is_learnt_and_shown(capsys):
     assert [output.count(f"the {thing} ?") for thing in ("music", "plot", "ending")] == [4, 4, 4]
 
 
+@pytest.mark.long
 def test_a_game_of_textarena_is_learnt(capsys):
     pytest.importorskip("textarena")
     load_example("textarena_game").main(total_steps=600, most=3)
@@ -177,6 +181,7 @@ class Person:
         return "down" if question.number % 2 else "up"
 
 
+@pytest.mark.long
 def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, capsys):
     assert (EXAMPLES / "human_feedback.py").read_text().count("\n") < 60
     example, path, person = load_example("human_feedback"), tmp_path / "thumbs.jsonl", Person()
@@ -193,6 +198,7 @@ def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, caps
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_gsm8k_is_read_and_its_numbers_are_learnt(tmp_path, capsys):
     """By a model from scratch, which can learn the one answer that all of these have."""
     names = ["Ann", "Ben", "Cleo", "Dan"]
@@ -203,6 +209,7 @@ def test_gsm8k_is_read_and_its_numbers_are_learnt(tmp_path, capsys):
     assert right[0] < 0.1 and sum(right[-2:]) / 2 > sum(right[:2]) / 2 + 0.03
 
 
+@pytest.mark.long
 def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, capsys):
     write_sst2(tmp_path / "sst2", 1_400)
     scored, pairs = [], []
@@ -270,6 +277,7 @@ def test_the_language_model_of_sst2_ends_its_sentences_by_itself(sst2, monkeypat
     assert rollout["terminated"].any(1).float().mean() > 0.5
 
 
+@pytest.mark.long
 def test_ppo_raises_the_score_on_sst2(sst2, tmp_path, monkeypatch, capsys):
     write_sst2(tmp_path, 2_400)
     monkeypatch.setattr(sst2, "HELD_OUT", 60)
@@ -334,6 +342,7 @@ def small(example, monkeypatch):
     return example
 
 
+@pytest.mark.long
 def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_of_result(small, capsys):
     rows, dev = reviews(360, seed=1), [(f"now {text}", label) for text, label in reviews(40, seed=2)]
     runs = {critic: small.run(rows, dev, critic, 1) for critic in ("head", "model")}

@@ -22,7 +22,7 @@ from algos.finetuning.packing import read_example
 from algos.finetuning.reward_data import read_reward_rows
 from algos.make import make_policy, make_vector_environment
 from algos.training.serialization import from_json
-from tests.algos.comparison.test_compare import run_of
+from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code

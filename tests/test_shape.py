@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -107,6 +108,24 @@ def test_no_file_over_500_lines_and_no_function_over_60_besides_its_docstring(pa
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             said = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
             assert node.end_lineno - node.lineno + 1 - said <= 60, node.name
+
+
+def test_tests_take_what_they_share_from_helpers_and_not_from_each_other():
+    for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/**/*.py")]:
+        assert not re.findall(r"(?:from|import) tests\.[\w.]*\btest_\w*", path.read_text()), path
+
+
+def test_every_row_of_the_pitfalls_names_its_tests_and_they_exist():
+    page = (ROOT / "docs" / "pitfalls.md").read_text()
+    table, _, lists = page.partition("## The tests")
+    rows = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    sections = dict(re.findall(r"^### (\d+)\n((?:\n?- .*\n?)*)", lists, re.MULTILINE))
+    assert rows == list(sections) == [str(i + 1) for i in range(len(rows))]
+    for row, section in sections.items():
+        named = re.findall(r"^- `(tests/\S+\.py)::(test_\w+)`$", section, re.MULTILINE)
+        assert named and len(named) == section.count("- "), f"row {row}"
+        for path, name in named:
+            assert f"\ndef {name}(" in (ROOT / path).read_text(), f"row {row}: {path}::{name}"
 
 
 def test_there_is_not_a_word_about_text_in_ppo():

@@ -23,19 +23,8 @@ from algos.losses import clipped_policy_loss
 from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError
 from tests.helpers.models import WORDS, make_tokenizer
-from tests.helpers.pitfall_tools import (
-    EOS,
-    GOOD,
-    PAD,
-    agent_of,
-    cartpole,
-    control_rollout,
-    lm_policy,
-    mlp_for,
-    play,
-    scored,
-    text_env,
-)
+from tests.helpers.small_agents import agent_of, cartpole, control_rollout, lm_policy, mlp_for, scored
+from tests.helpers.text_envs import EOS, GOOD, PAD, play, text_env
 from textenv import PromptList, TextVectorEnv
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "trpo": TRPOConfig}
@@ -54,7 +43,7 @@ def word_env(length, num_envs=16):
     )  # fmt: skip
 
 
-# --- row 31: limits -------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -71,7 +60,7 @@ def test_limits_bootstrap_in_control_and_not_for_text_and_a_value_that_is_given_
         assert found.bootstrap_truncated is given
 
 
-def test_row_31_values_of_a_bare_config_on_text_stay_where_returns_are():
+def test_values_of_a_bare_config_on_text_stay_where_returns_are():
     """No answer ends by itself, and no entry trains the value of the state after the last token: its own target."""
     policy = lm_policy(head=False)
     config = PPOConfig(num_steps=None, num_episodes=32, minibatch_size=8, learning_rate=5e-3, gamma=1.0)
@@ -88,7 +77,7 @@ def test_what_was_filled_in_is_written_with_the_agent(tmp_path):
     )  # fmt: skip
 
 
-# --- row 32: what advantages are normalised over ----------------------------------------------------------------------
+# --- what advantages are normalised over ------------------------------------------------------------------------------
 
 
 def test_advantages_are_normalised_over_the_rollout_where_episodes_are_collected_else_over_minibatches():
@@ -125,7 +114,7 @@ def test_what_cannot_be_is_refused(make, message):
 
 
 @pytest.mark.parametrize(("episodes", "minibatch_size"), [(33, 32), (7, 1), (8, 3)])
-def test_row_32_a_lone_responses_advantage_has_the_sign_that_it_has_over_the_whole_batch(episodes, minibatch_size):
+def test_a_lone_responses_advantage_has_the_sign_that_it_has_over_the_whole_batch(episodes, minibatch_size):
     """Each row's one step: what the loss is given against the batch's own mean, also of a leftover of one row."""
     given = []
 
@@ -169,12 +158,12 @@ def test_advantages_that_differ_by_rounding_alone_do_not_become_noise(size):
     assert whiten(far, mask=far > 0).tolist()[0] == pytest.approx([-(1.5**0.5), 0, 1.5**0.5], abs=1e-4)
 
 
-# --- row 33: Adam -----------------------------------------------------------------------------------------------------
+# --- Adam -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("options", "eps"), [({}, None), ({"adam_eps": 1e-3}, 1e-3), ({"weight_decay": 0.1}, None)])
 @pytest.mark.parametrize("kind", ["text", "control"])
-def test_row_33_the_first_step_is_torchs_adam_by_the_eps_of_the_config(kind, options, eps):
+def test_the_first_step_is_torchs_adam_by_the_eps_of_the_config(kind, options, eps):
     eps = (1e-8 if kind == "text" else 1e-5) if eps is None else eps
     if kind == "text":
         env, policy = text_env(), lm_policy()

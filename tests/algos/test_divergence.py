@@ -6,9 +6,11 @@ from gymnasium import spaces
 from tensordict import NonTensorData
 
 from algos import MLPPolicy, collect
+from algos.policies.policy import Policy
+from tests.helpers.kl_cases import Kl, control_case, perturbed, recurrent_case
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.pitfall_tools import gradients, lm_policy, text_env
-from tests.textenv.kl.test_kl import Kl, control_case, perturbed, recurrent_case
+from tests.helpers.small_agents import gradients, lm_policy
+from tests.helpers.text_envs import text_env
 from textenv import KLPenalty, LanguageModel
 from textenv.lm import model as model_module
 from textenv.rollout import Allowed
@@ -106,7 +108,7 @@ def test_an_exact_kl_needs_a_reference_of_the_same_kind_and_a_policy_that_can():
     with pytest.raises(ValueError, match="9.*12"):
         lm_policy().lm.divergence(rollout, LanguageModel(make_gpt2(12), make_tokenizer([*WORDS, "x", "y", "z"])))
 
-    class OnlyLogProbs:
+    class OnlyLogProbs(Policy):
         def evaluate(self, rollout):
             return policy.evaluate(rollout)
 

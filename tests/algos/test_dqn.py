@@ -16,8 +16,8 @@ import algos
 from algos import evaluate
 from algos.dqn import DQN, DQNConfig, q_target
 from algos.policies.q_network import QPolicy
-from tests.algos.pitfalls.test_pitfalls_autoreset import Gate, replayed
-from tests.helpers.pitfall_tools import cartpole, mlp_for
+from tests.helpers.control_envs import Gate, replayed, signals
+from tests.helpers.small_agents import cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 
@@ -245,29 +245,6 @@ def test_the_policy_is_epsilon_greedy_over_the_open_actions():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-class Signals(gym.Env):
-    """Shows one of three signals; the action of its number pays 1. Four signals an episode."""
-
-    observation_space, action_space = spaces.Box(0, 1, (3,)), spaces.Discrete(3)
-
-    def show(self):
-        self.signal = int(self.np_random.integers(3))
-        return np.eye(3, dtype=np.float32)[self.signal]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.show(), {}
-
-    def step(self, action):
-        reward, self.time = float(action == self.signal), self.time + 1
-        return self.show(), reward, self.time == 4, False, {}
-
-
-def signals(num_envs=8):
-    return SyncVectorEnv([Signals] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
 def test_a_trained_agent_is_greedy_reproducible_and_comes_back_from_disk(tmp_path):
     def run(seed):
         agent = make(signals(), seed=seed, learning_rate=1e-2, gamma=0.5, gradient_steps=8)
@@ -341,7 +318,7 @@ class Closed(gym.Env):
 
 
 @MODES
-def test_row_35_a_time_limit_does_not_open_actions_that_the_final_state_has_not(mode):
+def test_a_time_limit_does_not_open_actions_that_the_final_state_has_not(mode):
     """The closed action is worth 5 by the network as it begins: every target that looks at it would be 4.95."""
     env = SyncVectorEnv([Closed] * 2, autoreset_mode=mode)
     agent = make(env, learning_starts=16, batch_size=16, gradient_steps=20)

@@ -17,20 +17,10 @@ from algos.policies.policy import Policy
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.training.metrics import group_metrics
-from tests.algos.pitfalls.test_pitfalls_autoreset import Lean, replayed
-from tests.algos.pitfalls.test_pitfalls_update import ANSWERS, with_empty_rows
-from tests.helpers.pitfall_tools import (
-    EOS,
-    GOOD,
-    Script,
-    cartpole,
-    gradients,
-    lm_policy,
-    mlp_for,
-    play,
-    scored,
-    text_env,
-)
+from tests.helpers.control_envs import Lean, replayed
+from tests.helpers.rollouts import ANSWERS, with_empty_rows
+from tests.helpers.small_agents import cartpole, gradients, lm_policy, mlp_for, scored
+from tests.helpers.text_envs import EOS, GOOD, Script, play, text_env
 from textenv.envs.task import FunctionTask
 from textenv.rollout import Evaluation
 
@@ -116,7 +106,7 @@ def test_rows_that_do_not_count_move_no_baseline(baseline, junk):
 @pytest.mark.parametrize("size", [2, 3, 7, 64])
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3, 1 / 3, 1e6 + 0.1])
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_row_25_equal_scores_give_exactly_nothing(baseline, reward, size):
+def test_equal_scores_give_exactly_nothing(baseline, reward, size):
     """The rounding of their mean is no signal, though a deviation of 0 would make one of it."""
     score, group = torch.full((size + 2,), reward), torch.zeros(size + 2).long()
     score[-1], group[-2:] = reward + 1, 1
@@ -237,7 +227,7 @@ def update(kind, rollout, policy, **options):
 
 @KINDS
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
-def test_row_25_constant_groups_have_no_gradient_and_are_counted(kind, reward):
+def test_constant_groups_have_no_gradient_and_are_counted(kind, reward):
     policy = lm_policy()
     rollout = grouped([reward] * 4 + [reward + 2] * 4, policy)
     metrics, found = update(kind, rollout, policy)
@@ -247,7 +237,7 @@ def test_row_25_constant_groups_have_no_gradient_and_are_counted(kind, reward):
 
 
 @KINDS
-def test_row_25_a_constant_group_adds_nothing_to_the_others(kind):
+def test_a_constant_group_adds_nothing_to_the_others(kind):
     """The gradient is the other group's own, at its share of the entries (RLOO) or of the rows (GRPO)."""
     scores, policy = [0.7] * 4 + [0.0, 2.0, 1.0, 5.0], lm_policy()
     rollout = grouped(scores, policy)
@@ -264,7 +254,7 @@ def test_row_25_a_constant_group_adds_nothing_to_the_others(kind):
 
 
 @KINDS
-def test_row_25_a_row_that_earned_just_the_mean_is_not_silent(kind):
+def test_a_row_that_earned_just_the_mean_is_not_silent(kind):
     """0, 1, 2: the second row's advantage is 0, but its group's episodes did not all earn the same."""
     policy = lm_policy()
     metrics, _ = update(kind, grouped([0.0, 1.0, 2.0, 1.0] + [3.0] * 4, policy), policy)
@@ -272,7 +262,7 @@ def test_row_25_a_row_that_earned_just_the_mean_is_not_silent(kind):
 
 
 @KINDS
-def test_row_25_empty_rows_move_nothing_and_are_counted(kind):
+def test_empty_rows_move_nothing_and_are_counted(kind):
     scores, policy = [1.0, 0.0, 3.0, 0.0, 1.0, 4.0, 0.0, 0.0], lm_policy()
     metrics, expected = update(kind, grouped(scores, policy), policy)
     rollout = with_empty_rows(grouped(scores, policy), 2)
@@ -285,7 +275,7 @@ def test_row_25_empty_rows_move_nothing_and_are_counted(kind):
 
 
 @KINDS
-def test_row_25_answers_that_the_reward_leaves_out_count_for_nothing(kind):
+def test_answers_that_the_reward_leaves_out_count_for_nothing(kind):
     """The reward says None of the second answer of each group: three are compared with one another."""
 
     def reward(prompts, completions, **columns):

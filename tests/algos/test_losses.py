@@ -17,8 +17,8 @@ from algos.losses import (
     value_loss,
 )
 from algos.optimize import Term, total_loss
-from tests.algos.pitfalls.test_pitfalls_maths import junk
 from tests.helpers.models import WORDS
+from tests.helpers.rollouts import junk
 
 TRUE = torch.ones((), dtype=torch.bool)
 
@@ -158,7 +158,7 @@ POLICY_LOSSES = [
 
 
 @pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_row_13_no_policy_loss_looks_outside_the_mask(loss, options):
+def test_no_policy_loss_looks_outside_the_mask(loss, options):
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(6, 9, generator=generator) < 0.5
     advantage, log_ratio = (torch.randn(6, 9, generator=generator) * mask for _ in range(2))
@@ -170,7 +170,7 @@ def test_row_13_no_policy_loss_looks_outside_the_mask(loss, options):
 
 
 @pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_row_29_policy_losses_refuse_shapes_that_would_broadcast(loss, options):
+def test_policy_losses_refuse_shapes_that_would_broadcast(loss, options):
     right = dict(log_ratio=torch.zeros(4, 1), advantage=torch.ones(4, 1), mask=TRUE.expand(4, 1)) | options
     for name in ("log_ratio", "advantage"):
         with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.helpers.lora import lora
 from tests.helpers.models import make_gpt2, make_llama
-from tests.helpers.pitfall_tools import lm_policy, play, text_env
-from tests.textenv.lm.test_lm_memory import lora
+from tests.helpers.small_agents import lm_policy
+from tests.helpers.text_envs import play, text_env
 from textenv.lm import model as model_module
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]

@@ -14,7 +14,7 @@ from algos.advantages import discounted_returns, gae, leave_one_out, standardize
 from algos.finetuning.packing import Example, pack
 from algos.optimize import minibatches
 from tests.helpers.models import WORDS
-from tests.helpers.pitfall_tools import EOS, PAD, Script, play, text_env
+from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import PromptList
 from textenv.envs.action_masks import ActionMasks
 from textenv.kl.estimators import k1, k2, k3

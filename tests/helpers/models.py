@@ -56,3 +56,50 @@ def make_llama(vocab_size=len(WORDS), *, seed=0, **options):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
+
+
+def make_mistral():
+    """A model with sliding-window attention, which takes the padded path."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=9, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, sliding_window=4, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MistralForCausalLM(config)
+
+
+def make_bloom():
+    """A model whose attention biases are made from a two-dimensional mask, which refuses the slot cache."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2))
+
+
+def make_gemma():
+    """A model that caps its logits after the output layer."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=9, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, max_position_embeddings=64, sliding_window=8, final_logit_softcapping=2.0,
+        initializer_range=0.2, pad_token_id=8, eos_token_id=7, bos_token_id=7,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Gemma2ForCausalLM(config)
+
+
+MODELS = {"gpt2": make_gpt2, "llama": make_llama}
+ALL_MODELS = {
+    "gpt2": make_gpt2,
+    "gpt2 with surplus logits": lambda: make_gpt2(16),
+    "llama": make_llama,
+    "sliding window": make_mistral,
+    "bloom": make_bloom,
+    "gemma2": make_gemma,
+}

@@ -101,6 +101,7 @@ def train_text(env_id, *, seed, share=1.0):
     return before, after
 
 
+@pytest.mark.long
 def test_reviews_improve_within_a_third_of_the_training():
     before, after = train_text("textenv/Reviews-v0", seed=1, share=0.33)
     assert 0.4 <= before["score"] <= 0.6 and abs(before["kl"]) < 1e-2

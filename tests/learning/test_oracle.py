@@ -41,8 +41,8 @@ def test_reference_times_exponential_reward_is_the_best_of_many_policies():
 
 
 def test_ppo_finds_the_closed_form_optimum():
-    """120 iterations, one problem; `make learning` runs 300 on every β and seed."""
-    optimum, policy = run(1, 0.3, iterations=120)
+    """70 iterations, one problem; `make learning` runs 300 on every β and seed."""
+    optimum, policy = run(2, 0.3, iterations=70)
     found = response_log_probs(policy.logits)
     assert share(optimum, policy.logits) <= 0.01
     gap = optimum.objective(optimum.best) - optimum.objective(found)
@@ -115,6 +115,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_the_oracle_tells_a_mistake_from_the_real_thing(mistake):
     optimum, policy = run(1, 0.3, iterations=120, **MISTAKES[mistake])

@@ -8,7 +8,7 @@ import torch
 
 from algos import LMPolicy, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.textenv.prompts.test_prompts import EOS, GOOD, make_env
+from tests.helpers.text_envs import EOS, GOOD, make_env
 from textenv import TextEnv, render_rollout
 from textenv.rendering import pieces, printable
 
@@ -20,7 +20,7 @@ def good(prompts, completions, **columns):
 
 
 def test_ansi_is_the_text_with_the_paid_token_shaded():
-    env = make_env(["a b"], 1, good, render_mode="ansi", autoreset_mode="Disabled")
+    env = make_env(good, 1, prompts=["a b"], render_mode="ansi", autoreset_mode="Disabled")
     env.reset(seed=0)
     assert env.render() == ("a b",)
     env.step(np.array([GOOD]))

@@ -1,18 +1,15 @@
 """The comparison study: its statistics against numbers worked out by hand, and a small one from end to end."""
 
 import csv
-import json
 import math
 
 import numpy as np
 import pytest
 
-from algos.cli import main
-from algos.comparison.compare import parse_cases, train_all
+from algos.comparison.compare import compare, parse_cases, train_all
 from algos.comparison.summary import (
     POINTS,
     Case,
-    RunResult,
     bootstrap_interval,
     curves,
     interquartile_mean,
@@ -20,17 +17,7 @@ from algos.comparison.summary import (
     on_grid,
     summary,
 )
-
-
-def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):
-    """A run whose iterations take 100 steps each and pay these returns."""
-    history = [
-        {"steps": 100 * (i + 1), "episode/return": paid, "time/collect": 1.0, "time/penalty": 0.0, "time/update": 3.0}
-        | {name: values[i] for name, values in columns.items()}
-        for i, paid in enumerate(returns)
-    ]
-    figures = [{"mean_return": x} for x in (before, after)]
-    return RunResult("Some-v0", "ppo", seed, "MLPPolicy", 10, best, *figures, history)
+from tests.helpers.finished_runs import run_of
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
@@ -162,10 +149,8 @@ def test_a_study_of_nothing_is_refused(tmp_path, options):
         train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
 
 
-def test_a_small_study_from_end_to_end(tmp_path, capsys):
-    arguments = ["compare", "CartPole-v1:ppo,a2c,dqn", "--seeds", "2", "--total-steps", "600", "--json"]
-    main([*arguments, "--run-dir", str(tmp_path)])
-    result = json.loads(capsys.readouterr().out)
+def test_a_small_study_from_end_to_end(tmp_path):
+    result = compare(["CartPole-v1:ppo,a2c,dqn"], seeds=2, total_steps=600, run_dir=tmp_path, processes=0, quiet=True)
     assert result["CartPole-v1:a2c"]["update/kl"] > 0 and "update/kl" not in result["CartPole-v1:dqn"]
     page = (tmp_path / "report.html").read_text()
     assert "CartPole-v1:dqn" in page and "data:image/png;base64," in page

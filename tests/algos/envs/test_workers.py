@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
-from algos.envs.env_worker import check_observation, check_paid_reward
+from algos.envs.env_worker import Worker, check_observation, check_reward
 from algos.envs.subprocess_env import SubprocessVectorEnv
 from algos.make import make_vector_environment
 from algos.policies.policy import Policy, Step, step_values
@@ -107,14 +107,17 @@ TROUBLES = {
     "raises": (raises, "RuntimeError: boom"),
     "leaves early": (lambda env, returned: sys.exit(4), "SystemExit: 4"),
     "wrong shape": (replaced(0, np.zeros(2, dtype=np.float32)), r"shape \(2,\), expected \(1,\)"),
+    "not sendable": (lambda env, returned: (*returned[:4], {"f": lambda: 0}), "cannot be sent"),
+}
+WRONG = {
     "not a number": (replaced(0, np.array([np.nan], dtype=np.float32)), "not finite"),
     "infinite reward": (replaced(1, np.inf), "reward is inf"),
     "no reward": (replaced(1, "much"), "reward is 'much'"),
     "no bool": (replaced(2, 1), "terminated is 1"),
     "no info": (replaced(4, None), "info is None"),
     "no step": (lambda env, returned: returned[:4], "expected a tuple of 5"),
-    "not sendable": (lambda env, returned: (*returned[:4], {"f": lambda: 0}), "cannot be sent"),
 }
+"""What a worker finds wrong in a step, which its process then reports as it does a wrong shape."""
 
 
 def steps(env, count):
@@ -261,6 +264,17 @@ def test_a_step_that_fails_is_reported_and_the_others_go_on(name, tmp_path, capl
         assert observation.tolist() == [[4.0], [1.0]] and "worker_failed" not in info
 
 
+def test_a_step_that_is_none_is_an_error():
+    for trouble, words in WRONG.values():
+        worker = Worker()
+        worker.make(counting(trouble))
+        worker.reset(0, None)
+        worker.step(0)
+        worker.step(0)
+        with pytest.raises(ValueError, match=words):
+            worker.step(0)
+
+
 def test_a_reset_without_a_seed_keeps_the_name_of_the_last_one(tmp_path, caplog):
     broken = counting(TROUBLES[min(TROUBLES)][0], at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([broken])) as env:
@@ -337,9 +351,9 @@ def test_what_an_observation_is():
     ]:
         with pytest.raises(ValueError, match=words):
             check_observation(both, wrong)
-    check_paid_reward(np.float32(1))
+    check_reward(np.float32(1))
     with pytest.raises(ValueError, match="expected a finite number"):
-        check_paid_reward(np.ones(1))
+        check_reward(np.ones(1))
 
 
 # What is learnt from.
@@ -471,7 +485,7 @@ FUNCTIONS = "\n".join(inspect.getsource(x) for x in (counting, hangs, hangs_with
         ("None", 60, "steps(env, 1); time.sleep(1000)", True),
         ("hangs", 60, "steps(env, 5)", True),
         # No thread runs there: the watchdog ends it.
-        ("hangs_with_the_interpreter", 3, "threading.Thread(target=steps, args=(env, 5)).start(); time.sleep(1); "
+        ("hangs_with_the_interpreter", 2, "threading.Thread(target=steps, args=(env, 5)).start(); time.sleep(1); "
          "os.kill(os.getpid(), 9)", False),
         ("None", 60, "raise SystemExit('an exception')", False),
     ],
@@ -492,14 +506,14 @@ def test_no_process_outlives_its_parent(trouble, timeout, then, kill):
 
 
 REWARDS = """
-import sys
-sys.path.insert(0, {tests!r})
+import multiprocessing, sys
 from tests.helpers import slow_rewards
 from textenv.rewards.composite import Rewards
 if __name__ == "__main__":
     reward = Rewards(slow_rewards.{name}, workers=2, processes=True, timeout={timeout})
     earned = reward(prompts=["", ""], completions=["a", "b"]).earned
-    print(*reward._pool._pool._processes, *[int(pid) for pid in earned if pid > 1], flush=True)
+    workers = [process.pid for process in multiprocessing.active_children()]
+    print(*workers, *[int(pid) for pid in earned if pid > 1], flush=True)
     reward(prompts=["", ""], completions=["{answer}", "{answer}"])
     sys.stdin.read()
 """
@@ -510,13 +524,13 @@ if __name__ == "__main__":
     [
         ("hangs", "a", None),
         ("hangs", "hang", None),
-        ("hangs_with_the_interpreter", "hang", 2),
+        ("hangs_with_the_interpreter", "hang", 1),
         ("starts_a_process", "a", None),
     ],
     ids=["between calls", "in a call", "in a call without end", "processes of its own"],
 )
 def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
-    program = REWARDS.format(tests=str(Path(__file__).parents[3]), name=name, answer=answer, timeout=timeout)
+    program = REWARDS.format(name=name, answer=answer, timeout=timeout)
     parent = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

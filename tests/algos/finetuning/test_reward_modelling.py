@@ -19,10 +19,10 @@ from algos.finetuning.reward_model import (
     expected_calibration_error,
     spearman,
 )
-from tests.algos.policies.test_lora import peft
+from tests.helpers.conversations import CHAT_WORDS, CHATML
+from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
-from tests.textenv.envs.test_conversation import CHAT_WORDS, CHATML
-from tests.textenv.rewards.test_reward_model import NAMES, make_model
+from tests.helpers.reward_models import NAMES, make_model
 from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
 
 EOS = WORDS.index("<eos>")
@@ -107,9 +107,16 @@ def test_the_figures_of_scores_and_pairs_by_hand():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pad", [8, EOS])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("data", [SCORED, PAIRS], ids=["scores", "pairs"])
+@pytest.mark.parametrize(
+    ("name", "pad", "data"),
+    [
+        *((name, 8, SCORED) for name in NAMES),
+        ("gpt2", EOS, SCORED),
+        ("llama", EOS, PAIRS),
+        ("gpt2", 8, PAIRS),
+        ("bert", 8, PAIRS),
+    ],
+)
 def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
     model = make_model(name, pad=pad, initializer_range=0.1)
     rate = RewardModel(model, make_tokenizer(WORDS, pad=WORDS[pad]), batch_size=8)

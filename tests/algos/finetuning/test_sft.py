@@ -10,10 +10,10 @@ from algos import LMPolicy, SFTConfig, sft
 from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
 from algos.finetuning.packing import Example, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.finetuning.sft import _add_gradient
-from tests.algos.policies.test_lora import lora_policy
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.textenv.envs.test_conversation import CHAT_WORDS, Parrot, chat_tokenizer
-from tests.textenv.lm.test_lm_runtime import make_bloom, make_mistral
+from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
+from tests.helpers.lora import lora_policy
+from tests.helpers.models import WORDS, make_bloom, make_gpt2, make_llama, make_mistral, make_tokenizer
+from tests.helpers.small_agents import take_gradients
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
 EOS = WORDS.index("<eos>")
@@ -40,12 +40,6 @@ def words(example, vocabulary=WORDS):
     return " ".join(vocabulary[token].upper() if on else vocabulary[token] for token, on in zip(*example, strict=True))
 
 
-def gradients(model):
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
-
-
 def transformers_gradients(model, examples):
     """Sum of the losses of all learnt tokens, example by example, and the gradient of their mean."""
     count, total = sum(sum(example.learnt) for example in examples), 0.0
@@ -54,7 +48,7 @@ def transformers_gradients(model, examples):
         loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss * sum(learnt)
         (loss / count).backward()
         total += loss.item()
-    return total, gradients(model)
+    return total, take_gradients(model)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -162,7 +156,7 @@ def test_loss_and_gradient_are_those_of_transformers_example_by_example(name, pa
     for micro in (None, 1, 2):
         config = SFTConfig(packing=packing, micro_batch_size=micro, **SMALL)
         assert _add_gradient(lm, examples, config).item() == pytest.approx(expected, abs=1e-4)
-        found = gradients(lm.model)
+        found = take_gradients(lm.model)
         assert found.keys() == expected_gradients.keys()
         for key in sorted(found):
             torch.testing.assert_close(found[key], expected_gradients[key], atol=1e-5, rtol=1e-5)
@@ -242,7 +236,7 @@ def test_dropout_is_on_while_training_off_while_measuring_and_off_afterwards():
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_row_34_recomputed_activations_drop_out_what_was_dropped(make):
+def test_recomputed_activations_drop_out_what_was_dropped(make):
     """The gradient with checkpointing is the one without, of the same random numbers."""
     found = []
     for checkpointing in (False, True):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, TextLoss, presets
-from tests.algos.finetuning.test_sft import gradients
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.small_agents import take_gradients
 from textenv.embedded.grammar import sample_review
 
 EOS = WORDS.index("<eos>")
@@ -38,11 +38,11 @@ def test_value_and_gradient_are_those_of_transformers(name):
         ids = torch.tensor(blocks)
         expected = policy.lm.model(input_ids=ids, labels=ids).loss
         expected.backward()
-        expected_gradients = gradients(policy)
+        expected_gradients = take_gradients(policy)
         term = TextLoss(TEXTS, coef=0.3, batch_size=len(blocks), max_length=size)(policy)
         assert term.dtype == torch.float32 and term.item() == pytest.approx(0.3 * expected.item(), abs=1e-6)
         term.backward()
-        found = gradients(policy)
+        found = take_gradients(policy)
         assert found.keys() == expected_gradients.keys()
         for key in sorted(found):
             torch.testing.assert_close(found[key], 0.3 * expected_gradients[key], atol=1e-6, rtol=1e-5)
@@ -116,6 +116,7 @@ def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
         TextLoss(["a", ""], coef=1.0, max_length=5)(policy)
 
 
+@pytest.mark.long
 def test_ppo_with_the_term_forgets_less_at_equal_reward():
     """PPO-ptx (Ouyang et al. 2022): full stops pay, reviews are what is forgotten. Stops as soon as .7 is earned."""
     rng = np.random.default_rng(7)

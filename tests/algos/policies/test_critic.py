@@ -9,29 +9,19 @@ from transformers import AutoModel
 
 import algos
 from algos import Critic, LMPolicy, collect
-from tests.algos.policies.test_lora import adapted
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.pitfall_tools import agent_of, gradients, lm_policy, play, text_env
-from tests.textenv.rewards.test_reward_model import make_model as make_reward_model
+from tests.helpers.lora import adapted
+from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
+from tests.helpers.reward_models import make_model as make_reward_model
+from tests.helpers.small_agents import agent_of, gradients, lm_policy, with_critic
+from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel
 from textenv.rollout import sequences
 
-MODELS = {"gpt2": make_gpt2, "llama": make_llama}
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
 
 
 def reward_model(name="gpt2", *, tokenizer=None, **options):
     return RewardModel(make_reward_model(name, **options), make_tokenizer(WORDS) if tokenizer is None else tokenizer)
-
-
-def with_critic(name="gpt2", *, critic=None, model=None, **options):
-    """A policy whose critic's head is not the zero of a fresh one."""
-    model, tokenizer = MODELS[name]() if model is None else model, make_tokenizer(WORDS)
-    if critic is None:
-        critic = Critic.from_language_model(LanguageModel(model, tokenizer))
-        with torch.no_grad():
-            critic.head.weight.normal_(generator=torch.Generator().manual_seed(1))
-    return LMPolicy(model, tokenizer, critic=critic, **options)
 
 
 def random_ids(rows, length, seed=0):
@@ -188,11 +178,11 @@ def test_a_critic_of_the_policys_trunk_learns_the_value_that_a_state_has():
     assert history[-1]["value/loss"] < 0.5 * history[0]["value/loss"]
 
 
-# --- pitfalls --------------------------------------------------------------------------------------------------------
+# --- scoring ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_row_03_values_do_not_change_with_padding(name):
+def test_values_do_not_change_with_padding(name):
     policy, ids = with_critic(name), random_ids(1, 6)
     alone = policy.critic.values(ids)
     for pads in range(1, 8):
@@ -200,7 +190,7 @@ def test_row_03_values_do_not_change_with_padding(name):
         torch.testing.assert_close(policy.critic.values(padded)[:, :6], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_row_02_dropout_is_off_in_the_critic_too():
+def test_dropout_is_off_in_the_critic_too():
     model = make_gpt2(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     policy, rollout = with_critic(model=model).train(), play(text_env(), ANSWERS)
     first, second = (policy.evaluate(rollout).value for _ in range(2))
@@ -209,7 +199,7 @@ def test_row_02_dropout_is_off_in_the_critic_too():
     assert torch.equal(by_hand.values(ids), by_hand.values(ids))
 
 
-def test_row_07_a_value_never_sees_what_comes_after_it():
+def test_a_value_never_sees_what_comes_after_it():
     critic, ids = Critic.from_reward_model(reward_model("llama")), random_ids(1, 8)
     other = ids.clone()
     other[:, 5:] = (other[:, 5:] + 1) % len(WORDS)
@@ -218,7 +208,7 @@ def test_row_07_a_value_never_sees_what_comes_after_it():
     assert (one[:, 5:] - two[:, 5:]).abs().min() > 1e-3
 
 
-def test_row_23_the_head_computes_in_fp32_under_bf16():
+def test_the_value_head_computes_in_fp32_under_bf16():
     policy, ids = with_critic(model=make_gpt2().bfloat16()), random_ids(2, 7)
     hidden, value = policy.critic.trunk(ids).last_hidden_state, policy.critic.values(ids)
     assert hidden.dtype == torch.bfloat16 and value.dtype == torch.float32

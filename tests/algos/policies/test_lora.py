@@ -10,8 +10,10 @@ import torch
 import algos
 from algos import LMPolicy, collect
 from algos.cli import main
+from tests.helpers.lora import MAKERS, adapted, lora_policy, peft
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.pitfall_tools import agent_of, gradients, play, text_env
+from tests.helpers.small_agents import agent_of, gradients
+from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
 from textenv.errors import InvariantError
 from textenv.lm import model as model_module
@@ -19,26 +21,9 @@ from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm
 from textenv.lm.model import FrozenLanguageModel
 
-peft = pytest.importorskip("peft")
-MAKERS = {"gpt2": (make_gpt2, ["c_attn"]), "llama": (make_llama, ["q_proj", "v_proj", "down_proj"])}
-
-
-def adapted(name="gpt2", *, base=None, seed=0, **options):
-    """A small model with a fresh LoRA of rank 2, whose dropout is on until someone turns it off."""
-    make, targets = MAKERS[name]
-    defaults = dict(r=2, target_modules=targets, fan_in_fan_out=name == "gpt2", lora_dropout=0.5)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = peft.LoraConfig(task_type="CAUSAL_LM", **(defaults | options))
-        return peft.get_peft_model(make() if base is None else base, config)
-
-
-def lora_policy(name="gpt2", *, temperature=1.0, **options):
-    return LMPolicy(adapted(name, **options), make_tokenizer(WORDS), temperature=temperature)
-
 
 def train(policy, iterations=20, **options):
-    options = dict(learning_rate=1e-2) | options
+    options = dict(learning_rate=1e-2, num_episodes=8, minibatch_size=8) | options
     agent = agent_of(text_env(), policy, **options)
     return agent, [row for _ in range(iterations) for row in agent.learn(1)]
 
@@ -60,7 +45,7 @@ def places(parameters):
         ("llama", {"modules_to_save": ["lm_head"]}),
     ],
 )
-def test_row_20_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_in_20_updates(name, options):
+def test_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_in_20_updates(name, options):
     policy = lora_policy(name, temperature=0.7, **options)
     reference, frozen = policy.reference(), base_weights(policy)
     plain = LanguageModel(MAKERS[name][0](), make_tokenizer(WORDS), temperature=0.7)  # made anew, without adapter
@@ -74,7 +59,7 @@ def test_row_20_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_
     assert frozen and all(torch.equal(p, frozen[key]) for key, p in base_weights(policy).items())
 
 
-def test_row_20_with_a_loaded_trained_adapter_the_first_kl_is_zero(tmp_path):
+def test_with_a_loaded_trained_adapter_the_first_kl_is_zero(tmp_path):
     first = lora_policy()
     agent, _ = train(first, 5)
     agent.save(tmp_path)
@@ -105,7 +90,7 @@ def test_the_reference_allocates_the_adapters_parameters_and_no_more(options):
     assert reference.model is policy.lm.model
 
 
-def test_row_02_kl_at_step_0_is_checked_with_an_adapter_too():
+def test_kl_at_step_0_is_checked_with_an_adapter_too():
     policy = lora_policy()
     rollout = collect(text_env(), policy, num_episodes=8)
     rollout["log_prob"] = rollout["log_prob"] + 0.01
@@ -155,7 +140,7 @@ def test_layers_frozen_by_hand_are_shared_without_peft():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_row_01_acting_with_a_cache_equals_scoring_and_the_model_itself(name):
+def test_acting_with_a_cache_equals_scoring_and_the_model_itself(name):
     policy = lora_policy(name)
     train(policy, 3)  # an adapter of effect
     rollout = collect(text_env(), policy.train(), num_episodes=16)

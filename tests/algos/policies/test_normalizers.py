@@ -50,7 +50,7 @@ def test_normalised_observations_have_mean_0_and_variance_1_and_are_cut_off():
 
 
 @POLICIES
-def test_observations_are_normalised_by_statistics_frozen_until_after_the_update(kind, monkeypatch):
+def test_observations_are_normalised_by_statistics_frozen_until_after_the_update(kind):
     """Every ratio of a first minibatch is 1 in every iteration, and the statistics are those of all True entries."""
     env = pendulum()
     policy = policy_for(env, kind)
@@ -66,7 +66,7 @@ def test_observations_are_normalised_by_statistics_frozen_until_after_the_update
         counts.append(len(seen[-1]))
         return result
 
-    monkeypatch.setattr(agent, "update", watch)
+    agent.update = watch
     agent.learn(200)
     raw = torch.cat(seen).double()
     assert len(counts) > 3 and min(counts) < 48, "no reset row: the mask is not tested"

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 import algos
 from algos import PPO, Collector, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate, presets
+from tests.helpers.errors import refused
 from tests.helpers.models import load_example
-from tests.helpers.pitfall_tools import cartpole
-from tests.test_errors import refused
+from tests.helpers.small_agents import cartpole
 
 TOTAL_STEPS = 150_000
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -80,10 +80,9 @@ def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mod
     assert count > (12 if limit else 6) and torch.cat(rollouts, dim=1)["log_prob"].std() > 0.1
 
 
-@pytest.mark.parametrize("micro", [None, 1, 2])
-@pytest.mark.parametrize("minibatch", [1, 3, 6])
+@pytest.mark.parametrize(("minibatch", "micro"), [(1, None), (3, None), (3, 1), (3, 2), (6, 2)])
 @MODES
-def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro, monkeypatch):
+def test_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro):
     env = cartpole(6, mode)
     policy = lstm_for(env, normalize_observations=True)
     config = PPOConfig(
@@ -96,13 +95,13 @@ def test_row_01_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, m
         gaps.append((result.log_prob - part["log_prob"])[part["mask"]].abs().max().item())
         return result
 
-    monkeypatch.setattr(policy, "evaluate", watch)
+    policy.evaluate = watch
     agent.learn(5 * 6 * 24 - 60)
     assert len(gaps) >= 5 * 2 * 6 // minibatch and max(gaps) < 1e-5
 
 
 @MODES
-def test_row_13_what_stands_on_false_entries_has_no_effect(mode):
+def test_what_stands_on_false_entries_has_no_effect(mode):
     """NaN in every float column there: losses, values and gradients are the clean ones bit for bit."""
     env = cartpole(4, mode)
     policy = lstm_for(env)
@@ -175,10 +174,8 @@ def test_evaluating_in_mid_training_disturbs_no_memory():
         agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
 
         def peek(_):
-            before = policy.memory["state"]
             if look:
                 evaluate(other, policy, num_episodes=4)
-            assert policy.memory["state"] is before and before.abs().max() > 0
 
         agent.learn(120, on_iteration=peek)
         return torch.cat([p.detach().flatten() for p in policy.parameters()])

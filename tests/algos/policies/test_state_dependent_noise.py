@@ -14,7 +14,7 @@ from torch.distributions import Normal, kl_divergence
 import algos
 from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig, collect, evaluate, make as environments
 from algos.policies.gsde import StateDependentGaussian
-from tests.test_errors import refused
+from tests.helpers.errors import refused
 
 PLANE = spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
@@ -154,11 +154,11 @@ def test_another_number_of_slots_draws_anew():
 def test_a_deterministic_action_is_the_mean_and_moves_nothing():
     policy, observation = make_policy(), states(3)
     policy.act(observation)
-    held, state = dict(policy.memory), policy.generator.get_state()
+    twin, state = copy.deepcopy(policy), policy.generator.get_state()
     step = policy.act(observation, deterministic=True)
     torch.testing.assert_close(step.action, normal(policy, torch.from_numpy(observation)).mean.detach())
-    assert policy.memory["matrices"] is held["matrices"] and policy.memory["steps_left"] is held["steps_left"]
     assert torch.equal(policy.generator.get_state(), state)
+    assert all(torch.equal(policy.act(observation).action, twin.act(observation).action) for _ in range(9))
 
 
 def pendulum(mode=AutoresetMode.SAME_STEP):
@@ -171,7 +171,7 @@ def policy_for(env, freq=4):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_row_01_the_ratio_is_one_with_state_dependent_noise(mode):
+def test_the_ratio_is_one_with_state_dependent_noise(mode):
     env = pendulum(mode)
     policy = policy_for(env)
     agent = PPO(env, policy, PPOConfig(num_steps=20, minibatch_size=16, learning_rate=1e-2))
@@ -182,24 +182,29 @@ def test_row_01_the_ratio_is_one_with_state_dependent_noise(mode):
 
 
 def test_noise_is_drawn_anew_where_an_episode_begins():
-    env = pendulum()
-    policy = policy_for(env, freq=1000)
-    seen = []
-    act = policy.act
-    policy.act = lambda *args, **options: (act(*args, **options), seen.append(policy.memory["matrices"]))[0]
-    rollout = collect(env, policy, num_steps=20)
-    changed = torch.tensor([bool((one != two).any()) for one, two in zip(seen, seen[1:], strict=False)])
-    assert torch.equal(changed, rollout["is_init"][0, 1:]) and changed.sum() == 2
+    """Every observation is the same, so that an action changes only with its noise."""
+    space = spaces.Box(-1, 1, (3,))
+    make = lambda: gym.wrappers.TransformObservation(  # noqa: E731
+        gym.make("Pendulum-v1", max_episode_steps=7), lambda observation: np.ones(3, np.float32), space
+    )
+    env = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    rollout = collect(env, policy_for(env, freq=1000), num_steps=20)
+    action = rollout["action"][..., 0]
+    changed = action[:, 1:] != action[:, :-1]
+    assert torch.equal(changed, rollout["is_init"][:, 1:]) and changed.sum() == 3 * 2
 
 
 def test_evaluating_leaves_the_trainees_matrices_alone():
     env = pendulum()
     policy = policy_for(env)
     collect(env, policy, num_steps=2)
-    before = copy.deepcopy(policy.memory)
+    twins = [copy.deepcopy(policy) for _ in range(2)]
     evaluate(env, policy, num_episodes=5)
     policy.fork().act(states(3))
-    assert all(torch.equal(policy.memory[name], before[name]) for name in ("matrices", "steps_left"))
+    same = [policy, *twins]
+    for _ in range(9):
+        actions = [one.act(states(3)).action for one in same]
+        assert torch.equal(actions[0], actions[1]) and torch.equal(actions[1], actions[2])
 
 
 def test_a_saved_policy_acts_and_explores_alike(tmp_path):
@@ -236,7 +241,7 @@ def test_where_noise_cannot_depend_on_the_state_it_is_refused():
         with refused(ValueError, "sde_sample_freq", str(freq), "at least 1"):
             GSDEPolicy(PLANE, ACTIONS, sde_sample_freq=freq)
     env = pendulum()
-    assert environments.make_policy(env, policy="gsde", sde_sample_freq=7).sde_sample_freq == 7
+    assert environments.make_policy(env, policy="gsde", sde_sample_freq=4).arguments()["sde_sample_freq"] == 4
     for options in ({"sde_sample_freq": 4}, {"log_std_init": -1.0}):
         with refused(ValueError, "LSTMPolicy", "its arguments are", *options):
             environments.make_policy(env, policy="lstm", **options)

@@ -7,17 +7,8 @@ import torch
 from algos import Collector, collect
 from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 from tests.helpers.models import make_gpt2, make_llama
-from tests.helpers.pitfall_tools import (
-    CONTROL,
-    Script,
-    agent_of,
-    cartpole,
-    lm_policy,
-    mlp_for,
-    random_table,
-    table_model,
-    text_env,
-)
+from tests.helpers.small_agents import CONTROL, agent_of, cartpole, lm_policy, mlp_for, random_table, table_model
+from tests.helpers.text_envs import Script, text_env
 
 EPISODES = 24
 

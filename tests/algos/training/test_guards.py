@@ -13,7 +13,8 @@ from algos import LMPolicy, MLPPolicy, collect
 from algos.losses import sequence_mean
 from algos.training.serialization import from_json, to_json
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.pitfall_tools import EOS, agent_of, lm_policy, play, scored, text_env
+from tests.helpers.small_agents import agent_of, lm_policy, scored
+from tests.helpers.text_envs import EOS, play, text_env
 from textenv import KLPenalty, TextVectorEnv
 from textenv.envs.episode_batch import EpisodeBatch
 from textenv.kl.coefficients import AdaptiveCoefficient
@@ -138,12 +139,13 @@ def test_an_adaptive_coefficient_counts_episodes_that_a_limit_cut():
 
 def test_nats_of_an_episode_under_way_are_counted_after_a_resume():
     """1 nat before the checkpoint and 4 after it, in one episode; and the next one begins from 0."""
-    first, second = KLPenalty(None, Noted()), KLPenalty(None, Noted())
+    before, after = Noted(), Noted()
+    first, second = KLPenalty(None, before), KLPenalty(None, after)
     first.update(rollout_of([0.25, 0.75]))
     second.load_state_dict(first.state_dict())
     second.update(rollout_of([4.0], terminated=[0]))
     second.update(rollout_of([2.0], truncated=[0]))
-    assert first._coefficient.seen == [None] and second._coefficient.seen == [5.0, 2.0]
+    assert before.seen == [None] and after.seen == [5.0, 2.0]
 
 
 def test_what_is_logged_is_the_mean_over_tokens_whatever_the_loss_weighs():

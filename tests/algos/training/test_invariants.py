@@ -35,9 +35,10 @@ from algos.config import Config
 from algos.losses import clipped_policy_loss
 from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
-from tests.algos.policies.test_lora import lora_policy
+from tests.helpers.lora import lora_policy
 from tests.helpers.models import make_gpt2
-from tests.helpers.pitfall_tools import cartpole, lm_policy, mlp_for, text_env
+from tests.helpers.small_agents import cartpole, lm_policy, mlp_for
+from tests.helpers.text_envs import text_env
 from textenv import KLPenalty
 from textenv.rollout import Evaluation
 
@@ -259,10 +260,12 @@ def test_a_value_that_only_evaluate_gets_wrong_is_caught_at_its_rows(tmp_path):
     assert all(rollout["observation"][row, column, 0] < 0 for row, column in error.rows)
 
 
-def test_trpo_names_the_actors_gradient(tmp_path, monkeypatch):
-    agent = control(kind="trpo")
-    gain = agent._gain
-    monkeypatch.setattr(agent, "_gain", lambda part, first=False: gain(part, first=first) / (part["action"] == 2).sum())
+def log_prob_without_a_slope(said, rollout):
+    return said.log_prob + (said.log_prob - said.log_prob.detach()).square().sqrt(), said.entropy, said.value
+
+
+def test_trpo_names_the_actors_gradient(tmp_path):
+    agent = control(says(log_prob_without_a_slope), kind="trpo")
     error, _, _ = caught(agent, tmp_path, "gradient of actor.0.weight", kind=NonFiniteError)
     assert "the actor's step was not taken" in str(error)
 
@@ -465,11 +468,9 @@ def test_a_skipped_step_changes_nothing_is_counted_and_training_goes_on(micro):
     assert len(states[2][0]) > len(list(agent.policy.parameters()))  # the moments are there to be compared
 
 
-def test_a_skipped_step_of_trpos_actor_leaves_it_and_is_counted(monkeypatch):
+def test_a_skipped_step_of_trpos_actor_leaves_it_and_is_counted():
     env = cartpole()
-    agent = TRPO(env, mlp_for(env), TRPOConfig(num_steps=16, skip_nonfinite=True))
-    gain = agent._gain
-    monkeypatch.setattr(agent, "_gain", lambda part, first=False: gain(part, first=first) * torch.nan)
+    agent = TRPO(env, Says(env, log_prob_without_a_slope), TRPOConfig(num_steps=16, skip_nonfinite=True))
     before = [p.clone() for p in agent.policy.actor.parameters()]
     assert [metrics["update/skipped"] for metrics in agent.learn(100)] == [1, 1]
     assert all(map(torch.equal, before, agent.policy.actor.parameters()))

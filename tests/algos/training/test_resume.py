@@ -17,24 +17,11 @@ import torch
 import algos
 import textenv  # noqa: F401 (registers the environments)
 from algos import (
-    A2C,
-    DQN,
-    GRPO,
     PPO,
-    TRPO,
-    A2CConfig,
-    DQNConfig,
-    GRPOConfig,
-    GSDEPolicy,
-    LMPolicy,
-    LSTMPolicy,
     MLPPolicy,
     PPOConfig,
-    QPolicy,
-    TRPOConfig,
 )
 from algos.cli import main
-from algos.finetuning.text_loss import TextLoss
 from algos.make import make_vector_environment
 from algos.training import run_folder
 from algos.training.checkpoint import checkpoints, read_checkpoint, write_checkpoint
@@ -44,127 +31,25 @@ from algos.training.run_folder import hold
 from algos.training.serialization import from_json, to_json
 from algos.training.signals import Interrupted
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import KLPenalty, TextVectorEnv
-from textenv.kl.coefficients import AdaptiveCoefficient
+from tests.helpers.resumable_agents import (
+    AGENTS,
+    ITERATIONS,
+    TOTAL,
+    a2c,
+    go_on,
+    mlp,
+    ppo_cartpole,
+    ppo_sync,
+    ppo_wrapped,
+    train,
+)
 
 TIMES = ("time/",)
-
-
-def control(env_id, **options):
-    return gym.make_vec(env_id, num_envs=4, **options)
-
-
-def mlp(env, **options):
-    return MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8), **options)
-
-
-def ppo_cartpole():
-    env = control("CartPole-v1")
-    config = PPOConfig(num_steps=16, minibatch_size=32, normalize_rewards=True, final_learning_rate=0.0)
-    return PPO(env, mlp(env, normalize_observations=True), config)
-
-
-def ppo_sync():
-    env = control("CartPole-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
-    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
-
-
-def ppo_wrapped():
-    """Gymnasium's own normalisers keep their statistics in objects."""
-    env = gym.wrappers.vector.NormalizeReward(gym.wrappers.vector.NormalizeObservation(control("CartPole-v1")))
-    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
-
-
-def ppo_sde():
-    env = control("Pendulum-v1")
-    return PPO(
-        env,
-        GSDEPolicy(env.single_observation_space, env.single_action_space, sde_sample_freq=5),
-        PPOConfig(num_steps=16, minibatch_size=32),
-    )
-
-
-def ppo_lstm():
-    env = control("CartPole-v1")
-    policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
-    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
-
-
-def a2c():
-    env = control("Acrobot-v1")
-    return A2C(env, mlp(env), A2CConfig(num_steps=16))
-
-
-def trpo():
-    env = control("CartPole-v1")
-    return TRPO(env, mlp(env), TRPOConfig(num_steps=16, critic_epochs=2, minibatch_size=32))
-
-
-def dqn():
-    env = control("CartPole-v1")
-    policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(8,))
-    return DQN(
-        env,
-        policy,
-        DQNConfig(num_steps=16, buffer_size=150, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
-    )
-
-
-def grpo_control():
-    env = control("CartPole-v1", vectorization_mode="sync")
-    return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
-
-
-def text(algorithm, config, **options):
-    tokenizer = make_tokenizer(WORDS)
-    env = TextVectorEnv(
-        prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
-            float(text.count("good")) for text in completions
-        ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
-    )  # fmt: skip
-    policy = LMPolicy(make_gpt2(), tokenizer)
-    penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
-    return algorithm(env, policy, config, penalty=penalty, **options)
-
-
-def ppo_text():
-    stream = TextLoss(["a b", "c d good", "bad a b", "d"], coef=0.1, batch_size=2, max_length=4)
-    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False, warmup_ratio=0.3)
-    return text(PPO, config, auxiliary=stream)
-
-
-def grpo_text():
-    return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
-
-
-MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text,
-)  # fmt: skip
-AGENTS = {make.__name__: make for make in MAKERS}
-
-
-def train(name, folder, *, iterations, total, resume=None):
-    """The agent's weights and the log after so many iterations of a training of ``total`` steps."""
-    agent = AGENTS[name]()
-    agent.learn(
-        total, run_dir=folder, checkpoint_every=1, resume=resume,
-        on_iteration=lambda metrics: metrics["iteration"] >= iterations,
-    )  # fmt: skip
-    torch.save(agent.policy.state_dict(), folder / "weights.pt")
 
 
 def logged(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: x for key, x in line.items() if not key.startswith(TIMES)} for line in lines]
-
-
-ITERATIONS, TOTAL = 3, 10**4
-
-
-def go_on(home):
-    """What the new process does."""
-    for name in AGENTS:
-        train(name, home / name, iterations=2 * ITERATIONS, total=TOTAL, resume=home / name)
 
 
 @pytest.fixture(scope="module")
@@ -249,8 +134,12 @@ def newer(path):
 
 FULL = """
 import json, resource, sys
+from pathlib import Path
+import torch
+from algos import PPO, MLPPolicy, PPOConfig
 sys.path.insert(0, {tests!r})
-from tests.algos.training.test_resume import *
+from tests.helpers.resumable_agents import *
+from algos.training.checkpoint import write_checkpoint
 
 run = Path({run!r})
 write_checkpoint(run, {{"a": torch.ones(3)}}, steps=10)
@@ -360,7 +249,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
 
 
-def test_row_37_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_what_to_do(tmp_path):
+def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_what_to_do(tmp_path):
     short_run(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(FileExistsError, match=r"holds a run already: .*--resume .*another folder.*--overwrite"):
@@ -393,7 +282,7 @@ def test_fine_tuning_does_not_empty_a_run_either(tmp_path):
     algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path, overwrite=True)
 
 
-def test_row_37_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(tmp_path):
+def test_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(tmp_path):
     """From within the first one's iteration, and while another process holds the folder."""
     refused = []
 
@@ -576,6 +465,7 @@ def last_step(run):
     return json.loads(whole[-1])["steps"] if whole else 0
 
 
+@pytest.mark.long
 def test_three_kills_lose_at_most_the_interval(tmp_path):
     found = killed_and_resumed(tmp_path, 3)
     assert found == sorted(found) and len(set(found)) == 3

@@ -46,6 +46,7 @@ def mean_return(act, env, episodes=100):
     return float(np.mean(returns))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning:stable_baselines3")
 @pytest.mark.parametrize("policy", ["MultiInputPolicy", "MlpPolicy"])
 def test_ppo_of_stable_baselines3_learns_periods_unmodified(policy, periods):

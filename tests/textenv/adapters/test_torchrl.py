@@ -5,31 +5,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import CatTensors, EnvBase, GymEnv, PendulumEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import UnsqueezeTransform
 
 from algos import PPO, MLPPolicy, PPOConfig
-from tests.helpers.models import WORDS, make_tokenizer
-from textenv import TextVectorEnv
+from tests.helpers.text_envs import DISABLED, EOS, text_vector_env
 from textenv.adapters.torchrl import from_torchrl, to_torchrl
-
-EOS, DISABLED = WORDS.index("<eos>"), AutoresetMode.DISABLED
-
-
-def count_good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
-
-
-def text_arguments(**options):
-    arguments = dict(prompts=["a b", "c", "d a b"], reward=count_good, tokenizer=make_tokenizer(WORDS),
-                     max_prompt_tokens=4, max_new_tokens=5)  # fmt: skip
-    return arguments | options
-
-
-def text_vector_env(num_envs=3, **options):
-    return TextVectorEnv(**text_arguments(num_envs=num_envs, autoreset_mode=DISABLED, **options))
 
 
 class Countdown(EnvBase):
@@ -263,6 +246,7 @@ def test_ppo_trains_on_every_kind_of_torchrl_environment(case):
     assert all(p.isfinite().all() for _, p in pairs) and not all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.long
 def test_ppo_learns_cartpole_in_two_torchrl_environments():
     agent = ppo(from_torchrl(SerialEnv(2, cartpole)), num_steps=128, num_epochs=8, minibatch_size=64,
                 learning_rate=1e-3, gamma=0.98, gae_lambda=0.9)  # fmt: skip

@@ -13,7 +13,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.textenv.adapters.test_torchrl import DISABLED, EOS, text_arguments, text_vector_env
+from tests.helpers.text_envs import DISABLED, EOS, text_arguments, text_vector_env
 from textenv import TextEnv, TextVectorEnv
 from textenv.adapters.torchrl import to_torchrl
 from textenv.registration import NAMES
@@ -137,6 +137,7 @@ def test_what_torchrl_cannot_wrap_is_refused():
         to_torchrl("CartPole-v1")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")  # at import
 def test_torchrls_own_collector_and_clipped_loss_learn_periods(model_folder):
     """Its GAE, its loss, its actor: nothing of ours but the environment; three full stops of three tokens earn 1."""

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from algos.cli import main
+from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_tokenizer
-from tests.textenv.envs.test_conversation import Parrot
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checks.env_checker import CHECKS, run_checks
 from textenv.envs.transcript import Transcript

@@ -10,38 +10,12 @@ from gymnasium.vector import AutoresetMode
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from algos.advantages import gae
+from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TRUNCATED, Prompt, TextVectorEnv, TokenEnv, TokenVectorEnv
 
 EOS, GOOD, BAD, DOT = (WORDS.index(word) for word in ("<eos>", "good", "bad", "."))
 TEXT = spaces.Text(100, charset="".join(map(chr, range(32, 127))))
-
-
-class Parrot(gymnasium.Env):
-    """Pays the number of 'good' in each answer, says 'a a' after the first, 'b' after the second, ends at the third."""
-
-    observation_space = action_space = TEXT
-
-    def __init__(self, *, end="terminated"):
-        self.end, self.heard = end, []
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.turn = 0
-        return str(self.np_random.choice(["c d", "d"])), {}
-
-    def step(self, action):
-        self.heard.append(action)
-        self.turn += 1
-        over = self.turn == 3
-        reward = float(action.split().count("good"))
-        return (
-            ("a a", "b", "done")[self.turn - 1],
-            reward,
-            over and self.end == "terminated",
-            over and self.end != ("terminated"),
-            {},
-        )
 
 
 def make_env(num_envs=1, make=Parrot, **options):
@@ -151,7 +125,7 @@ def test_scores_and_masks_of_a_whole_rollout_and_the_policy_scores_what_it_sampl
 
 
 def test_advantages_see_the_policys_own_tokens_only():
-    """PITFALLS row 8 on a real conversation: the same as with the game's words cut out."""
+    """GAE with gaps on a real conversation: the same as with the game's words cut out."""
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=1)
     torch.nn.init.normal_(policy.value_head.weight)
     rollout = collect(make_env(3), policy, num_episodes=8)
@@ -165,19 +139,6 @@ def test_advantages_see_the_policys_own_tokens_only():
         following = torch.cat([values[1:], next_value[row][own][-1:]])[None]
         alone, _ = gae(value=values[None], next_value=following, gamma=0.9, gae_lambda=0.8, **cut)
         torch.testing.assert_close(whole[row][own], alone[0])
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
-)
-CHAT_WORDS = [*WORDS[:-2], "<|im_end|>", "<pad>", "<|im_start|>", "user", "assistant", "THE-ANSWER"]
-
-
-def chat_tokenizer():
-    tokenizer = make_tokenizer(CHAT_WORDS, eos="<|im_end|>")
-    tokenizer.chat_template = CHATML
-    return tokenizer
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -14,7 +14,7 @@ from algos.finetuning.sft import check_context
 from algos.policies.critic import Critic
 from tests.helpers.architectures import REFUSED, RIGHT, make_family
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.pitfall_tools import text_env
+from tests.helpers.text_envs import text_env
 from textenv import LanguageModel
 from textenv.lm import recording
 from textenv.lm.decoding import Decoder

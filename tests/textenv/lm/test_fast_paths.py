@@ -78,7 +78,9 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     assert decoder._everywhere.recording is not None
 
 
-@pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize(
+    "make", [make_gpt2, make_llama, pytest.param(make_qwen, marks=pytest.mark.long)], ids=["gpt2", "llama", "qwen"]
+)
 def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monkeypatch):
     """Slots fall idle and are given other texts, now one and now most of them; every step against a whole pass."""
     monkeypatch.setattr(recording, "RECORDED_AFTER", 3)
@@ -86,7 +88,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
     rng, slots = np.random.default_rng(0), 9
     decoder = Decoder(lm, num_slots=slots, max_length=LENGTH)
     tokens, length = np.zeros((slots, LENGTH), dtype=np.int64), np.zeros(slots, dtype=np.int64)
-    for step in range(120):
+    for step in range(60):
         length[length > 0] += 1
         stopped = (length > LENGTH) | (rng.random(slots) < 0.15)
         length[stopped] = 0
@@ -380,6 +382,7 @@ def test_masks_of_many_rows_are_those_of_each_row():
     assert [masks.sets[i].nonzero().squeeze(-1).tolist() for i in together] == [[1, 2], [1, 2, 3], [3], [1, 2, 3, 4]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["lengths", "interface", "generation"])
 def test_what_measures_the_fast_paths_runs(case, monkeypatch):
     """One pair of each, of few episodes: whether it is fast is no test's business."""

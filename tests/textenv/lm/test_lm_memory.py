@@ -9,36 +9,24 @@ import torch
 import algos
 from algos import LMPolicy, collect
 from algos.training.invariants import InvariantError, scoring_dtype
-from tests.algos.policies.test_critic import with_critic
-from tests.algos.policies.test_lora import adapted
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.pitfall_tools import (
+from tests.helpers.lora import adapted, lora
+from tests.helpers.models import MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.small_agents import (
     agent_of,
     close_gradients,
     gradients,
     lm_policy,
-    play,
     product_dtypes,
     random_table,
     scored,
     table_model,
-    text_env,
+    with_critic,
 )
+from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, PromptList, TextEnv
 from textenv.lm import memory
 
-MODELS = {"gpt2": make_gpt2, "llama": make_llama}
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
-
-
-def lora(**options):
-    """On a frozen base, in whose first layer no input has a gradient."""
-    policy = LMPolicy(adapted("llama"), make_tokenizer(WORDS), **options)
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if "lora_B" in name or name.startswith("value_head"):
-                p.normal_(generator=torch.Generator().manual_seed(2), std=0.3)
-    return policy
 
 
 POLICIES = {
@@ -121,7 +109,7 @@ def test_activations_inside_the_layers_are_dropped_and_computed_again(name):
 
 
 @pytest.mark.parametrize("make", [lambda: make_gpt2(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5), make_opt])
-def test_row_02_checkpointing_leaves_dropout_off(make):
+def test_checkpointing_leaves_dropout_off(make):
     """OPT's layers drop out by their own training flag, which `transformers`' checkpointing wants to be set."""
     rollout = play(text_env(), ANSWERS)
     policy = lm_policy(make, gradient_checkpointing=True).train()
@@ -140,7 +128,7 @@ def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
     env = text_env(num_envs=1, max_new_tokens=8, forbidden=[7])
     with caplog.at_level(logging.WARNING):
         rollout = collect(env, policy, num_episodes=3, deterministic=True)
-    assert policy._decoder.cached and not caplog.records
+    assert set(policy.lm.cached.values()) == {True} and not caplog.records
     for row in range(3):
         mask = rollout["mask"][row]
         start = int(mask.int().argmax()) + 1
@@ -178,7 +166,7 @@ def test_a_model_that_does_not_mark_its_layers_is_refused():
 
 
 @pytest.mark.parametrize("micro", [1, 2, None])
-def test_row_18_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointing_together(micro):
+def test_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointing_together(micro):
     """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
     policy = with_critic(model=adapted("llama"), gradient_checkpointing=True)
     env = text_env()
@@ -224,11 +212,11 @@ def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_row_01_under_autocast_acting_and_scoring_agree(name):
+def test_under_autocast_acting_and_scoring_agree(name):
     policy = POLICIES[name](autocast=torch.bfloat16)
     computed_in = product_dtypes(policy)
     rollout = collect(text_env(max_new_tokens=12), policy, num_episodes=16)
-    assert policy._decoder.cached and computed_in == {torch.bfloat16}
+    assert set(policy.lm.cached.values()) == {True} and computed_in == {torch.bfloat16}
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     again = policy.evaluate(rollout)
     assert computed_in == {torch.bfloat16}
@@ -265,7 +253,7 @@ def test_the_reference_is_scored_in_the_same_autocast():
     ("dtype", "gap", "refused"),
     [(torch.bfloat16, 0.05, False), (torch.bfloat16, 0.2, True), (None, 0.05, True), (None, 0.0, False)],
 )
-def test_row_02_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refused):
+def test_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refused):
     """The sampler's log-probabilities are the scorer's and a gap: .1 is allowed in bf16, .001 in fp32."""
     policy = with_critic(autocast=dtype, gradient_checkpointing=True)
     rollout = scored(play(text_env(), ANSWERS), policy)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_tokenizer
 from textenv import LanguageModel
 from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
@@ -15,55 +15,9 @@ from textenv.lm.sampling import restrict, sample
 from textenv.rollout import Allowed
 
 
-def make_mistral():
-    """A model with sliding-window attention, which takes the padded path."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=9, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, sliding_window=4, initializer_range=0.2,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return MistralForCausalLM(config)
-
-
-def make_bloom():
-    """A model whose attention biases are made from a two-dimensional mask, which refuses the slot cache."""
-    from transformers import BloomConfig, BloomForCausalLM
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2))
-
-
-def make_gemma():
-    """A model that caps its logits after the output layer."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    config = Gemma2Config(
-        vocab_size=9, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-        num_key_value_heads=2, max_position_embeddings=64, sliding_window=8, final_logit_softcapping=2.0,
-        initializer_range=0.2, pad_token_id=8, eos_token_id=7, bos_token_id=7,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Gemma2ForCausalLM(config)
-
-
-MODELS = {
-    "gpt2": make_gpt2,
-    "gpt2 with surplus logits": lambda: make_gpt2(16),
-    "llama": make_llama,
-    "sliding window": make_mistral,
-    "bloom": make_bloom,
-    "gemma2": make_gemma,
-}
-
-
-@pytest.fixture(params=list(MODELS))
+@pytest.fixture(params=list(ALL_MODELS))
 def lm(request):
-    return LanguageModel(MODELS[request.param](), make_tokenizer(WORDS))
+    return LanguageModel(ALL_MODELS[request.param](), make_tokenizer(WORDS))
 
 
 def plain_log_probs(lm, tokens):

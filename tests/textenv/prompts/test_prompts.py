@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, PPOConfig, collect, evaluate
+from tests.helpers import text_envs
+from tests.helpers.conversations import chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.textenv.envs.test_conversation import chat_tokenizer
+from tests.helpers.text_envs import EOS, GOOD, good
 from textenv import PromptList, RewardError, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
 
-EOS, GOOD = WORDS.index("<eos>"), WORDS.index("good")
 ROWS = [
     {"prompt": "a b", "answer": "1"},
     {"prompt": 'say "hi",\nplease', "answer": "2, or 3"},
@@ -21,12 +22,8 @@ ROWS = [
 ]
 
 
-def make_env(prompts=("a b", "c", "d a b"), num_envs=2, reward=None, **options):
-    arguments = dict(tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5)
-    return TextVectorEnv(
-        prompts=prompts, reward=reward or (lambda prompts, **_: [0.0] * len(prompts)), num_envs=num_envs,
-        **(arguments | options),
-    )  # fmt: skip
+def make_env(prompts=("a b", "c", "d a b"), num_envs=2, reward=good, **options):
+    return text_envs.make_env(reward, num_envs, prompts=prompts, **options)
 
 
 def write(path, rows):

@@ -9,46 +9,18 @@ import torch
 
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.training.reward_hacking import RewardHackingMonitor
+from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.textenv.envs.test_conversation import Parrot
-from textenv import Rewards, TextVectorEnv, TokenVectorEnv
-from textenv.rewards.metrics import correlation, distinct, repeated
-
-EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
-
-
-def make_env(reward, num_envs=3, prompts=("a b", "c", "d a b"), **options):
-    arguments = dict(tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5)
-    return TextVectorEnv(prompts=list(prompts), reward=reward, num_envs=num_envs, **(arguments | options))
-
-
-def play(reward, answers, **options):
-    """The rollout of these answers, by the batched path."""
-    return play_env(make_env(reward, **options), answers)
+from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
+from textenv import Rewards, TokenVectorEnv
+from textenv.rewards.metrics import correlation, distinct, repetition
 
 
 def figures_of(reward, answers):
     """What the log says of them."""
     env = make_env(reward)
-    play_env(env, answers)
+    play(env, answers)
     return env.metrics
-
-
-def play_env(env, answers):
-    env.start_episodes(len(answers), seed=0)
-    left = [list(answer) for answer in answers]
-    while env.running.any():
-        actions = np.zeros(env.num_envs, dtype=np.int64)
-        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
-        env.advance(actions)
-    return env.take_episodes()
-
-
-ANSWERS = [(GOOD, EOS), (BAD, GOOD, EOS), (BAD, BAD, BAD, BAD, BAD), (EOS,)]
-
-
-def good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
 
 
 def paid(rollout):
@@ -69,7 +41,7 @@ def test_functions_are_given_the_keywords_that_they_take():
         seen["wide"] = set(everything)
         return [0.0] * 4
 
-    play(Rewards({"narrow": narrow, "wide": wide}), ANSWERS, prompts=[{"prompt": "a", "answer": 1}])
+    rewarded(Rewards({"narrow": narrow, "wide": wide}), REWARDED, prompts=[{"prompt": "a", "answer": 1}])
     assert [text.split() for text in seen["narrow"][0]][0] == ["good"]
     assert seen["narrow"][1] == [True, True, False, True]
     assert seen["wide"] == {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "answer"}
@@ -82,18 +54,18 @@ def test_a_reward_function_of_trl_works_unchanged():
         return [float(truth in text) if truth else None for text, truth in zip(completions, ground_truth, strict=True)]
 
     prompts = [{"prompt": "a", "ground_truth": "good"}]
-    assert paid(play(reward_func, ANSWERS, prompts=prompts)) == [[0, 1], [0, 0, 1], [0] * 5, [0]]
+    assert paid(rewarded(reward_func, REWARDED, prompts=prompts)) == [[0, 1], [0, 0, 1], [0] * 5, [0]]
 
 
 def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counted():
     def picky(completions, **columns):
         return [None if "bad" in text else 1.0 for text in completions]
 
-    rollout = play(picky, ANSWERS)
+    rollout = rewarded(picky, REWARDED)
     assert rollout["mask"].any(1).tolist() == [True, False, False, True]
     assert not (rollout["terminated"] | rollout["truncated"])[1:3].any()
-    assert figures_of(picky, ANSWERS)["reward/left_out"] == 2
-    rollout = play(Rewards({"picky": picky, "good": good}), ANSWERS)
+    assert figures_of(picky, REWARDED)["reward/left_out"] == 2
+    rollout = rewarded(Rewards({"picky": picky, "good": good}), REWARDED)
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [2, 1, 0, 1]
 
 
@@ -108,7 +80,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
         policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
         env = make_env(picky)
         agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, num_epochs=1, minibatch_size=4))
-        rollout = play(picky, ANSWERS)[rows]
+        rollout = rewarded(picky, REWARDED)[rows]
         with torch.no_grad():
             rollout["log_prob"] = policy.evaluate(rollout).log_prob
         metrics = agent.update(rollout)
@@ -123,10 +95,10 @@ def test_async_functions_are_awaited_in_a_running_loop_too():
         await asyncio.sleep(0.01)
         return [1.0] * len(completions)
 
-    assert play(slow, ANSWERS)["reward"].sum() == 4
+    assert rewarded(slow, REWARDED)["reward"].sum() == 4
 
     async def notebook():
-        return play(slow, ANSWERS)["reward"].sum()
+        return rewarded(slow, REWARDED)["reward"].sum()
 
     assert asyncio.run(notebook()) == 4
 
@@ -136,9 +108,9 @@ def test_a_list_is_one_number_a_token(make):
     def dense(completion_ids):
         return [make([0.5 * (token == GOOD) - 0.25 for token in ids]) for ids in completion_ids]
 
-    rollout = play(dense, ANSWERS)
+    rollout = rewarded(dense, REWARDED)
     assert paid(rollout) == [[0.25, -0.25], [-0.25, 0.25, -0.25], [-0.25] * 5, [-0.25]]
-    both = play(Rewards({"dense": dense, "good": (good, 2.0)}), ANSWERS)
+    both = rewarded(Rewards({"dense": dense, "good": (good, 2.0)}), REWARDED)
     assert paid(both)[:2] == [[0.25, 1.75], [-0.25, 0.25, 1.75]]
 
 
@@ -152,9 +124,9 @@ def test_named_components_by_answer_or_by_column_are_logged_by_name():
         return {"good": [ids.count(GOOD) for ids in completion_ids], "short": [-0.1 * len(x) for x in completion_ids]}
 
     for function in (by_answer, by_column):
-        rollout = play(function, ANSWERS)
+        rollout = rewarded(function, REWARDED)
         assert rollout["reward"].sum(1).tolist() == pytest.approx([0.8, 0.7, -0.5, -0.1])
-        figures = figures_of(function, ANSWERS)
+        figures = figures_of(function, REWARDED)
         assert figures["reward/good"] == pytest.approx(0.5) and figures["reward/short"] == pytest.approx(-0.275)
         assert figures["reward_share/good"] == pytest.approx(2 / 3.1)
         assert figures["reward_length_correlation/short"] == pytest.approx(-1)
@@ -167,8 +139,8 @@ def test_weights_scale_what_is_paid_and_logged_and_names_nest():
         return [{"x": 1.0, "y": None}] * len(completions)
 
     rewards = Rewards({"good": (good, 0.5), "two": (two, -2.0)})
-    assert play(rewards, ANSWERS)["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
-    figures = figures_of(rewards, ANSWERS)
+    assert rewarded(rewards, REWARDED)["reward"].sum(1).tolist() == [-1.5, -1.5, -2, -2]
+    figures = figures_of(rewards, REWARDED)
     assert figures["reward/two/x"] == -2 and "reward/two/y" not in figures and figures["reward/good"] == 0.25
     assert figures["reward_raw/two/x"] == 1 and figures["reward_raw/good"] == 0.5
 
@@ -186,10 +158,10 @@ def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and
         return [0.25] * len(completions)
 
     rewards = Rewards({"rare": (rare, 1.0), "constant": (constant, 2.0), "length": (length, 0.0)})
-    score = play(rewards, ANSWERS)["reward"].sum(1).mean().item()
-    figures = figures_of(rewards, ANSWERS)
+    score = rewarded(rewards, REWARDED)["reward"].sum(1).mean().item()
+    figures = figures_of(rewards, REWARDED)
     assert figures["reward/rare"] == 0.5 and figures["reward_raw/rare"] == 1.0 and figures["reward_applied/rare"] == 0.5
-    assert figures["reward/length"] == 0.0 and figures["reward_raw/length"] == np.mean([len(ids) for ids in ANSWERS])
+    assert figures["reward/length"] == 0.0 and figures["reward_raw/length"] == np.mean([len(ids) for ids in REWARDED])
     assert figures["reward_length_correlation/length"] == pytest.approx(1.0)
     assert sum(figures[f"reward/{name}"] for name in ("rare", "constant", "length")) == pytest.approx(score)
 
@@ -203,9 +175,9 @@ def test_a_part_of_weight_0_changes_nothing_that_is_paid():
     def noisy(completions):
         return [len(text) / text.count("good") for text in completions]
 
-    alone = play(Rewards({"rare": rare}), ANSWERS)
+    alone = rewarded(Rewards({"rare": rare}), REWARDED)
     for log, options in ((good, {}), (noisy, {"on_error": "skip", "max_failed": 1.0, "pause": 0.0})):
-        logged = play(Rewards({"rare": rare, "log": (log, 0.0)}, **options), ANSWERS)
+        logged = rewarded(Rewards({"rare": rare, "log": (log, 0.0)}, **options), REWARDED)
         assert torch.equal(logged["reward"], alone["reward"]) and torch.equal(logged["mask"], alone["mask"])
 
 
@@ -240,9 +212,9 @@ def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():
         return [1.0] * len(completions)
 
     notes = {"kind": ["a", "b"]}
-    rollout = play(Rewards({"spoils": spoils, "looks": looks}), ANSWERS, prompts=[{"prompt": "a", "notes": notes}])
+    rollout = rewarded(Rewards({"spoils": spoils, "looks": looks}), REWARDED, prompts=[{"prompt": "a", "notes": notes}])
     prompts, ids, given = seen[0]
-    assert len(prompts) == 4 and ids == [list(answer) for answer in ANSWERS] and given == [notes] * 4
+    assert len(prompts) == 4 and ids == [list(answer) for answer in REWARDED] and given == [notes] * 4
     assert notes == {"kind": ["a", "b"]} and (rollout["reward"].sum(1) == 2).all()
 
 
@@ -264,7 +236,7 @@ def test_a_conversation_is_paid_by_the_turn_and_logged():
 
 def test_columns_of_another_argument_are_refused():
     with pytest.raises(ValueError, match=r"\['completions'\].*rename"):
-        play(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])
+        rewarded(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])
 
 
 # --- reward hacking ----------------------------------------------------------------------------------------------
@@ -272,8 +244,8 @@ def test_columns_of_another_argument_are_refused():
 
 def test_variety_and_repetition_by_hand():
     assert distinct([[1, 2, 1, 2], [1, 2]]) == 2 / 4
-    assert repeated([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
-    assert distinct([[1]]) == 1 and repeated([[]]) == 0
+    assert repetition([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
+    assert distinct([[1]]) == 1 and repetition([[]]) == 0
     assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
 
 
@@ -322,7 +294,7 @@ def test_whitened_rewards_keep_their_mean_and_have_variance_one():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(num_steps=None, num_episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)
     agent = PPO(make_env(good), policy, config)
-    rollout = play(good, ANSWERS)
+    rollout = rewarded(good, REWARDED)
     with torch.no_grad():
         rollout["log_prob"] = policy.evaluate(rollout).log_prob
     before = rollout["reward"].clone()

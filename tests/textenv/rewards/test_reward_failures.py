@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, PPOConfig, collect
+from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
-from tests.textenv.envs.test_conversation import Parrot
-from tests.textenv.rewards.test_reward_contract import ANSWERS, BAD, EOS, GOOD, good, make_env, play, play_env
+from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, good, make_env, play, rewarded
 from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
 from textenv.rewards import Normalize, whiten
 from textenv.rewards.scores import StopTraining
@@ -48,7 +48,7 @@ def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, w
     function, message = FAILURES[name]
     env = make_env(Rewards({"mine": function}, workers=workers), prompts=["a b"])
     env.start_episodes(4, seed=0)
-    left = [list(answer) for answer in ANSWERS]
+    left = [list(answer) for answer in REWARDED]
     while env.running.any():
         actions = np.zeros(3, dtype=np.int64)
         actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
@@ -56,7 +56,7 @@ def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, w
     with pytest.raises(RewardError, match=rf"reward 'mine' {message}") as caught:
         env.take_episodes()
     assert "'a b'" in str(caught.value) and "bad good" in str(caught.value)
-    assert [answer["completion_ids"] for answer in caught.value.answers] == [list(answer) for answer in ANSWERS]
+    assert [answer["completion_ids"] for answer in caught.value.answers] == [list(answer) for answer in REWARDED]
     env.task.rewards = Rewards(good)
     assert env.take_episodes()["reward"].sum(1).tolist() == [1, 1, 0, 0]
 
@@ -65,7 +65,7 @@ def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, w
 def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
     rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
     env = make_env(rewards)
-    rollout = play_env(env, ANSWERS)
+    rollout = play(env, REWARDED)
     assert rollout["mask"].any(1).tolist() == [True, False, False, True]
     assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
     assert env.metrics["reward/failed"] == 2 and env.metrics["reward/left_out"] == 2
@@ -175,8 +175,8 @@ def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     start = time.monotonic()
     rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
     with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
-        Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes)(**rows)
-    scores = Rewards(hangs, timeout=1.5 if processes else 0.3, processes=processes, on_error="skip")(**rows)
+        Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes)(**rows)
+    scores = Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes, on_error="skip")(**rows)
     assert scores.earned == [1.0, None, 1.0]
     assert time.monotonic() - start < 60
 
@@ -298,7 +298,7 @@ def test_what_looks_at_whole_batches_is_not_called_in_parts():
 @pytest.mark.parametrize("value", [1e39, 10**400, [1e300, 0.0]])
 def test_rewards_that_are_too_great_for_float32_are_refused_by_row(value):
     with pytest.raises(RewardError, match="in row 0"):
-        play(lambda completions: [value] * len(completions), [(GOOD, EOS)])
+        rewarded(lambda completions: [value] * len(completions), [(GOOD, EOS)])
 
 
 def test_a_column_that_only_some_prompts_have_is_none_for_the_others():

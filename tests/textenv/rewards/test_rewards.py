@@ -22,11 +22,9 @@ def rate(function, *answers, chat=False, **columns):
     n = len(answers)
     said = [[{"role": "assistant", "content": text}] if chat else text for text in answers]
     asked = [[{"role": "user", "content": "?"}]] * n if chat else ["?"] * n
-    given = {
-        "completion_ids": [list(text.encode(errors="replace")) for text in answers],
-        "terminated": [True] * n,
-    } | columns
-    return call_reward(function, {"prompts": asked, "completions": said} | given)
+    if "completion_ids" not in columns:
+        columns["completion_ids"] = [list(text.encode(errors="replace")) for text in answers]
+    return call_reward(function, {"prompts": asked, "completions": said, "terminated": [True] * n} | columns)
 
 
 NUMBERS = {
@@ -153,7 +151,7 @@ def test_hostile_answers_neither_hang_nor_raise(name):
     start = time.perf_counter()
     for text in HOSTILE:
         begun = time.perf_counter()
-        ids = [[1] * len(text)] * 2
+        ids = [[1] * (len(text) if name in ("length_window", "unfinished") else 1)] * 2  # those that read them
         scores = rate(READY[name], text, text, chat=True, answer=["1", text], completion_ids=ids)
         assert len(scores) == 2 and all(x is None or math.isfinite(x) for x in scores)
         assert time.perf_counter() - begun < 3, text[:20]
@@ -257,8 +255,8 @@ class PaysForAnEnd(PromptList):
         return rewards.unfinished(2.0)(**said, terminated=[turn.terminated for turn in turns])
 
 
-def test_row_10_unfinished_rows_pay_once_and_finished_ones_never_with_a_stop_id_that_is_not_eos():
-    """PITFALLS, row 10 (trl#5338): the penalty looked at the wrong token."""
+def test_unfinished_rows_pay_once_and_finished_ones_never_with_a_stop_id_that_is_not_eos():
+    """trl#5338: the penalty looked at the wrong token."""
     stop = WORDS.index(".")
     env = TextVectorEnv(
         PaysForAnEnd(["a b"]), tokenizer=make_tokenizer(WORDS), num_envs=5, max_new_tokens=3, stop=[stop]

@@ -326,7 +326,7 @@ def test_secrets_are_uniform():
     counts = np.zeros(4)
     for _ in range(4000):
         env.reset()
-        counts[env._secret - 1] += 1
+        counts[next((i for i in range(3) if env.step(str(i + 1))[1] == 1), 3)] += 1  # three guesses of four
     assert (abs(counts - 1000) < 150).all()  # 5 standard deviations of 27
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("reasoning_gym")
-from reasoning_gym.factory import DATASETS  # noqa: E402
+from reasoning_gym.factory import DATASETS, create_dataset  # noqa: E402
 
 from textenv.tasks.reasoning_gym import EVAL, SYMPY, ReasoningGym, answer_of  # noqa: E402
 from textenv.tasks.safe_eval import FUNCTIONS, is_harmless  # noqa: E402
@@ -169,11 +169,12 @@ def test_no_verifier_runs_what_a_policy_writes(dealt, monkeypatch):
     attack = "__import__('builtins').textenv_mark.append(1)"
     careless = set()
     for name, (task, (prompt, *_)) in dealt.items():
+        unguarded = create_dataset(name)
         for text in (attack, f"[{attack}]", f"x = {attack}"):
             task.verify(text, prompt.columns)
             assert not builtins.textenv_mark, name
             with contextlib.suppress(ValueError):
-                task._dataset.score_answer(text, dict(prompt.columns))
+                unguarded.score_answer(text, dict(prompt.columns))
             careless |= {name} if builtins.textenv_mark else set()
             builtins.textenv_mark.clear()
     assert careless == EVAL | SYMPY

@@ -1,51 +1,13 @@
-"""What the tests named after rows of PITFALLS.md share: scripted texts, a lookup-table model, small agents."""
+"""Small policies and agents, a lookup-table model, and what their updates leave behind."""
 
 import gymnasium as gym
-import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from textenv import Prompt, TextVectorEnv
-
-EOS, PAD, GOOD = WORDS.index("<eos>"), WORDS.index("<pad>"), WORDS.index("good")
-PROMPTS = [(0, 1), (2,), (3, 0, 1)]
-MODELS = {"gpt2": make_gpt2, "llama": make_llama}
-
-
-class Script:
-    """A task that deals these prompts in turn and scores by a list (one number an episode) or a function."""
-
-    def __init__(self, prompts=PROMPTS, scores=None):
-        self.dealt, self.scores = list(prompts), scores
-
-    def sample_prompts(self, numbers, *, seed):
-        return [Prompt(self.dealt[number % len(self.dealt)]) for number in numbers]
-
-    def score(self, turns):
-        if self.scores is None:
-            return [float(turn.completion_ids.count(GOOD)) for turn in turns]
-        return self.scores[: len(turns)] if isinstance(self.scores, list) else self.scores(turns)
-
-
-def text_env(task=None, *, tokenizer=None, **options):
-    """Slots fewer than episodes, so that they are refilled."""
-    tokenizer = make_tokenizer(WORDS) if tokenizer is None else tokenizer
-    defaults = dict(num_envs=3, max_prompt_tokens=4, max_new_tokens=5)
-    return TextVectorEnv(Script() if task is None else task, tokenizer=tokenizer, **(defaults | options))
-
-
-def play(env, answers):
-    """The rollout of exactly these answers, one an episode, by the batched path."""
-    env.start_episodes(len(answers))
-    left = [list(answer) for answer in answers]
-    while env.running.any():
-        actions = np.zeros(env.num_envs, dtype=np.int64)
-        actions[env.running] = [left[row].pop(0) for row in env.cursor[0]]
-        env.advance(actions)
-    return env.take_episodes()
+from algos import PPO, Critic, LMPolicy, MLPPolicy, PPOConfig, collect
+from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
+from textenv import LanguageModel
 
 
 def scored(rollout, policy):
@@ -64,6 +26,16 @@ def lm_policy(make=make_gpt2, *, tokenizer=None, head=True, **options):
     return policy
 
 
+def with_critic(name="gpt2", *, critic=None, model=None, **options):
+    """A policy whose critic's head is not the zero of a fresh one."""
+    model, tokenizer = MODELS[name]() if model is None else model, make_tokenizer(WORDS)
+    if critic is None:
+        critic = Critic.from_language_model(LanguageModel(model, tokenizer))
+        with torch.no_grad():
+            critic.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return LMPolicy(model, tokenizer, critic=critic, **options)
+
+
 TEXT = dict(num_steps=None, num_episodes=16, num_epochs=1, minibatch_size=16, learning_rate=1e-30, max_grad_norm=1e9,
             bootstrap_truncated=False)  # fmt: skip
 """An update that moves nothing: gradients and figures can be read afterwards."""
@@ -77,6 +49,13 @@ def agent_of(env, policy, *, penalty=None, **options):
 
 def gradients(policy):
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+def take_gradients(model):
+    """The gradients, which the model has no more."""
+    found = gradients(model)
+    model.zero_grad()
+    return found
 
 
 def close_gradients(found, expected, share=3e-5):

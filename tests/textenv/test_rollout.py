@@ -1,43 +1,27 @@
-"""PITFALLS rows about what is in a rollout: padding, EOS, shifts, scores, ends, ids and text."""
+"""The content of a rollout of texts: padding, EOS, shifts, scores, ends, ids and text."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from algos import LMPolicy, collect
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.pitfall_tools import (
-    EOS,
-    PAD,
-    Script,
-    agent_of,
-    lm_policy,
-    play,
-    random_table,
-    scored,
-    table_model,
-    text_env,
-)
-from tests.textenv.lm.test_lm_runtime import MODELS
+from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.reward_models import make_model
+from tests.helpers.rollouts import padded
+from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
+from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
 
-# --- row 3: padding --------------------------------------------------------------------------------------------------
+# --- padding ----------------------------------------------------------------------------------------------------------
 
 
-def padded(rollout, columns, token=PAD):
-    """The rollout with columns of padding on the right."""
-    wide = {name: F.pad(x, (0, columns), value=token if x.dtype == torch.int64 else 0) for name, x in rollout.items()}
-    return type(rollout)(wide, batch_size=[rollout.shape[0], rollout.shape[1] + columns])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_row_03_padding_on_the_right_of_a_rollout_moves_no_log_prob_and_no_value(name):
-    policy = lm_policy(MODELS[name])
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_padding_on_the_right_of_a_rollout_moves_no_log_prob_and_no_value(name):
+    policy = lm_policy(ALL_MODELS[name])
     rollout = play(text_env(), ANSWERS)
     mask = rollout["mask"]
     for row in range(len(ANSWERS)):
@@ -59,9 +43,9 @@ def unpadded_log_probs(model, tokens):
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
-@pytest.mark.parametrize("name", MODELS)
-def test_row_03_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
-    lm = LanguageModel(MODELS[name](), make_tokenizer(WORDS))
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
+    lm = LanguageModel(ALL_MODELS[name](), make_tokenizer(WORDS))
     texts = [[1, 2, 3, 5, 0, 2], [4, 0], [6, 6, 1]]
     expected = torch.cat([unpadded_log_probs(lm.model, text) for text in texts])
     for pads in range(4):
@@ -76,24 +60,9 @@ def test_row_03_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def make_classifier_model(name, pad=PAD):
-    import transformers as tr
-
-    common = dict(vocab_size=len(WORDS), pad_token_id=pad, id2label={0: "negative", 1: "positive"},
-                  label2id={"negative": 0, "positive": 1}, initializer_range=0.5)  # fmt: skip
-    small = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        if name == "gpt2":
-            return tr.GPT2ForSequenceClassification(tr.GPT2Config(n_layer=2, n_embd=32, n_head=2, **common))
-        if name == "llama":
-            return tr.LlamaForSequenceClassification(tr.LlamaConfig(**small, **common))
-        return tr.BertForSequenceClassification(tr.BertConfig(**small, **common))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_row_03_padding_on_either_side_moves_no_reward_of_a_classifier(name):
-    model = make_classifier_model(name)
+def test_padding_on_either_side_moves_no_reward_of_a_classifier(name):
+    model = make_model(name, labels=2)
     classifier = RewardModel(model, make_tokenizer(WORDS))
     texts = [[1, 2, 3, 5], [4], [6, 0]]
     with torch.no_grad():
@@ -106,18 +75,18 @@ def test_row_03_padding_on_either_side_moves_no_reward_of_a_classifier(name):
 
 
 @pytest.mark.parametrize("pad", [EOS, None])
-def test_row_03_a_classifier_whose_config_names_another_pad_id_still_reads_the_last_real_token(pad):
+def test_a_classifier_whose_config_names_another_pad_id_still_reads_the_last_real_token(pad):
     """`transformers` finds the last token by the model's pad id, our padding is the tokenizer's."""
-    right = RewardModel(make_classifier_model("gpt2"), make_tokenizer(WORDS))
-    other = RewardModel(make_classifier_model("gpt2", pad=pad), make_tokenizer(WORDS))
+    right = RewardModel(make_model("gpt2", labels=2), make_tokenizer(WORDS))
+    other = RewardModel(make_model("gpt2", labels=2, pad=pad), make_tokenizer(WORDS))
     texts = ["a b c d good", "b", "bad bad"]
     torch.testing.assert_close(other.scores(texts), right.scores(texts), atol=1e-6, rtol=0)
 
 
-# --- rows 4, 5, 6: EOS, shifts, the score's place --------------------------------------------------------------------
+# --- EOS, shifts, the score's place -----------------------------------------------------------------------------------
 
 
-def test_row_04_pad_equal_to_eos_does_not_hide_eos():
+def test_pad_equal_to_eos_does_not_hide_eos():
     env = text_env(tokenizer=make_tokenizer(WORDS, pad="<eos>"))
     rollout = play(env, ANSWERS)
     chosen = rollout["action"].masked_fill(~rollout["mask"], -1)
@@ -127,7 +96,7 @@ def test_row_04_pad_equal_to_eos_does_not_hide_eos():
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_row_04_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
+def test_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
     """Of the weights that make EOS's logit: Σ (1 - p(EOS)) h where EOS was chosen, less Σ p(EOS) h elsewhere."""
     tokenizer = make_tokenizer(WORDS, pad="<eos>")
     policy = lm_policy(make, tokenizer=tokenizer)
@@ -141,7 +110,7 @@ def test_row_04_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
     torch.testing.assert_close(output.weight.grad[EOS], slope @ hidden, atol=1e-5, rtol=1e-5)
 
 
-def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
+def test_log_probs_of_a_lookup_table_model_equal_the_table():
     """Prompt 1 2, response 3 0 EOS: the entries of the table at (2, 3), (3, 0), (0, EOS), and nothing else."""
     table, value = random_table(), torch.arange(1.0, 10.0)
     policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
@@ -155,7 +124,7 @@ def test_row_05_log_probs_of_a_lookup_table_model_equal_the_table():
     assert after[0, 1:].tolist() == value[[3, 0, EOS]].tolist()
 
 
-def test_row_05_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
+def test_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
     table = random_table()
     policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
     rollout = collect(text_env(), policy, num_episodes=20)
@@ -164,7 +133,7 @@ def test_row_05_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
     torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)
 
 
-def test_row_06_the_score_is_discounted_back_from_the_last_token():
+def test_the_score_is_discounted_back_from_the_last_token():
     """KL 0, V 0, γ .9, λ 1: the target k tokens before the end is score·.9^k, whether EOS or the limit ended it."""
     scores = [2.0, -1.0, 3.0, 0.5]
     env, policy = text_env(Script(scores=scores)), lm_policy(head=False)
@@ -178,7 +147,7 @@ def test_row_06_the_score_is_discounted_back_from_the_last_token():
         assert rollout["value_target"][row][~rollout["mask"][row]].abs().sum() == 0
 
 
-def test_row_06_the_exact_critic_of_a_deterministic_text_has_no_advantage():
+def test_the_exact_critic_of_a_deterministic_text_has_no_advantage():
     """Tokens 0 1 2 3 EOS in a row, score 2 at the end, γ .9: V of a token is known, so every advantage is 0."""
     value = torch.zeros(9)
     value[[3, 2, 1, 0]] = 2 * 0.9 ** torch.arange(4.0)
@@ -191,10 +160,10 @@ def test_row_06_the_exact_critic_of_a_deterministic_text_has_no_advantage():
     assert rollout["advantage"].abs().max() < 1e-5
 
 
-# --- row 9: terminated or truncated ----------------------------------------------------------------------------------
+# --- terminated or truncated ------------------------------------------------------------------------------------------
 
 
-def test_row_09_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
+def test_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
     answers = {(3, 3, 3, 3, EOS): (True, False), (3, 3, 3, 3, 3): (False, True), (EOS,): (True, False)}
     rollout = play(text_env(), answers)
     for row, (answer, (terminated, truncated)) in enumerate(answers.items()):
@@ -209,7 +178,7 @@ def test_row_09_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])
-def test_row_09_the_value_after_a_text_counts_only_at_a_limit_that_bootstraps(bootstrap):
+def test_the_value_after_a_text_counts_only_at_a_limit_that_bootstraps(bootstrap):
     """λ 0, γ 1, reward 0: the target is V(next), but 0 after EOS always, and after the limit by choice."""
     value = torch.arange(1.0, 10.0)
     policy = LMPolicy(table_model(random_table()), make_tokenizer(WORDS))
@@ -220,7 +189,7 @@ def test_row_09_the_value_after_a_text_counts_only_at_a_limit_that_bootstraps(bo
     assert rollout["value_target"].tolist() == [[2.0, 3.0, 0.0], [2.0, 3.0, 4.0 if bootstrap else 0.0]]
 
 
-# --- rows 21, 22: ids and text ---------------------------------------------------------------------------------------
+# --- ids and text -----------------------------------------------------------------------------------------------------
 
 
 def merging_tokenizer(bos=False):
@@ -236,7 +205,7 @@ def merging_tokenizer(bos=False):
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>", pad_token="<eos>")
 
 
-def test_row_21_state_ids_are_prompt_ids_and_action_ids_at_every_step():
+def test_state_ids_are_prompt_ids_and_action_ids_at_every_step():
     seen = []
 
     def reward(prompts, completions, completion_ids, **_):
@@ -259,13 +228,13 @@ def test_row_21_state_ids_are_prompt_ids_and_action_ids_at_every_step():
 
 
 @pytest.mark.parametrize("prompt", ["ab", "<bos>ab", (3, 2), "<bos><bos>ab"])
-def test_row_21_a_prompt_begins_with_one_bos(prompt):
+def test_a_prompt_begins_with_one_bos(prompt):
     env = TextVectorEnv(prompts=[prompt], reward=lambda **_: [0.0], tokenizer=merging_tokenizer(bos=True))
     observation, _ = env.reset(seed=0)
     assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == [3, 2]
 
 
-def test_row_22_the_prompt_never_leaks_into_an_early_ended_response():
+def test_the_prompt_never_leaks_into_an_early_ended_response():
     seen = []
 
     def score(turns):

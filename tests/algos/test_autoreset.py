@@ -1,4 +1,4 @@
-"""PITFALLS rows about the ends of control episodes: autoreset, time limits, and what `collect` makes of them."""
+"""The ends of control episodes: autoreset, time limits, and what `collect` makes of them."""
 
 import functools
 
@@ -6,56 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch import nn
 
 from algos import Collector, MLPPolicy, collect, evaluate
-from algos.policies.policy import Policy, Step
-from tests.helpers.pitfall_tools import agent_of, cartpole, mlp_for
+from tests.helpers.control_envs import ExactCritic, Gate, Lean, chain, replayed
+from tests.helpers.small_agents import agent_of, cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 COLUMNS = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
-
-
-class Chain(gym.Env):
-    """States 0 to 6, one up at every step, starting at 0 to 2; leaving s pays s + 1, and 6 is the end."""
-
-    observation_space = spaces.Box(0, 10, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.state = int(self.np_random.integers(3))
-        return self.observe(), {}
-
-    def step(self, action):
-        self.state += 1
-        return self.observe(), float(self.state), self.state == 6, False, {}
-
-    def observe(self):
-        return np.array([self.state], dtype=np.float32)
-
-
-class ExactCritic(nn.Module):
-    """V(s) = s + 1 + γ V(s + 1), V(6) = 0; far off the chain a value that would spoil every advantage."""
-
-    def __init__(self, gamma):
-        super().__init__()
-        self.table = torch.zeros(7)
-        for state in reversed(range(6)):
-            self.table[state] = state + 1 + gamma * self.table[state + 1]
-        self.table[6] = 1000.0  # where an episode terminated the value must not count
-
-    def forward(self, observation):
-        return self.table[observation.long()]
-
-
-def chain(mode, limit=None, num_envs=4):
-    def make():
-        return Chain() if limit is None else gym.wrappers.TimeLimit(Chain(), limit)
-
-    return SyncVectorEnv([make for _ in range(num_envs)], autoreset_mode=mode)
 
 
 def advantages_of_the_exact_critic(mode, limit, steps, **options):
@@ -78,7 +36,7 @@ def advantages_of_the_exact_critic(mode, limit, steps, **options):
 @pytest.mark.parametrize("steps", [20, 4])
 @pytest.mark.parametrize("limit", [None, 4])
 @MODES
-def test_row_26_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
+def test_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
     """The limit of 4 cuts some episodes short, and meets others exactly at their end."""
     advantage, terminated, truncated = advantages_of_the_exact_critic(mode, limit, steps)
     assert terminated.sum() > 10 and (truncated & ~terminated).sum() >= (20 if limit else 0)
@@ -86,7 +44,7 @@ def test_row_26_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
 
 
 @MODES
-def test_row_26_the_exact_critic_notices_a_limit_that_does_not_bootstrap(mode):
+def test_the_exact_critic_notices_a_limit_that_does_not_bootstrap(mode):
     """What makes the test above able to fail: the same chain with truncation taken for termination."""
     advantage, terminated, truncated = advantages_of_the_exact_critic(mode, 4, 20, bootstrap_truncated=False)
     assert advantage[truncated & ~terminated].abs().min() > 1
@@ -99,16 +57,8 @@ def episodes_of(rollout, slot):
     return [row[start:stop] for start, stop in zip([0, *(e + 1 for e in ends)], [e + 1 for e in ends], strict=False)]
 
 
-def replayed(entry):
-    """The observation that a single CartPole gives after this entry's observation and action."""
-    single = gym.make("CartPole-v1").unwrapped
-    single.reset(seed=0)
-    single.state = entry["observation"].double().numpy()
-    return torch.from_numpy(single.step(int(entry["action"]))[0])
-
-
 @MODES
-def test_row_09_a_time_limit_never_leaks_across_an_autoreset(mode):
+def test_a_time_limit_never_leaks_across_an_autoreset(mode):
     """Advantages of CartPole cut at 9 steps equal torchrl's, worked out for each episode alone."""
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
@@ -129,14 +79,6 @@ def test_row_09_a_time_limit_never_leaks_across_an_autoreset(mode):
         torch.testing.assert_close(episode["advantage"], expected[:, 0], atol=1e-5, rtol=0)
 
 
-class Lean(Policy):
-    """Pushes to the side the pole leans to: an action that is a function of the observation."""
-
-    def act(self, observation, *, action_mask=None, deterministic=False):
-        action = torch.from_numpy(observation[:, 2] + 0.3 * observation[:, 0] > 0).long()
-        return Step(action, torch.from_numpy(observation[:, 3]).float())
-
-
 def by_hand(seed, steps, **options):
     """One slot played by `gymnasium.make`, reset and step, without any vector environment."""
     env, rows = gym.make("CartPole-v1", **options), []
@@ -151,7 +93,7 @@ def by_hand(seed, steps, **options):
 
 @pytest.mark.parametrize("limit", [None, 11])
 @MODES
-def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
+def test_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
     options = {} if limit is None else dict(max_episode_steps=limit)
     env = cartpole(3, mode, **options)
     collector = Collector(env, Lean(), seed=7)
@@ -168,7 +110,7 @@ def test_row_27_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode,
 
 
 @MODES
-def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
+def test_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
     env = cartpole(3, mode)
     rollout = collect(env, Lean(), num_episodes=5, seed=7)
     for slot, share in enumerate([2, 2, 1]):
@@ -179,7 +121,7 @@ def test_row_27_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
 
 
 @MODES
-def test_row_27_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
+def test_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
     env = cartpole(3, mode)
     collector = Collector(env, Lean(), seed=7)
     collector.collect(num_steps=6)
@@ -191,7 +133,7 @@ def test_row_27_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
 
 @pytest.mark.parametrize("episodes", [3, 4, 7])
 @pytest.mark.parametrize("kind", [*(mode.name for mode in AutoresetMode), "native"])
-def test_row_27_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
+def test_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
     """Slots that are done play on until the last is: those further episodes must not be counted."""
     env = gym.make_vec("CartPole-v1", num_envs=3) if kind == "native" else cartpole(3, AutoresetMode[kind])
     policy = mlp_for(env)
@@ -202,7 +144,7 @@ def test_row_27_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes
         assert sum(returns) == rollout["mask"].sum()
 
 
-def test_row_27_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
+def test_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
     """Each True entry is replayed in a single CartPole; each end is followed by one False entry, and no other is."""
     env, single = gym.make_vec("CartPole-v1", num_envs=3), gym.make("CartPole-v1").unwrapped
     assert not isinstance(env, SyncVectorEnv) and env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -221,32 +163,8 @@ def test_row_27_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entrie
         assert (reward, terminated) == (entry["reward"].item(), entry["terminated"].item())
 
 
-class Gate(gym.Env):
-    """Action ``t % 3`` is the only one open at time t; the episode is ``length`` steps long."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.Discrete(3)
-
-    def __init__(self, length):
-        self.length = length
-
-    def observe(self):
-        return np.array([self.time], np.float32), {"action_mask": (np.arange(3) == self.time % 3).astype(np.int8)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.observe()
-
-    def step(self, action):
-        assert action == self.time % 3, f"action {action} is closed at time {self.time}"
-        self.time += 1
-        observation, info = self.observe()
-        return observation, 1.0, self.time == self.length, False, info
-
-
 @MODES
-def test_row_27_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
+def test_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
     rollout = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=20)
     mask = rollout["mask"]
@@ -256,7 +174,7 @@ def test_row_27_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
 
 
 @MODES
-def test_row_27_a_rollout_does_not_alias_the_buffer_of_an_environment_without_copies(mode):
+def test_a_rollout_does_not_alias_the_buffer_of_an_environment_without_copies(mode):
     """``SyncVectorEnv(copy=False)`` hands out one array for ever: the rollout must hold what was seen."""
     make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=4)
     env = SyncVectorEnv([make] * 2, copy=False, autoreset_mode=mode)

@@ -1,4 +1,4 @@
-"""PITFALLS rows about scoring: ratio 1, dropout, temperature, the reference, the value head."""
+"""Acting and scoring agree: ratio 1, dropout, temperature, top-k; the reference, and the value head."""
 
 import copy
 
@@ -7,22 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import algos.optimize
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
-from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.pitfall_tools import (
-    MODELS,
-    Script,
-    agent_of,
-    cartpole,
-    control_rollout,
-    gradients,
-    lm_policy,
-    mlp_for,
-    play,
-    text_env,
-)
-from tests.textenv.lm.test_lm_runtime import MODELS as ALL_MODELS
+from algos.losses import clipped_policy_loss
+from tests.helpers.models import ALL_MODELS, MODELS, WORDS, make_gpt2, make_tokenizer
+from tests.helpers.small_agents import agent_of, cartpole, control_rollout, gradients, lm_policy, mlp_for
+from tests.helpers.text_envs import Script, play, text_env
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.errors import InvariantError
 from textenv.lm import model as model_module
@@ -31,18 +20,17 @@ from textenv.lm.decoding import Decoder
 NINE = len(WORDS)
 
 
+class Gaps(list):
+    """PPO's loss, which keeps the largest difference of new and old log-probabilities of every part of an update."""
+
+    def __call__(self, *, log_ratio, **columns):
+        self.append(log_ratio.detach().abs().max().item())
+        return clipped_policy_loss(log_ratio=log_ratio, **columns)
+
+
 @pytest.fixture
-def gaps(monkeypatch):
-    """Largest difference of new and old log-probabilities in every part that an update evaluates."""
-    found, real = [], algos.optimize.log_ratio
-
-    def spy(**arguments):
-        result = real(**arguments)
-        found.append(result.detach().abs().max().item())
-        return result
-
-    monkeypatch.setattr(algos.optimize, "log_ratio", spy)
-    return found
+def gaps():
+    return Gaps()
 
 
 def parts(units, minibatch, micro):
@@ -51,7 +39,7 @@ def parts(units, minibatch, micro):
     return sum(-(-size // (micro or size)) for size in sizes)
 
 
-# --- row 1: ratio 1 --------------------------------------------------------------------------------------------------
+# --- ratio 1 ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,12 +47,12 @@ def parts(units, minibatch, micro):
     [(16, None, None), (4, None, 3 * NINE), (5, 2, NINE), (1, 1, None), (16, 3, 7 * NINE)],
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gaps, monkeypatch):
+def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gaps, monkeypatch):
     if chunk is not None:
         monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
-    agent = agent_of(env, policy, num_epochs=2, **cut)
+    agent = agent_of(env, policy, num_epochs=2, policy_loss=gaps, **cut)
     rollout = collect(env, policy, num_episodes=16)
     agent.update(rollout)
     assert len(gaps) == 2 * parts(16, minibatch, micro) and max(gaps) < 1e-5
@@ -72,21 +60,21 @@ def test_row_01_ratio_is_one_for_language_models(name, minibatch, micro, chunk, 
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_row_01_ratio_is_one_for_every_family_with_forbidden_tokens_and_temperature(name, gaps):
+def test_the_ratio_is_one_for_every_family_with_forbidden_tokens_and_temperature(name, gaps):
     env, policy = text_env(forbidden=[0, 4]), lm_policy(ALL_MODELS[name], temperature=0.7)
-    agent_of(env, policy, minibatch_size=3).update(collect(env, policy, num_episodes=16))
+    agent_of(env, policy, minibatch_size=3, policy_loss=gaps).update(collect(env, policy, num_episodes=16))
     assert len(gaps) == 6 and max(gaps) < 1e-5
 
 
 @pytest.mark.parametrize(("minibatch", "micro"), [(10_000, None), (64, None), (50, 7), (1, 1)])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_row_01_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
+def test_the_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
     env, policy, rollout = control_rollout()
     if kind == "box":
         env, policy = pendulum()
         rollout = collect(env, policy, num_steps=10)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
-    agent_of(env, policy, **cut).update(rollout)
+    agent_of(env, policy, policy_loss=gaps, **cut).update(rollout)
     assert len(gaps) == parts(int(rollout["mask"].sum()), minibatch, micro) and max(gaps) < 1e-5
 
 
@@ -100,7 +88,7 @@ def pendulum():
     return env, policy
 
 
-def test_row_01_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
+def test_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
     """Recorded before the bounds clip it: by `torch.distributions`."""
     env, policy = pendulum()
     rollout = collect(env, policy, num_steps=10)
@@ -112,7 +100,7 @@ def test_row_01_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
     torch.testing.assert_close(policy.evaluate(rollout).entropy.detach(), expected, atol=1e-5, rtol=0)
 
 
-def test_row_01_a_box_of_two_dimensions_is_scored_like_its_samples():
+def test_a_box_of_two_dimensions_is_scored_like_its_samples():
     policy = MLPPolicy(spaces.Box(-1, 1, (2, 3)), spaces.Box(-1, 1, (2, 2)), hidden=(8,))
     observation = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
     step = policy.act(observation)
@@ -125,7 +113,7 @@ def test_row_01_a_box_of_two_dimensions_is_scored_like_its_samples():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_row_01_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_last_text(name):
+def test_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_last_text(name):
     """One slot, answers of one token: 2 1 0 4 seems to go on from 3 1, and every text from its last reading."""
     task = Script([(3, 1), (2, 1, 0, 4), (2, 1), (2, 1, 5)])
     env, policy = text_env(task, num_envs=1, max_new_tokens=1), lm_policy(MODELS[name])
@@ -159,7 +147,7 @@ def not_a_number(policy, rollout):
 
 
 @pytest.mark.parametrize("broken", [force_dropout, other_temperature, shifted_by_one, not_a_number])
-def test_row_01_the_run_time_check_fails_loudly_on_a_broken_language_model(broken):
+def test_the_run_time_check_fails_loudly_on_a_broken_language_model(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     agent, rollout = agent_of(env, policy), collect(env, policy, num_episodes=16)
     agent.update(rollout.clone())
@@ -168,7 +156,7 @@ def test_row_01_the_run_time_check_fails_loudly_on_a_broken_language_model(broke
         agent.update(rollout)
 
 
-def test_row_01_the_run_time_check_fails_loudly_on_a_broken_perceptron():
+def test_the_run_time_check_fails_loudly_on_a_broken_perceptron():
     env, policy, rollout = control_rollout()
     agent = agent_of(env, policy)
     agent.update(rollout.clone())
@@ -177,10 +165,10 @@ def test_row_01_the_run_time_check_fails_loudly_on_a_broken_perceptron():
         agent.update(rollout)
 
 
-# --- rows 2 and 14: dropout, temperature -----------------------------------------------------------------------------
+# --- dropout, temperature ---------------------------------------------------------------------------------------------
 
 
-def test_row_02_dropout_is_off_while_scoring_and_acting():
+def test_dropout_is_off_while_scoring_and_acting():
     env, policy = text_env(), lm_policy(dropout_gpt2).train()
     rollout = collect(env, policy.train(), num_episodes=16)
     first, second = policy.train().evaluate(rollout), policy.evaluate(rollout)
@@ -194,7 +182,7 @@ def test_row_02_dropout_is_off_while_scoring_and_acting():
     torch.testing.assert_close(first.log_prob[mask], expected[mask], atol=1e-5, rtol=0)
 
 
-def test_row_02_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_path):
+def test_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_path):
     lm_policy(dropout_gpt2).save(tmp_path)
     policy = LMPolicy.load(tmp_path).train()
     rollout = collect(text_env(), policy, num_episodes=8)
@@ -202,7 +190,7 @@ def test_row_02_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_pa
 
 
 @pytest.mark.parametrize("broken", [other_temperature, shifted_by_one, not_a_number])
-def test_row_02_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
+def test_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     penalty, rollout = KLPenalty(policy.reference(), 0.1), collect(env, policy, num_episodes=16)
     broken(policy, rollout)
@@ -210,7 +198,7 @@ def test_row_02_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken
         penalty(rollout, policy)
 
 
-def test_row_02_a_policy_that_begins_to_act_with_dropout_on_is_refused():
+def test_a_policy_that_begins_to_act_with_dropout_on_is_refused():
     env, policy = text_env(), lm_policy(dropout_gpt2)
     force_dropout(policy, None)
     with pytest.raises(ValueError, match="see that dropout is off"):
@@ -218,7 +206,7 @@ def test_row_02_a_policy_that_begins_to_act_with_dropout_on_is_refused():
 
 
 @pytest.mark.parametrize("who", ["policy", "reference"])
-def test_row_02_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
+def test_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     reference = policy.reference()
     collect(env, policy, num_episodes=16)  # a policy that begins to act with dropout on is refused
@@ -228,7 +216,7 @@ def test_row_02_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who)
         KLPenalty(reference, 0.1)(rollout, policy)
 
 
-def test_row_02_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_differ():
+def test_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_differ():
     env, policy, rollout = control_rollout()
     KLPenalty(copy.deepcopy(policy), 0.1)(rollout.clone(), policy)
     KLPenalty(mlp_for(env, seed=9), 0.1)(rollout.clone(), policy)
@@ -239,7 +227,7 @@ def test_row_02_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_di
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 @pytest.mark.parametrize("name", MODELS)
-def test_row_14_one_temperature_in_sampler_scorer_and_reference(name, temperature, gaps):
+def test_one_temperature_in_sampler_scorer_and_reference(name, temperature, gaps):
     env, policy = text_env(), lm_policy(MODELS[name], temperature=temperature)
     rollout = collect(env, policy, num_episodes=16)
     mask = rollout["mask"]
@@ -253,11 +241,11 @@ def test_row_14_one_temperature_in_sampler_scorer_and_reference(name, temperatur
     reference = LanguageModel(MODELS[name](), make_tokenizer(WORDS)).requires_grad_(False)
     KLPenalty(reference, 0.1)(rollout, policy)  # made at temperature 1, must follow the policy's
     torch.testing.assert_close(rollout["reference_log_prob"][mask], expected[mask], atol=1e-5, rtol=0)
-    agent_of(env, policy).update(rollout)
+    agent_of(env, policy, policy_loss=gaps).update(rollout)
     assert max(gaps) < 1e-5
 
 
-# --- row 20: the reference -------------------------------------------------------------------------------------------
+# --- the reference ----------------------------------------------------------------------------------------------------
 
 
 def text_and_language_model():
@@ -278,7 +266,7 @@ def control_and_copy_of_the_policy():
 
 
 @pytest.mark.parametrize("make", [text_and_language_model, text_and_copy_of_the_policy, control_and_copy_of_the_policy])
-def test_row_20_the_reference_does_not_drift_in_20_updates(make):
+def test_the_reference_does_not_drift_in_20_updates(make):
     env, policy, reference, count = make()
     agent = agent_of(env, policy, penalty=KLPenalty(reference, 0.1), learning_rate=1e-2, **count)
     rollout = collect(env, policy, **count)
@@ -292,16 +280,16 @@ def test_row_20_the_reference_does_not_drift_in_20_updates(make):
     assert abs(history[-1]["reference/kl"]) > 1e-3
 
 
-# --- row 23: the value head ------------------------------------------------------------------------------------------
+# --- the value head ---------------------------------------------------------------------------------------------------
 
 
-def test_row_23_a_fresh_head_gives_zero():
+def test_a_fresh_value_head_gives_zero():
     policy, rollout = lm_policy(head=False), play(text_env(), [(5, 1, 7), (7,)])
     assert policy.evaluate(rollout).value.abs().max() == 0
     assert all(x.abs().max() == 0 for x in policy.values(rollout))
 
 
-def test_row_23_a_detached_head_leaves_no_gradient_in_the_backbone():
+def test_a_detached_value_head_leaves_no_gradient_in_the_backbone():
     rollout = play(text_env(), [(5, 1, 7), (7,)])
     for detach in (True, False):
         policy = lm_policy(detach_value=detach)
@@ -311,7 +299,7 @@ def test_row_23_a_detached_head_leaves_no_gradient_in_the_backbone():
         assert policy.value_head.weight.grad.abs().sum() > 0
 
 
-def test_row_23_a_fresh_head_does_not_move_the_backbone_by_its_loss():
+def test_a_fresh_value_head_does_not_move_the_backbone_by_its_loss():
     """Advantages 0 (reward 0, V 0, no entropy bonus): at the first step no weight of the model has a gradient."""
     env = TextVectorEnv(
         prompts=["a"], reward=lambda prompts, **_: [0.0] * len(prompts), tokenizer=make_tokenizer(WORDS)
@@ -321,7 +309,7 @@ def test_row_23_a_fresh_head_does_not_move_the_backbone_by_its_loss():
     assert all(g.abs().max() == 0 for g in gradients(policy).values())
 
 
-def test_row_23_the_head_computes_in_fp32_under_bf16():
+def test_the_value_head_computes_in_fp32_under_bf16():
     policy, rollout = lm_policy(lambda: make_gpt2().bfloat16()), play(text_env(), [(5, 1, 7), (7,)])
     value = policy.evaluate(rollout).value
     hidden = policy.lm.hidden(rollout["observation"])
@@ -332,11 +320,11 @@ def test_row_23_the_head_computes_in_fp32_under_bf16():
     assert policy.value_head.weight.grad.dtype == torch.float32
 
 
-# --- row 15: top-k and top-p -------------------------------------------------------------------------------------
+# --- top-k and top-p --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, None), (None, 0.7), (5, 0.8), (1, None), (None, 1e-6), (50, 0.99)])
-def test_row_15_the_support_is_transformers_own_and_the_log_probs_sum_to_one_over_it(top_k, top_p):
+def test_the_support_of_top_k_and_top_p_is_transformers_own_and_the_log_probs_sum_to_one_over_it(top_k, top_p):
     from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
     from textenv.lm.sampling import sample, truncate
@@ -355,7 +343,7 @@ def test_row_15_the_support_is_transformers_own_and_the_log_probs_sum_to_one_ove
     torch.testing.assert_close(log_prob, log_probs.gather(-1, action[:, None])[:, 0])
 
 
-def test_row_15_training_with_them_is_refused_and_generation_is_not():
+def test_training_with_top_k_or_top_p_is_refused_and_generation_is_not():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=2)
     env = text_env()
     with pytest.raises(ValueError, match="top_k or top_p"):

@@ -1,21 +1,29 @@
-"""PITFALLS rows about an update: junk outside the mask, padding, cuts, empty rows, orders, and that it learns."""
+"""An update: junk outside the mask, padding, cuts, empty rows, orders, and that it learns."""
 
 import copy
 import math
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
-from algos import collect
+from algos import PPO, MLPPolicy, PPOConfig, collect
 from algos.training.metrics import EpisodeMeter, reference_metrics
-from tests.algos.pitfalls.test_pitfalls_data import padded
-from tests.algos.pitfalls.test_pitfalls_maths import junk
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.oracle import Problem, TabularPolicy
-from tests.helpers.pitfall_tools import (
-    EOS,
-    GOOD,
-    Script,
+from tests.helpers.rollouts import (
+    ANSWERS,
+    after_the_end,
+    other_weights,
+    padded,
+    spoil,
+    spoil_policy,
+    with_empty_rows,
+)
+from tests.helpers.small_agents import (
     agent_of,
     cartpole,
     close_gradients,
@@ -23,19 +31,17 @@ from tests.helpers.pitfall_tools import (
     gradients,
     lm_policy,
     mlp_for,
-    play,
     scored,
-    text_env,
 )
+from tests.helpers.text_envs import EOS, GOOD, Script, play, text_env
 from textenv import KLPenalty
-from textenv.rollout import Evaluation
+from textenv.errors import InvariantError
 
-ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS), (1, EOS), (2, 2, 2, EOS), (5, 5, 5, 5, EOS)]
 BUSY = dict(num_epochs=2, minibatch_size=3, micro_batch_size=2, learning_rate=1e-2, clip_range_vf=0.1,
             ent_coef=0.01)  # fmt: skip
 
 
-# --- row 13: NaN × 0 -------------------------------------------------------------------------------------------------
+# --- NaN × 0 ----------------------------------------------------------------------------------------------------------
 
 
 def make_lm():
@@ -54,51 +60,6 @@ def make_mlp():
     return env, policy, rollout, BUSY | dict(minibatch_size=50, micro_batch_size=20)
 
 
-def spoil(rollout, seed):
-    """Junk in every column outside the mask: NaN, infinities, and log-probabilities 200 nats away."""
-    dirty, mask = rollout.clone(), rollout["mask"]
-    for number, name in enumerate(sorted(rollout.keys())):
-        x = rollout[name]
-        outside = (~mask).view(*mask.shape, *[1] * (x.ndim - 2)).expand_as(x)
-        if x.dtype == torch.float32:
-            dirty[name] = torch.where(outside, junk(x.shape, seed + number), x)
-        elif name in ("action", "observation"):
-            dirty[name] = torch.where(outside & after_the_end(rollout), (x + 1) % 2, x)
-    gap = ~mask & (junk(mask.shape, seed) == 3.0)
-    dirty["log_prob"] = torch.where(gap, rollout["log_prob"] + 200, dirty["log_prob"])
-    return dirty
-
-
-def after_the_end(rollout):
-    """True where the row's episode is over: what stands there is not even part of a text."""
-    done = (rollout["terminated"] | rollout["truncated"]).int()
-    return (done.cumsum(1) - done > 0) & ~rollout["mask"]
-
-
-def spoil_policy(policy, seed):
-    """Junk outside the mask in what the policy says, with a gradient: a sum, for `where` would stop it."""
-    evaluate, values = policy.evaluate, policy.values
-
-    def outside(mask):
-        return torch.where(mask, 0.0, junk(mask.shape, seed))
-
-    def dirty(rollout):
-        return Evaluation(*(x + outside(rollout["mask"]) for x in evaluate(rollout)))
-
-    policy.evaluate = dirty
-    policy.values = lambda rollout: tuple(x + outside(rollout["mask"]) for x in values(rollout))
-    return policy
-
-
-def other_weights(policy):
-    """A reference near the policy."""
-    reference = copy.deepcopy(policy.lm if hasattr(policy, "lm") else policy).requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for weight in reference.parameters():
-        weight += 0.1 * torch.randn(weight.shape, generator=generator)
-    return reference
-
-
 def update_with_penalty(env, policy, rollout, options, *, spoilt=None):
     """All figures of an update, the gradient of its last minibatch and the new weights."""
     reference = other_weights(policy)
@@ -110,7 +71,7 @@ def update_with_penalty(env, policy, rollout, options, *, spoilt=None):
 
 
 @pytest.mark.parametrize("make", [make_lm, make_tabular, make_mlp])
-def test_row_13_what_stands_outside_the_mask_changes_no_bit(make):
+def test_what_stands_outside_the_mask_changes_no_bit(make):
     expected = update_with_penalty(*make())
     for seed in range(3):
         env, policy, rollout, options = make()
@@ -121,12 +82,12 @@ def test_row_13_what_stands_outside_the_mask_changes_no_bit(make):
 
 
 @pytest.mark.parametrize("make", [make_lm, make_mlp])
-def test_row_13_the_check_of_kl_0_does_not_look_outside_the_mask(make):
+def test_the_check_of_kl_0_does_not_look_outside_the_mask(make):
     _, policy, rollout, _ = make()
     KLPenalty(copy.deepcopy(policy).requires_grad_(False), 0.1)(spoil(rollout, 0), policy)
 
 
-def test_row_13_returns_of_episodes_ignore_what_follows_their_end():
+def test_returns_of_episodes_ignore_what_follows_their_end():
     _, _, rollout, _ = make_lm()
     expected = sorted(zip([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 4.0], map(len, ANSWERS), strict=True))
     assert sorted(zip(*EpisodeMeter().finished(rollout), strict=True)) == expected
@@ -136,10 +97,10 @@ def test_row_13_returns_of_episodes_ignore_what_follows_their_end():
     assert sorted(zip(*EpisodeMeter().finished(rollout), strict=True)) == expected
 
 
-# --- row 12: padding inside metrics ----------------------------------------------------------------------------------
+# --- padding inside metrics -------------------------------------------------------------------------------------------
 
 
-def test_row_12_ten_pad_columns_change_no_logged_figure():
+def test_ten_pad_columns_change_no_logged_figure():
     found = []
     for columns in (0, 10):
         env, policy, rollout, options = make_lm()
@@ -153,7 +114,7 @@ def test_row_12_ten_pad_columns_change_no_logged_figure():
     assert found[0]["policy/entropy"] > 0
 
 
-def test_row_12_logged_figures_equal_those_worked_out_from_the_model_itself():
+def test_logged_figures_equal_those_worked_out_from_the_model_itself():
     """Entropy, value and KL figures of unpadded rows by `transformers`, over the policy's own tokens."""
     env, policy, rollout, _ = make_lm()
     other = lm_policy(lambda: make_gpt2(seed=5)).lm.requires_grad_(False)
@@ -172,7 +133,7 @@ def test_row_12_logged_figures_equal_those_worked_out_from_the_model_itself():
         assert metrics[name] == pytest.approx(float(figure), abs=1e-5), name
 
 
-def test_row_12_kl_an_episode_counts_only_the_episodes_that_were_collected():
+def test_kl_an_episode_counts_only_the_episodes_that_were_collected():
     """In control, slots that are done play on outside the mask: those ends are no episodes of the rollout."""
     env = cartpole(3)
     policy, other = mlp_for(env), mlp_for(env, seed=4)
@@ -182,7 +143,7 @@ def test_row_12_kl_an_episode_counts_only_the_episodes_that_were_collected():
     assert reference_metrics(rollout, coefficient=0.1)["reference/kl"] == pytest.approx(total / 4, rel=1e-4)
 
 
-# --- row 18: how a batch is cut --------------------------------------------------------------------------------------
+# --- how a batch is cut -----------------------------------------------------------------------------------------------
 
 
 def unpadded(policy, rollout, row, model=None):
@@ -198,7 +159,7 @@ def unpadded(policy, rollout, row, model=None):
 
 @pytest.mark.parametrize("micro", [1, 2, None])
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_row_18_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, micro):
+def test_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, micro):
     """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
     env, policy = text_env(Script(scores=[2.0, -1.0, 1.0])), lm_policy(make)
     rollout = scored(play(env, [(EOS,), (5, 1, EOS), (3, 3, 3, 3, 3)]), policy)
@@ -216,7 +177,7 @@ def test_row_18_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, m
 
 
 @pytest.mark.parametrize("micro", [1, 7, None])
-def test_row_18_the_gradient_of_steps_does_not_depend_on_the_cut_either(micro):
+def test_the_gradient_of_steps_does_not_depend_on_the_cut_either(micro):
     env, policy, rollout = control_rollout(24 * 2)
     agent_of(env, policy, micro_batch_size=micro, vf_coef=0.4).update(rollout)
     found = gradients(policy)
@@ -229,18 +190,10 @@ def test_row_18_the_gradient_of_steps_does_not_depend_on_the_cut_either(micro):
     close_gradients(found, gradients(policy))
 
 
-# --- row 25: empty and constant rows ---------------------------------------------------------------------------------
+# --- empty and constant rows ------------------------------------------------------------------------------------------
 
 
-def with_empty_rows(rollout, count):
-    """The rollout with rows on top in which the policy chose nothing, though the environment paid."""
-    empty = rollout[:count].clone()
-    empty["mask"] = torch.zeros_like(empty["mask"])
-    empty["reward"] = empty["reward"] + 5
-    return torch.cat([empty, rollout])
-
-
-def test_row_25_empty_rows_move_nothing_and_are_counted():
+def test_empty_rows_move_nothing_and_are_counted():
     env, policy, rollout, options = make_lm()
     plain, *expected = update_with_penalty(env, policy, rollout, options)
     env, policy, rollout, options = make_lm()
@@ -255,7 +208,7 @@ def test_row_25_empty_rows_move_nothing_and_are_counted():
         torch.testing.assert_close(weight, expected[1][name], atol=1e-5, rtol=0)
 
 
-def test_row_25_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_counted():
+def test_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_counted():
     """NEXT_STEP slots that were all reset at once give such a rollout with ``steps=1``."""
     env, policy, rollout, options = make_lm()
     before = copy.deepcopy(policy.state_dict())
@@ -266,7 +219,7 @@ def test_row_25_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_co
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
-def test_row_25_a_constant_reward_gives_the_policy_no_gradient(reward):
+def test_a_constant_reward_gives_the_policy_no_gradient(reward):
     """γ = λ = 1 and a fresh head: every advantage is the same number, so none is better than another."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
@@ -275,7 +228,7 @@ def test_row_25_a_constant_reward_gives_the_policy_no_gradient(reward):
     assert metrics["advantage/mean"] == pytest.approx(reward)
 
 
-# --- row 28: permutations --------------------------------------------------------------------------------------------
+# --- permutations -----------------------------------------------------------------------------------------------------
 
 
 def orders(agent, rollout):
@@ -293,7 +246,7 @@ def orders(agent, rollout):
 
 
 @pytest.mark.parametrize("kind", ["steps", "rows"])
-def test_row_28_each_epoch_visits_every_sample_once_in_another_order(kind):
+def test_each_epoch_visits_every_sample_once_in_another_order(kind):
     if kind == "steps":
         env, policy, rollout = control_rollout()
         serial = torch.arange(rollout.numel()).view(rollout.shape)
@@ -308,7 +261,7 @@ def test_row_28_each_epoch_visits_every_sample_once_in_another_order(kind):
     assert len({tuple(epoch) for epoch in [*found, expected]}) == 5
 
 
-# --- row 30: GAE learns ----------------------------------------------------------------------------------------------
+# --- GAE learns -------------------------------------------------------------------------------------------------------
 
 
 def learning_curve(gae_lambda, seed):
@@ -321,9 +274,86 @@ def learning_curve(gae_lambda, seed):
     return [row["episode/return"] for row in agent.learn(12 * 32 * 8)]
 
 
-def test_row_30_gae_with_gamma_1_learns_at_least_as_fast_as_one_step_advantages():
+@pytest.mark.long
+def test_gae_with_gamma_1_learns_at_least_as_fast_as_one_step_advantages():
     """Area under the curve on every seed (with some slack), and clearly so on their mean."""
     curves = {lam: torch.tensor([learning_curve(lam, seed) for seed in range(3)]) for lam in (0.95, 0.0)}
     gae, one_step = (curves[lam].mean(1) for lam in (0.95, 0.0))
     assert (curves[0.95][:, -3:].mean(1) > 0.85).all() and curves[0.95][:, 0].mean() < 0.4
     assert (gae > one_step - 0.02).all() and gae.mean() > one_step.mean() + 0.1, (gae, one_step)
+
+
+# --- a generator whose log-probabilities are off by a known amount ---------------------------------------------------
+
+
+class Lottery(gym.Env):
+    """One step: action a pays a / 2. With an entropy bonus of c the best policy is softmax(a / 2c)."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return np.ones(1, np.float32), float(action) / 2, True, False, {}
+
+
+class OtherEngine(MLPPolicy):
+    """Acts with the logit of action 0 raised by ``gap``, and records what it acted by, or hides it."""
+
+    gap, hides = 0.0, False
+
+    def act(self, observation, **options):
+        bias = self.actor[-1].bias
+        before = bias.detach().clone()
+        with torch.no_grad():
+            bias[0] += self.gap
+        step = super().act(observation, **options)
+        with torch.no_grad():
+            bias.copy_(before)
+        if self.hides:
+            own = self.evaluate({"observation": torch.from_numpy(observation), "action": step.action}).log_prob
+            step = step._replace(log_prob=own.detach())
+        return step
+
+
+def lottery_agent(gap, *, hides=False, **options):
+    env = SyncVectorEnv([Lottery] * 16, autoreset_mode="SameStep")
+    policy = OtherEngine(env.single_observation_space, env.single_action_space, hidden=(), seed=0)
+    policy.gap, policy.hides = gap, hides
+    fields = dict(num_steps=16, num_epochs=1, minibatch_size=256, clip_range=10.0, normalize_advantage=False,
+                  ent_coef=0.5, max_grad_norm=10.0, learning_rate=0.1, final_learning_rate=0.0)  # fmt: skip
+    return PPO(env, policy, PPOConfig(**(fields | options)))
+
+
+def learnt_distribution(*args, **options):
+    agent = lottery_agent(*args, ratio_tolerance=10.0, **options)
+    agent.learn(60 * 256)
+    return agent.policy.actor(torch.ones(1, 1)).softmax(-1)[0].detach()
+
+
+def test_another_engines_log_probs_are_refused_unless_allowed_and_their_distance_is_logged():
+    """Uniform, with action 0 raised by ln 2: it acts by 1/2, 1/4, 1/4, which is ln 3/2 and ln 3/4 off."""
+    gap = math.log(2)
+    with pytest.raises(InvariantError, match="before the first update"):
+        lottery_agent(gap).learn(1)
+    agent = lottery_agent(gap, ratio_tolerance=0.5)
+    for weight in agent.policy.actor.parameters():
+        weight.data.zero_()
+    rollout = collect(agent.env, agent.policy, num_steps=16)
+    share = (rollout["action"] == 0).float().mean().item()
+    expected = share * math.log(3 / 2) + (1 - share) * math.log(4 / 3)
+    assert agent.update(rollout)["policy/sampler_gap"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_training_on_another_engines_samples_reaches_the_reference_by_the_recorded_log_probs():
+    """The ratio to what the engine recorded corrects for it; the same samples passed off as our own mislead."""
+    best = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+    reference, corrected = learnt_distribution(0.0), learnt_distribution(math.log(3))
+    misled = learnt_distribution(math.log(3), hides=True)
+    assert (reference - best).abs().max() < 0.03
+    assert (corrected - best).abs().max() < 0.03
+    assert (misled - best).abs().max() > 0.06
+    score = torch.tensor([0.0, 0.5, 1.0])
+    assert (corrected * score).sum() == pytest.approx((reference * score).sum().item(), abs=0.03)

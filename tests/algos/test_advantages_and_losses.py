@@ -1,4 +1,4 @@
-"""PITFALLS rows about pure functions: GAE, whitening, losses, and their agreement with torchrl."""
+"""Pure functions: GAE, whitening, losses, and their agreement with torchrl."""
 
 import inspect
 
@@ -11,6 +11,7 @@ from algos import advantages, losses
 from algos.advantages import discounted_returns, gae, whiten
 from algos.losses import clipped_policy_loss, log_ratio, value_loss
 from algos.policies.distributions import Categorical
+from tests.helpers.rollouts import junk
 from textenv.rollout import following, masked_mean
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -36,12 +37,6 @@ def gae_by_hand(columns):
 
 
 ENDS = ("terminated", "truncated")
-JUNK = [float("nan"), float("inf"), -float("inf"), 1e30, 3.0]
-
-
-def junk(shape, seed=0):
-    chosen = torch.randint(len(JUNK), shape, generator=torch.Generator().manual_seed(seed))
-    return torch.tensor(JUNK)[chosen]
 
 
 def test_gae_equals_hand_worked_numbers():
@@ -75,7 +70,7 @@ def test_gae_agrees_with_torchrl(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_row_07_gae_on_a_padded_batch_equals_gae_row_by_row(seed):
+def test_gae_on_a_padded_batch_equals_gae_row_by_row(seed):
     """Rows of length 1 to 9, each ended at its last step; whatever stands in the padding, flags included."""
     lengths, steps = [9, 1, 4, 6], 9
     columns = random_columns(4, steps, seed)
@@ -127,7 +122,7 @@ def gap_row(seed, steps=24):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_row_08_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
+def test_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
     columns, mask, short = gap_row(seed)
     advantage, target = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
     expected = gae_by_hand(short)
@@ -136,7 +131,7 @@ def test_row_08_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
     assert (advantage[~mask] == 0).all() and (target[~mask] == 0).all()
 
 
-def test_row_08_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_between():
+def test_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_between():
     """Two episodes in one row with a False reset row between them: its reward and what follows do not leak back."""
     columns = random_columns(1, 7, 5)
     columns["terminated"] = torch.tensor([[False, False, True, False, False, False, False]])
@@ -148,7 +143,7 @@ def test_row_08_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_betwee
         torch.testing.assert_close(advantage[0, rows], expected, atol=1e-5, rtol=0)
 
 
-def test_row_11_whitening_is_over_the_mask_alone():
+def test_whitening_is_over_the_mask_alone():
     generator = torch.Generator().manual_seed(0)
     x, mask = torch.randn(6, 30, generator=generator) * 7 + 3, torch.rand(6, 30, generator=generator) < 0.6
     dirty = torch.where(mask, x, junk(mask.shape))
@@ -160,7 +155,7 @@ def test_row_11_whitening_is_over_the_mask_alone():
     torch.testing.assert_close(white[mask].argsort(), x[mask].argsort())
 
 
-def test_row_11_whitening_one_entry_or_equal_entries_gives_zero():
+def test_whitening_one_entry_or_equal_entries_gives_zero():
     one = torch.tensor([[5.0, torch.nan]])
     assert whiten(one, mask=torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
     for value in (0.1, 1 / 3, 1000.1):
@@ -179,7 +174,7 @@ def arguments(function, shape=(4, 1)):
     return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
 
 
-def test_row_13_losses_and_their_gradients_ignore_junk_outside_the_mask():
+def test_losses_and_their_gradients_ignore_junk_outside_the_mask():
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(4, 9, generator=generator) < 0.5
     names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
@@ -212,7 +207,7 @@ def test_the_gradient_of_the_entropy_is_finite_under_an_action_mask_at_any_scale
 
 
 @pytest.mark.parametrize("module", [advantages, losses])
-def test_row_19_tensors_are_passed_by_name(module):
+def test_tensors_are_passed_by_name(module):
     public = [f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
     public = [f for f in public if not f.__name__.startswith("_")]
     assert len(public) >= 2
@@ -224,7 +219,7 @@ def test_row_19_tensors_are_passed_by_name(module):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_row_19_a_mask_that_is_not_bool_raises(function, dtype):
+def test_a_mask_that_is_not_bool_raises(function, dtype):
     right = arguments(function)
     function(**right)
     with pytest.raises(TypeError, match="expected torch.bool"):
@@ -232,13 +227,13 @@ def test_row_19_a_mask_that_is_not_bool_raises(function, dtype):
 
 
 @pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
-def test_row_19_a_mask_of_a_mean_that_is_not_bool_raises(function):
+def test_a_mask_of_a_mean_that_is_not_bool_raises(function):
     with pytest.raises(TypeError, match="expected torch.bool"):
         function(torch.ones(3), mask=torch.ones(3))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_row_29_unequal_shapes_raise_and_both_are_printed(function):
+def test_unequal_shapes_raise_and_both_are_printed(function):
     right = arguments(function)
     tensors = [name for name, x in right.items() if isinstance(x, torch.Tensor)]
     for name in tensors:
@@ -248,7 +243,7 @@ def test_row_29_unequal_shapes_raise_and_both_are_printed(function):
 
 
 @pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
-def test_row_29_a_mean_over_a_mask_of_another_shape_raises_and_prints_both(function):
+def test_a_mean_over_a_mask_of_another_shape_raises_and_prints_both(function):
     with pytest.raises(ValueError, match=r"(?s)(?=.*\(3,\))(?=.*\(3, 1\))"):
         function(torch.arange(3.0)[:, None], mask=torch.tensor([True, True, False]))
 

@@ -1,0 +1,138 @@
+"""An agent of every algorithm that can stop and resume, and its training in another process."""
+
+import gymnasium as gym
+import torch
+
+import textenv  # noqa: F401 (registers the environments)
+from algos import (
+    A2C,
+    DQN,
+    GRPO,
+    PPO,
+    TRPO,
+    A2CConfig,
+    DQNConfig,
+    GRPOConfig,
+    GSDEPolicy,
+    LMPolicy,
+    LSTMPolicy,
+    MLPPolicy,
+    PPOConfig,
+    QPolicy,
+    TRPOConfig,
+)
+from algos.finetuning.text_loss import TextLoss
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from textenv import KLPenalty, TextVectorEnv
+from textenv.kl.coefficients import AdaptiveCoefficient
+
+
+def control(env_id, **options):
+    return gym.make_vec(env_id, num_envs=4, **options)
+
+
+def mlp(env, **options):
+    return MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8), **options)
+
+
+def ppo_cartpole():
+    env = control("CartPole-v1")
+    config = PPOConfig(num_steps=16, minibatch_size=32, normalize_rewards=True, final_learning_rate=0.0)
+    return PPO(env, mlp(env, normalize_observations=True), config)
+
+
+def ppo_sync():
+    env = control("CartPole-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_wrapped():
+    """Gymnasium's own normalisers keep their statistics in objects."""
+    env = gym.wrappers.vector.NormalizeReward(gym.wrappers.vector.NormalizeObservation(control("CartPole-v1")))
+    return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_sde():
+    env = control("Pendulum-v1")
+    policy = GSDEPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8), sde_sample_freq=5)
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def ppo_lstm():
+    env = control("CartPole-v1")
+    policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
+
+
+def a2c():
+    env = control("Acrobot-v1")
+    return A2C(env, mlp(env), A2CConfig(num_steps=16))
+
+
+def trpo():
+    env = control("CartPole-v1")
+    return TRPO(env, mlp(env), TRPOConfig(num_steps=16, critic_epochs=2, minibatch_size=32))
+
+
+def dqn():
+    env = control("CartPole-v1")
+    policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(8,))
+    return DQN(
+        env,
+        policy,
+        DQNConfig(num_steps=16, buffer_size=100, learning_starts=60, batch_size=16, target_update_gradient_steps=10),
+    )
+
+
+def grpo_control():
+    env = control("CartPole-v1", vectorization_mode="sync")
+    return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
+
+
+def text(algorithm, config, **options):
+    tokenizer = make_tokenizer(WORDS)
+    env = TextVectorEnv(
+        prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
+            float(text.count("good")) for text in completions
+        ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
+    return algorithm(env, policy, config, penalty=penalty, **options)
+
+
+def ppo_text():
+    stream = TextLoss(["a b", "c d good", "bad a b", "d"], coef=0.1, batch_size=2, max_length=4)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False, warmup_ratio=0.3)
+    return text(PPO, config, auxiliary=stream)
+
+
+def grpo_text():
+    return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
+
+
+MAKERS = (
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text,
+)  # fmt: skip
+
+
+AGENTS = {make.__name__: make for make in MAKERS}
+
+
+def train(name, folder, *, iterations, total, resume=None):
+    """The agent's weights and the log after so many iterations of a training of ``total`` steps."""
+    agent = AGENTS[name]()
+    agent.learn(
+        total, run_dir=folder, checkpoint_every=1, resume=resume,
+        on_iteration=lambda metrics: metrics["iteration"] >= iterations,
+    )  # fmt: skip
+    torch.save(agent.policy.state_dict(), folder / "weights.pt")
+
+
+ITERATIONS, TOTAL = 2, 10**4
+
+
+def go_on(home):
+    """What the new process does."""
+    for name in AGENTS:
+        train(name, home / name, iterations=2 * ITERATIONS, total=TOTAL, resume=home / name)
