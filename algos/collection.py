@@ -14,7 +14,7 @@ from tensordict import TensorDict, pad
 
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy, numpy_action
+from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env
@@ -155,7 +155,7 @@ class Collector:
         while (running := env.running).any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
             log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
-            observation, changed = env.advance(numpy_action(step.action))
+            observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
                 policy.reset(changed, seeds=_in_slots(seeds, env))
         policy.reset()
@@ -222,7 +222,7 @@ class Collector:
         env, space = self.env, self.env.single_observation_space
         mode = autoreset_mode(env)
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        action = _within(env.single_action_space, numpy_action(step.action))
+        action = _within(env.single_action_space, step.action.cpu().numpy())
         observation, reward, terminated, truncated, info = env.step(action)
         done, ended, begins = terminated | truncated, self.ended, self.is_init
         if FAILED in info:

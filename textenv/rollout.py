@@ -111,6 +111,11 @@ def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
     return isinstance(env, EpisodeEnv)
 
 
+def rounding_tolerance(dtype: torch.dtype) -> float:
+    """Largest difference of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits."""
+    return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
+
+
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:
     """Raise unless the mask is bool and the tensors have its shape.
 

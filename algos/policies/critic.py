@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from textenv.lm.loading import from_pretrained, merged_trunk, plain_model, save_model
 from textenv.lm.memory import check_memory_options, trunk_output
+from textenv.rollout import rounding_tolerance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -135,8 +136,7 @@ class Critic(nn.Module):
         known = torch.ones_like(ids)
         scores = torch.cat([reward_model.score_ids(ids[:, :stop], known[:, :stop]) for stop in (1, 2, 3)])
         gap = (self.values(ids)[0].cpu() - scores).abs().max().item()
-        tolerance = 1e-3 if reward_model.model.dtype == torch.float32 else 0.1
-        if gap > tolerance * max(1.0, scores.abs().max().item()):
+        if gap > rounding_tolerance(reward_model.model.dtype) * max(1.0, scores.abs().max().item()):
             raise ValueError(
                 f"the values of {type(reward_model.model).__name__} at the tokens of a text differ by up to {gap:.3g} "
                 "from its scores of the text up to there: it reads ahead, or does more than a linear layer after its "

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from algos.envs.flatten import flat_shape, flatten
 from algos.policies.normalizers import ObservationNormalizer
-from algos.policies.random_streams import refuse_seeds
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
@@ -85,7 +84,11 @@ class Policy(Protocol):
         Raises:
             ValueError: on seeds, if the policy has no such streams.
         """
-        refuse_seeds(seeds, self)
+        if seeds is not None:
+            raise ValueError(
+                f"a {type(self).__name__} draws the actions of all slots from policy.generator: leave seeds out, "
+                "because only a language model has a stream for each episode"
+            )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the rollout's actions, and state values (never None here); differentiable."""
@@ -164,11 +167,6 @@ def check_policy(policy: Any, *, call: str) -> None:
             "MLPPolicy(env.single_observation_space, env.single_action_space), or LMPolicy.load(name) for text: call "
             f"{call}"
         )
-
-
-def numpy_action(action: Tensor) -> np.ndarray:
-    """Convert actions to a NumPy array for the environment."""
-    return action.cpu().numpy()
 
 
 def check_spaces(env: VectorEnv, policy: Policy) -> None:

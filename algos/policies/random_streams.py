@@ -48,12 +48,3 @@ def episode_seeds(count: int, generator: torch.Generator) -> np.ndarray:
     """Draw int64 seeds for that many episodes from a policy's generator."""
     drawn = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     return np.random.SeedSequence(int(drawn.item())).generate_state(count, np.uint64).astype(np.int64) & (2**63 - 1)
-
-
-def refuse_seeds(seeds: np.ndarray | None, policy: object) -> None:
-    """Raise a ValueError if seeds are passed to a policy that has one generator for all slots."""
-    if seeds is not None:
-        raise ValueError(
-            f"a {type(policy).__name__} draws the actions of all slots from policy.generator: leave seeds out, for "
-            "streams of an episode's own are a language model's"
-        )

@@ -12,10 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from textenv.errors import InvariantError as InvariantError
-from textenv.rollout import Evaluation
+from textenv.rollout import Evaluation, rounding_tolerance
 
-RATIO_TOLERANCE, RATIO_TOLERANCE_SHORT = 1e-3, 0.1
-"""Maximum difference of log-probabilities when sampled and when scored, nats; the second for dtypes below 32 bits."""
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that rounding may give an entropy."""
 WHITE_TOLERANCE = 1e-2
@@ -163,7 +161,7 @@ def check_first(
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
         dtype: dtype in which the policy computes.
-        tolerance: maximum difference of log-probabilities, nats; None takes that of the dtype (`RATIO_TOLERANCE`).
+        tolerance: maximum difference of log-probabilities, nats; None: `rounding_tolerance` of the dtype.
 
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
@@ -173,7 +171,7 @@ def check_first(
     if log_ratio.isnan().any():
         return
     if tolerance is None:
-        tolerance = RATIO_TOLERANCE if torch.finfo(dtype).bits >= 32 else RATIO_TOLERANCE_SHORT
+        tolerance = rounding_tolerance(dtype)
     gap = log_ratio.detach().abs()
     worst = gap.max().item() if gap.numel() else 0.0
     if not worst <= tolerance:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from textenv.lm.sampling import CACHED_ELEMENTS
+from textenv.rollout import rounding_tolerance
 
 Logits = Callable[[Tensor, int], Tensor]
 """Function from hidden states ``[k, hidden size]`` and first row to logits after `restrict`, float32 ``[k, n]``."""
@@ -117,5 +118,4 @@ def _to_slope(
 
 def rounding(logits: Tensor) -> float:
     """Tolerance for differences of log-probabilities ``[m, n]`` caused by rounding in the dtype of these logits."""
-    share = 0.1 if torch.finfo(logits.dtype).bits < 32 else 1e-3
-    return share * max(1.0, logits.float().log_softmax(-1).abs().max().item())
+    return rounding_tolerance(logits.dtype) * max(1.0, logits.float().log_softmax(-1).abs().max().item())
