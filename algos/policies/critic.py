@@ -63,7 +63,7 @@ class Critic(nn.Module):
             ValueError: unless the reward model is causal with one raw score, linear in its trunk's output.
         """
         model = plain_model(reward_model.model)
-        name, score = type(model).__name__, dict(model.named_children()).get("score")
+        name, score = type(model).__name__, dict(model.named_modules(remove_duplicate=False)).get("score")
         if model.config.num_labels != 1 or not isinstance(score, nn.Linear):
             raise ValueError(
                 f"a critic is made from a causal model with one raw score, and {name} has {model.config.num_labels} "

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
-from algos.envs.env_worker import Worker, check_observation, check_reward
+from algos.envs.env_worker import Worker, check_observation, check_paid_reward
 from algos.envs.subprocess_env import SubprocessVectorEnv
 from algos.make import make_vector_environment
 from algos.policies.policy import Policy, Step, step_values
@@ -351,9 +351,9 @@ def test_what_an_observation_is():
     ]:
         with pytest.raises(ValueError, match=words):
             check_observation(both, wrong)
-    check_reward(np.float32(1))
+    check_paid_reward(np.float32(1))
     with pytest.raises(ValueError, match="expected a finite number"):
-        check_reward(np.ones(1))
+        check_paid_reward(np.ones(1))
 
 
 # What is learnt from.

@@ -200,7 +200,7 @@ def test_evaluating_leaves_the_trainees_matrices_alone():
     collect(env, policy, num_steps=2)
     twins = [copy.deepcopy(policy) for _ in range(2)]
     evaluate(env, policy, num_episodes=5)
-    policy.fork().act(states(3))
+    policy.fork().reset()
     same = [policy, *twins]
     for _ in range(9):
         actions = [one.act(states(3)).action for one in same]

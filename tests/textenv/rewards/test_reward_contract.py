@@ -13,7 +13,7 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
 from textenv import Rewards, TokenVectorEnv
-from textenv.rewards.metrics import correlation, distinct, repetition
+from textenv.rewards.metrics import correlation, distinct, repeated
 
 
 def figures_of(reward, answers):
@@ -244,8 +244,8 @@ def test_columns_of_another_argument_are_refused():
 
 def test_variety_and_repetition_by_hand():
     assert distinct([[1, 2, 1, 2], [1, 2]]) == 2 / 4
-    assert repetition([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
-    assert distinct([[1]]) == 1 and repetition([[]]) == 0
+    assert repeated([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
+    assert distinct([[1]]) == 1 and repeated([[]]) == 0
     assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
 
 
