@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import tyro
+
 from textenv.names import NamedFields
 
 
@@ -102,8 +104,8 @@ class Config(NamedFields):
     """Maximum global gradient norm (clipping)."""
     skip_nonfinite: bool = False
     """Skip a step whose loss or gradient is not finite, and count it in the log; False raises an error instead."""
-    seed: Natural = 1
-    """Seed of the environment, the sampled actions and the minibatch order."""
+    seed: Annotated[Natural, tyro.conf.arg(name="seed", prefix_name=False)] = 1
+    """Seed of environment resets, sampled actions and minibatch order, and of the weights of a policy made by name."""
 
     @property
     def episodes_per_group(self) -> int:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -35,8 +35,6 @@ class Train(ModelCommand, Generic[AnyConfig]):
     """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id first imports the module that registers it."""
     algo: AlgorithmName = "ppo"
     """Algorithm; --config has its hyper-parameters."""
-    seed: int | None = None
-    """Seed of weights, environment, sampled actions and minibatches; the same as --config.seed."""
     total_steps: int = 500_000
     """Steps to train for: actions in control, sampled tokens in text."""
     num_envs: int = 8
@@ -76,19 +74,18 @@ class Train(ModelCommand, Generic[AnyConfig]):
             raise ValueError(
                 f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
             )
-        config = self.config if self.seed is None else replace(self.config, seed=self.seed)
         run_dir = self.folder
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
         if not here:
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
-        recipe = self._recipe(config)
+        recipe = self._recipe()
         env = recipe.environment()
         one_thread()
         from algos.evaluation import summarise
 
-        agent = recipe.build(config.seed, env=env)
+        agent = recipe.build(self.config.seed, env=env)
         known = json.dumps(to_remember(arguments, switches())) + "\n"
 
         def remember(metrics: dict[str, float]) -> None:
@@ -108,17 +105,16 @@ class Train(ModelCommand, Generic[AnyConfig]):
         env.close()
         slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
         with closing(recipe.environment(slots, split="test")) as test_env:
-            result = summarise(test_env, agent.policy, num_episodes=self.num_episodes, seed=config.seed)
+            result = summarise(test_env, agent.policy, num_episodes=self.num_episodes, seed=self.config.seed)
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
     @property
     def folder(self) -> Path:
         """Folder of the run."""
-        seed = self.config.seed if self.seed is None else self.seed
-        return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{seed}"
+        return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{self.config.seed}"
 
-    def _recipe(self, config: Config) -> presets.Recipe:
+    def _recipe(self) -> presets.Recipe:
         from algos.make import is_text
 
         if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
@@ -126,7 +122,7 @@ class Train(ModelCommand, Generic[AnyConfig]):
         return presets.Recipe(
             env=self.env,
             algorithm=self.algo,
-            config=config,
+            config=self.config,
             num_envs=self.num_envs,
             policy=self.policy,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs"),
@@ -163,4 +159,4 @@ def train_command(arguments: Sequence[str]) -> Any:
 def switches() -> set[str]:
     """Return the names of the options of ``train`` that take no value."""
     kinds: list[Any] = [Train, *CONFIGS.values()]
-    return {field.name for kind in kinds for field in fields(kind) if field.type == "bool"}
+    return {field.name for kind in kinds for field in fields(kind) if field.type in (bool, "bool")}

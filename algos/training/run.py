@@ -127,6 +127,8 @@ class Run:
                 f"the run has {state['num_envs']} environments side by side and this one {agent.env.num_envs}: make as "
                 "many (leave --num-envs out)"
             )
+        if state["seed"] != agent.config.seed:
+            raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
         # The environment first: it may share a random generator with the agent, whose state is then set last.
         if state["environment"] is not None:
             set_env_state(agent.env, state["environment"])
@@ -180,6 +182,7 @@ class Run:
             "steps": self.steps,
             "seconds": self.seconds,
             "num_envs": self.agent.env.num_envs,
+            "seed": self.agent.config.seed,
             "history": self.history.state(),
             "agent": self.agent.state_dict(),
             "environment": env_state(self.agent.env),

@@ -367,6 +367,13 @@ def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
         PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
 
 
+def test_another_seed_is_refused_in_words(tmp_path):
+    short_run(tmp_path)
+    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    with pytest.raises(ValueError, match="the run has seed 1 and this agent 2: leave the seed out"):
+        PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32, seed=2)).learn(1, resume=tmp_path)
+
+
 def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
     def make():
         agent = ppo_wrapped()
