@@ -66,7 +66,8 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         return
     own = [field.name for field in fields(commands[arguments[0]])]
     config = CONFIGS.get(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
-    hyper = [] if config is None else [field.name for field in fields(config)]
+    hyper = [] if config is None else [field.name for field in fields(config) if field.name != "seed"]
+    own += [] if config is None else ["seed"]  # the config's, but a flag without prefix
     for word in arguments[1:]:
         name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
         known = own if not word.startswith("--config.") else hyper
