@@ -1,13 +1,19 @@
 """Fast paths can be switched off, and a checkpoint resumes with and without them."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+import torch
+
+from algos.policies import distributions, towers
 
 ROOT = Path(__file__).parents[3]
 TRAIN = """
@@ -40,11 +46,55 @@ def test_a_checkpoint_resumes_under_the_other_setting(tmp_path):
             assert row[name] == pytest.approx(other[name], rel=2e-3, abs=1e-4)
 
 
+def tower(outputs):
+    return towers.tower(5, (16, 16), outputs, gain=1.0, generator=torch.Generator().manual_seed(outputs))
+
+
+def clipped_steps(adam):
+    """Weights after three steps with long gradients."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = adam([{"params": [weight]}], lr=0.1, eps=1e-5, weight_decay=0.0, fused=True)
+    for scale in (1.0, 10.0, 0.01):
+        weight.grad = scale * torch.arange(4.0)
+        optimizer.clip_grad_norm_(0.5, [0])
+        optimizer.step()
+    return weight.detach()
+
+
+class PlainAdam(torch.optim.AdamW):
+    def clip_grad_norm_(self, max_norm, groups):
+        return torch.nn.utils.clip_grad_norm_(
+            [p for group in groups for p in self.param_groups[group]["params"]], max_norm
+        )
+
+
+OBSERVATION = torch.linspace(-2, 2, 15).reshape(3, 5)
+CASES = {
+    "towers:act": (towers.act, lambda function: function(OBSERVATION.numpy(), tower(2))),
+    "towers:value": (towers.value, lambda function: function(OBSERVATION, tower(1))),
+    "towers:both": (towers.both, lambda function: function(OBSERVATION, tower(2), tower(1))),
+    "sampling:draw": (
+        distributions.draw, lambda function: function(OBSERVATION, torch.Generator().manual_seed(1), False)
+    ),
+    "adam:Adam": (PlainAdam, clipped_steps),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_every_fast_path_equals_its_plain_form(path):
+    plain, result = CASES[path]
+    fast = resolve_name(f"algos.fast.{path}")
+    if not isinstance(plain, type):
+        plain = inspect.unwrap(plain)
+        fast = partial(fast, plain)
+    torch.testing.assert_close(result(fast), result(plain), atol=1e-5, rtol=1e-5)
+
+
 def test_every_fast_path_is_named_where_its_plain_form_stands():
     """And nothing else of ours is imported by `algos.fast`, or imports it."""
     sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
     named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)"\)', "".join(sources.values()))
-    assert len(named) >= 5
+    assert {":".join(one) for one in named} == set(CASES)
     for module, name in named:
         assert re.search(rf"^(def|class) {name}\(", sources[ROOT / "algos" / "fast" / f"{module}.py"], re.MULTILINE)
     for path, source in sources.items():
