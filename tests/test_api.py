@@ -63,6 +63,8 @@ def test_kl_coef_is_the_penalty_to_the_policy_as_it_is_and_never_a_second_one():
     penalty = KLPenalty(policy.reference(), 0.1)
     with refused(ValueError, "kl_coef is 0.25", "penalty= is given", "give one of them"):
         PPO(text_env(), policy, penalty=penalty, kl_coef=0.25, **settings)
+    with refused(ValueError, "kl_coef is 0.25", "penalty= is given", "give one of them"):
+        gymnasium.make_vec("textenv/Copy-v0", num_envs=2, kl_coef=0.25, penalty=penalty)
     with refused(ValueError, "kl_coef is 0.25", "the environment carries a KL penalty"):
         PPO(text_env(penalty=penalty), policy, kl_coef=0.25, **settings)
 

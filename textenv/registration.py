@@ -45,8 +45,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
         task: one of `NAMES`; ``"ReasoningGym"`` also needs a ``dataset``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or ``"test"``,
-            which share no prompt), ``kl_coef`` (β of a KL penalty against the model as loaded; 0 only measures the KL,
-            None does not measure it), the arguments of the task, and those of `TextVectorEnv`.
+            which share no prompt), ``kl_coef`` (β of a KL penalty, k1 in the reward, against the model as loaded; 0
+            only measures the KL), the arguments of the task, and those of `TextVectorEnv` (``penalty`` for others).
     """
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -69,7 +69,8 @@ def _constructor_arguments(
             raise TypeError(f"textenv/{task}-v0 has no {name!r}: did you mean {OURS[name]!r}?")
     tokenizer = load_tokenizer(model)
     task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
-    penalty = None
     if kl_coef is not None:
-        penalty = KLPenalty(lambda: LanguageModel.load(model).requires_grad_(False), kl_coef)
-    return {"task": task_object, "tokenizer": tokenizer, "penalty": penalty} | limits | rest
+        if rest.get("penalty") is not None:
+            raise ValueError(f"kl_coef is {kl_coef} and penalty= is given: give one of them")
+        rest["penalty"] = KLPenalty(lambda: LanguageModel.load(model).requires_grad_(False), kl_coef)
+    return {"task": task_object, "tokenizer": tokenizer} | limits | rest
