@@ -78,7 +78,9 @@ def test_skip_stops_once_more_than_the_share_fails():
     for _ in range(10):  # 1 in 20
         assert rewards(**rows).failed == {0}
     rows["completions"] = ["bad"] * 18 + ["good"] * 2
-    with pytest.raises(RewardError, match=r"\d+ of the last \d+ answers failed, more than 10%; lately: .*raises"):
+    with pytest.raises(
+        RewardError, match=r"\d+ of the last \d+ completions failed, more than 10%; last error: .*raises"
+    ):
         for _ in range(3):
             rewards(**rows)
 
@@ -123,7 +125,7 @@ def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
     scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
     assert scores.failed == set(range(8)) and scores.earned == [None] * 8
     assert (rewards.seen, rewards.failed) == (8, 8) and attempts == [8, 4, 4]
-    with pytest.raises(RewardError, match="neither half of it: does it depend on the batch, or fail now and then"):
+    with pytest.raises(RewardError, match="neither half: does it depend on the batch, or fail at random"):
         attempts.clear()
         Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
 
@@ -221,7 +223,7 @@ def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_pa
         ({"functions": {}}, "empty"),
         ({"functions": {"x": (good, float("nan"))}}, "weight of reward 'x'"),
         ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
-        ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
+        ({"functions": good, "max_failed": 2}, "fraction from 0 to 1"),
         ({"functions": good, "timeout": 0}, "seconds above 0"),
         ({"functions": 3}, "reward 'int' is 3"),
         ({"functions": {"x": 3}}, "reward 'x' is 3"),
