@@ -192,5 +192,5 @@ def test_a_parquet_file_with_bytes_for_a_text_names_file_and_record(tmp_path):
     parquet.write_table(arrow.table({"prompt": arrow.Array.from_buffers(arrow.string(), 2, stored.buffers())}), path)
     records = load_prompts(path)
     assert records[0]["prompt"] == "the film"
-    with pytest.raises(ValueError, match=r"prompts\.parquet, record 2: no UTF-8"):
+    with pytest.raises(ValueError, match=r"prompts\.parquet, record 2: not UTF-8"):
         records[1]

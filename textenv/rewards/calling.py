@@ -1,4 +1,4 @@
-"""Call reward functions by keyword with the columns that their signatures name (async ones too), and load them."""
+"""Call reward functions (also async ones) with the columns in their signatures, and load them from files."""
 
 import asyncio
 import copy

@@ -91,7 +91,7 @@ def test_a_classifier_is_refused():
 def test_a_model_that_reads_ahead_is_refused_although_it_has_a_score():
     judge = reward_model("bert")
     judge.model.score = judge.model.classifier
-    with pytest.raises(ValueError, match="is not causal"):
+    with pytest.raises(ValueError, match="reads ahead"):
         Critic.from_reward_model(judge)
 
 

@@ -252,7 +252,7 @@ def test_the_adaptive_coefficient_survives_save_and_load_in_the_agents_folder(tm
         penalty.update(rollout)
         restored.update(rollout)
         assert restored.coef == penalty.coef
-    with pytest.raises(ValueError, match="AdaptiveCoefficient has .'value'.*another kind"):
+    with pytest.raises(ValueError, match="AdaptiveCoefficient expects .'value'.*another kind"):
         restored.load_state_dict(KLPenalty(None, ScheduledCoefficient(1.0, 0.0, 5)).state_dict())
 
 

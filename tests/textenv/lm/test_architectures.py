@@ -200,7 +200,7 @@ def test_a_model_that_contradicts_itself_in_a_way_that_its_configuration_does_no
     scales = dict(short_mscale=1.0, long_mscale=2.0)
     lm = language_model(make_long("phimoe", short_factor=factor, long_factor=factor, **scales))
     assert worst_gap_of_slots(lm, random_texts(ORIGINAL)) < 1e-4
-    with pytest.raises(ValueError, match="PhimoeForCausalLM cannot act in texts of up to 17 tokens .*differ by up to"):
+    with pytest.raises(ValueError, match="PhimoeForCausalLM cannot sample texts of up to 17 tokens .*differ by up to"):
         Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
 
 

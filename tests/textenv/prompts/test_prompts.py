@@ -88,7 +88,7 @@ def test_another_column_may_be_the_prompt(tmp_path):
         ("p.csv", b"prompt,prompt\na,b\n", "repeated names"),
         ("p.csv", b"prompt\n\xff\n", "not CSV in UTF-8"),
         ("p.parquet", b"not parquet", "could not be read"),
-        ("p.docx", b"x", "is no .jsonl"),
+        ("p.docx", b"x", "is not a .jsonl"),
     ],
 )
 def test_broken_files_are_refused_by_record(tmp_path, name, content, message):
@@ -216,7 +216,7 @@ def test_no_turn_ends_before_the_least_length():
     rollout = collect(env, policy(), num_episodes=64)
     assert rollout["mask"].sum(1).min() == 4  # three tokens, then EOS (as transformers counts)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="forbidden token"):
+    with pytest.raises(ValueError, match="is forbidden here"):
         env.step(np.full(4, EOS))
 
 

@@ -187,7 +187,7 @@ def test_an_answer_that_somebody_took_out_of_the_file_cannot_be_undone(path):
 
 def test_who_quits_is_told_what_is_saved_and_goes_on_where_he_stopped(path):
     with pytest.raises(
-        FeedbackStopped, match=rf"after 2 of 4 .*saved \(2 with .* in {path}: run the same program again"
+        FeedbackStopped, match=rf"after 2 of 4 .*\(2 with .* saved in {path}: run the same program again"
     ):
         call(HumanReward(path, annotator=Scripted(["up", "skip", "quit"])), ["a", "b", "c", "d"])
     annotator = Scripted(["down", "up"])
@@ -236,9 +236,7 @@ def test_half_a_line_at_the_end_is_put_aside_and_asked_again(path):
     first = whole.index(b"\n") + 1
     for cut in (first + 1, first + 30, len(whole) - 2):
         path.write_bytes(whole[:cut])
-        with pytest.warns(
-            UserWarning, match=r"answers.jsonl ended with an incomplete line.*now in .*answers.jsonl.half"
-        ):
+        with pytest.warns(UserWarning, match=r"answers.jsonl ended with an incomplete .*now in .*answers.jsonl.half"):
             human = HumanReward(path, annotator=(annotator := Scripted(["down"])))
         assert path.read_bytes() == whole[:first]
         assert path.with_name("answers.jsonl.half").read_bytes().endswith(whole[first:cut] + b"\n")

@@ -210,7 +210,7 @@ def test_wrong_names_are_refused_in_words(arguments, message):
 
 def test_wrong_settings_are_refused_in_words():
     with pytest.raises(
-        ValueError, match="given seed .the seed is an argument of sample_prompts.; its settings are allow_neg"
+        ValueError, match="no setting seed .the seed is an argument of sample_prompts.; its settings are allow_neg"
     ):
         ReasoningGym("chain_sum", seed=1)
     with pytest.raises(ValueError, match=r"does not accept the settings {'min_terms': 0}: min_terms must be"):
