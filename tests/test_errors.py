@@ -34,7 +34,7 @@ def test_unknown_split():
 def test_unknown_model(tmp_path):
     with refused(ValueError, "no-such-model", "save_pretrained", "embedded"):
         LMPolicy.load("no-such-model")
-    with refused(ValueError, str(tmp_path), "folder without the files"):
+    with refused(ValueError, str(tmp_path), "folder without readable files"):
         LMPolicy.load(tmp_path)
     with refused(ValueError, "no-such-model"):
         RewardModel.load("no-such-model")
@@ -187,7 +187,7 @@ def test_a_reference_that_shares_the_policys_weights(share):
 
 
 def test_a_partial_reset_before_a_whole_one():
-    with refused(ValueError, "reset all of them first"):
+    with refused(ValueError, "reset all slots first"):
         make_env(num_envs=2).reset(options={"reset_mask": np.array([True, False])})
 
 

@@ -166,8 +166,8 @@ def test_who_means_a_special_token_gives_its_id_and_who_spells_one_in_a_prompt_i
         for _ in range(2):
             assert index not in prompt_ids(Prompt("<|told|>user\nhi"), tokenizer)
     assert [r.getMessage() for r in caplog.records] == [
-        "a prompt or an answer spells out the special token '<|told|>', which is read as text: where it is meant, give "
-        "a chat's messages or token ids; an answer gets its EOS anyhow"
+        "a prompt or completion spells out the special token '<|told|>', which is read as text: if you mean the token, "
+        "give chat messages or token ids; a completion gets its EOS automatically"
     ]
 
 
@@ -302,7 +302,7 @@ def test_an_environments_reply_opens_no_turn(name):
 def test_a_template_that_hides_what_the_assistant_said_is_refused():
     tokenizer = byte_level()
     tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(ValueError, match="writes what the assistant said 0 times, expected once"):
+    with pytest.raises(ValueError, match="writes an assistant message 0 times, expected once"):
         reply_ids("b", Prompt(({"role": "user", "content": "a"},)), [5], tokenizer)
 
 
@@ -439,7 +439,7 @@ def with_code(folder, *, kind="unheard-of", tokenizer=False):
 def test_code_that_a_model_brings_is_not_run(tmp_path, monkeypatch, options):
     marker = with_code(tmp_path, **options)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # nor does a question to whoever sits there start it
-    with pytest.raises(ValueError, match=r"brings Python code of its own.*--trust-remote-code"):
+    with pytest.raises(ValueError, match=r"has its own Python code.*--trust-remote-code"):
         LMPolicy.load(tmp_path)
     assert not marker.exists()
 
@@ -455,7 +455,7 @@ def test_code_that_a_config_asks_a_hub_for_is_not_fetched(tmp_path, settings):
     saved_model(tmp_path)
     edit(tmp_path / "config.json", **settings)
     for load_by in (LMPolicy.load, RewardModel.load):
-        with pytest.raises(ValueError, match="asks for code from a hub .*theirs/kernel.* in its config.json.*--trust"):
+        with pytest.raises(ValueError, match="needs code from a hub .*theirs/kernel.* in its config.json.*--trust"):
             load_by(tmp_path)
     if "_attn_implementation" in settings or isinstance(settings.get("attn_implementation"), str):
         with trust_remote_code(), pytest.raises(ImportError, match="kernels"):  # or the test above is none
@@ -489,7 +489,7 @@ def test_code_is_run_where_it_was_asked_for_and_only_there(tmp_path, monkeypatch
     with trust_remote_code():
         assert LMPolicy.load(tmp_path / "model").num_actions == len(WORDS)
     assert marker.exists(), "the attack must work, or the test above is none"
-    with pytest.raises(ValueError, match="brings Python code"):
+    with pytest.raises(ValueError, match="has its own Python code"):
         LMPolicy.load(tmp_path / "model")
 
 
@@ -661,15 +661,15 @@ def test_a_megabyte_without_a_space_is_asked_about_and_answered():
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
-        ("p.jsonl", rb'{"prompt": "a\ud800b"}', r"record 2: 'a\\ud800b' is no Unicode"),
+        ("p.jsonl", rb'{"prompt": "a\ud800b"}', r"record 2: 'a\\ud800b' is not valid Unicode"),
         ("p.jsonl", rb'{"prompt": [{"role": "user", "content": "\uDFFF"}]}', "record 2: .*unpaired surrogate"),
-        ("p.jsonl", b'{"prompt": "\xed\xa0\x80"}', "record 2: no JSON in UTF-8"),
-        ("p.jsonl", b'{"prompt": "\xff\xfe"}', "record 2: no JSON in UTF-8"),
-        ("p.jsonl", '{"prompt": "a"}'.encode("utf-16"), "record 2: no JSON in UTF-8"),
-        ("p.jsonl", b'{"prompt": ' + b"9" * 10_000 + b"}", "record 2: no JSON"),
-        ("p.jsonl", b'{"prompt": ' + b"[" * 1_000_000, "record 2: no JSON"),
-        ("p.csv", b"\xff\xfe", "record 2: no CSV in UTF-8"),
-        ("p.csv", b'"' + b"a" * 1_000_000, "record 2: a value of more than 131,072 characters: write JSON lines"),
+        ("p.jsonl", b'{"prompt": "\xed\xa0\x80"}', "record 2: not JSON in UTF-8"),
+        ("p.jsonl", b'{"prompt": "\xff\xfe"}', "record 2: not JSON in UTF-8"),
+        ("p.jsonl", '{"prompt": "a"}'.encode("utf-16"), "record 2: not JSON in UTF-8"),
+        ("p.jsonl", b'{"prompt": ' + b"9" * 10_000 + b"}", "record 2: not JSON"),
+        ("p.jsonl", b'{"prompt": ' + b"[" * 1_000_000, "record 2: not JSON"),
+        ("p.csv", b"\xff\xfe", "record 2: not CSV in UTF-8"),
+        ("p.csv", b'"' + b"a" * 1_000_000, "record 2: a value has more than 131,072 characters: use JSON lines"),
     ],
 )  # fmt: skip
 def test_a_broken_or_hostile_line_is_named(tmp_path, name, line, says):
@@ -695,5 +695,5 @@ def test_lines_of_a_megabyte_nul_bytes_and_pairs_of_surrogates_are_read(tmp_path
 def test_half_a_character_in_a_prompt_or_message_is_named():
     tokenizer = chat_tokenizer("chatml")
     for prompt in (Prompt("a\ud800"), Prompt(({"role": "user", "content": "a\ud800"},))):
-        with pytest.raises(ValueError, match=r"'a\\ud800' is no Unicode: character 1 is an unpaired surrogate"):
+        with pytest.raises(ValueError, match=r"'a\\ud800' is not valid Unicode: character 1 is an unpaired surrogate"):
             prompt_ids(prompt, tokenizer)

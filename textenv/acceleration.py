@@ -14,11 +14,11 @@ TAKEN: list[str] = []
 
 
 def accelerated(path: str) -> Callable[[T], T]:
-    """Decorate a plain function or class with its fast path; the plain one stays if that is switched off or not there.
+    """Decorator that replaces a plain function or class by its fast path, if that exists and is not switched off.
 
     Args:
-        path: ``module:name``. A fast class takes the place of the plain one. A fast function gets the plain one as its
-            first argument, for inputs that it does not cover.
+        path: ``module:name``. A fast class replaces the plain one. A fast function gets the plain one as its first
+            argument and calls it for inputs that it does not support.
     """
 
     def choose(plain: T) -> T:

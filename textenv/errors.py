@@ -21,7 +21,7 @@ class InvariantError(RuntimeError):
         message: what was found, what was expected, and the possible cause.
         tensor: name of the offending tensor: a column, a term of the loss, or a parameter.
         batch: batch that contains the tensor.
-        bad: bool, of the batch's shape: True on the offending entries; None if the tensor has no entries in the batch.
+        bad: bool, with the batch's shape: True at the offending entries; None if the tensor is not in the batch.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""`read_json` and `parse_json`: JSON in UTF-8, with one error for anything else."""
+"""`read_json` and `parse_json`: JSON in UTF-8; anything else raises a ValueError."""
 
 import json
 from pathlib import Path
@@ -27,14 +27,14 @@ def read_json(path: Path, *, what: str, kind: type | tuple[type, ...] = object) 
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON in UTF-8, with or without a byte order mark; ValueError with the position if it is none.
+    """Parse JSON in UTF-8, with or without a byte order mark; a ValueError names the position if it is invalid.
 
     Example:
         >>> parse_json('{"k": }')
         Traceback (most recent call last):
-        ValueError: no JSON in UTF-8 (Expecting value: line 1 column 7 (char 6))
+        ValueError: not JSON in UTF-8 (Expecting value: line 1 column 7 (char 6))
     """
     try:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"no JSON in UTF-8 ({error})") from error
+        raise ValueError(f"not JSON in UTF-8 ({error})") from error

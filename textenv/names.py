@@ -33,12 +33,12 @@ OURS = {
     "whiten_advantages": "normalize_advantage",
 }  # fmt: skip
 """Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
-ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "take a GSDEPolicy", "cursor": "use algos.Collector"}
-"""Where to find what a former name or a name of another library asked for."""
+ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "use a GSDEPolicy", "cursor": "use algos.Collector"}
+"""Replacements for former names, and for names of other libraries, that are not fields here."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that an unknown one most likely means, by `OURS` or by spelling; None if there is none."""
+    """Return the known name closest to an unknown one, by `OURS` or by spelling; None if no name is close."""
     known = list(known)
     if OURS.get(name) in known:
         return OURS[name]
@@ -63,7 +63,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that `refuse_unknown` checks its keywords, unless it takes any."""
+    """Decorator that checks a function's keywords by `refuse_unknown`, unless the function accepts any keyword."""
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.name != "self"]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of `transformers`, which a folder on disk does not need."""
+    """Context without the progress bars of `transformers`, for work on local files."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

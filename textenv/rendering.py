@@ -61,7 +61,7 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
 def draw(
     tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; only its end if too long."""
+    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; a long text is cut to its end."""
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
@@ -87,7 +87,7 @@ def draw(
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, made safe by `printable`; joined, they are the decoded text.
+    """Return the text of each token, escaped by `printable`; together they are the decoded text.
 
     A character that consists of several tokens is returned with the last of them.
     """
@@ -105,7 +105,7 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[st
 def printable(text: str) -> str:
     """Escape control characters, characters that change text direction, and non-standard line endings.
 
-    So a completion can neither control a terminal, nor imitate other text, nor start a new line in a log.
+    An escaped completion can neither control a terminal, nor imitate other text, nor start a new line in a log.
     """
     return "".join(
         character
@@ -116,7 +116,7 @@ def printable(text: str) -> str:
 
 
 def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return red, green and blue for each token, by its fraction of the largest value; dark if one is not finite."""
+    """Return red, green and blue for each token, by its fraction of the largest value; dark if any is not finite."""
     shown = np.where(chosen, values, 0.0)
     largest = np.abs(shown).max(initial=0.0)
     fractions = shown / largest if 0 < largest < np.inf else np.zeros_like(shown)

@@ -15,7 +15,7 @@ key                           control                                text
 ``reward``                    float32, the environment's             float32, the score on a turn's last token
 ``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS; the length limit
                               both cut the trace
-``mask``                      False on reset rows and where an       True on the tokens that the policy chose
+``mask``                      False on autoreset steps and where an  True on the tokens that the policy chose
                               environment fails
 ``is_init``                   True on an episode's first observation True at position 0
 ``log_prob``                  under the behaviour policy, nats       the same
@@ -33,7 +33,7 @@ key                           control                                text
 ============================  =====================================  ==========================================
 
 A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
-token. Everywhere, one True entry of ``mask`` counts as one step.
+token. In both, one True entry of ``mask`` counts as one step.
 """
 
 from abc import abstractmethod

@@ -82,7 +82,7 @@ def tokenizer():
     return found
 
 
-@target(says=r"prompts\.|prompt [\d'\"({\[]|prompts fall|'role'|refused")
+@target(says=r"prompts\.|prompt [\d'\"({\[]|prompts is in split|'role'|refused")
 def prompts(dice):
     """Files of prompts: JSON lines, CSV, TSV."""
     kind = dice.of(["jsonl", "csv", "tsv"])
@@ -266,7 +266,7 @@ def feedback(dice):
     path = scratch() / "feedback.jsonl"
     path.write_bytes(edited(lines_of(ANSWERED, dice), dice))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*ended in half a line")
+        warnings.filterwarnings("ignore", message=".*ended with an incomplete line")
         file = FeedbackFile(path)
     for record in file.answers().values():
         scores(record)

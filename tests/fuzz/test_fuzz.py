@@ -82,8 +82,8 @@ def test_what_is_too_great_for_float32_is_infinite_where_it_may_pass():
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ("half \ud800", "prompt 0: 'half .*is no Unicode"),
-        ([{"role": "user", "content": "half \ud800"}], "prompt 0: 'half .*is no Unicode"),
+        ("half \ud800", "prompt 0: 'half .*is not valid Unicode"),
+        ([{"role": "user", "content": "half \ud800"}], "prompt 0: 'half .*is not valid Unicode"),
         ({"a": 1, 2: 3}, "prompt 0 has the columns \\['2', 'a'\\]"),
         (np.array(3.0), "prompt 0 is 3.0, expected text"),
     ],
@@ -156,7 +156,7 @@ def test_broken_arguments_of_a_run_exit_with_2_and_a_sentence(content, tmp_path,
 def test_json_nested_too_deep_on_the_command_line_exits_with_2_and_a_sentence(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", "CartPole-v1", "--policy-kwargs", "[" * 100_000])
-    assert stop.value.code == 2 and "no JSON" in capsys.readouterr().err
+    assert stop.value.code == 2 and "not JSON" in capsys.readouterr().err
 
 
 DESCRIBED = {"format": 2, "environment": None, "policy": "MLPPolicy", "policy_arguments": {}}
@@ -192,5 +192,5 @@ def test_a_parquet_file_with_bytes_for_a_text_names_file_and_record(tmp_path):
     parquet.write_table(arrow.table({"prompt": arrow.Array.from_buffers(arrow.string(), 2, stored.buffers())}), path)
     records = load_prompts(path)
     assert records[0]["prompt"] == "the film"
-    with pytest.raises(ValueError, match=r"prompts\.parquet, record 2: no UTF-8"):
+    with pytest.raises(ValueError, match=r"prompts\.parquet, record 2: not UTF-8"):
         records[1]

@@ -336,7 +336,7 @@ def test_action_masks_are_sets(forbidden, ends, least, said):
             if token in allowed:
                 masks.check(np.array([token]), np.array([0]), index)
             else:
-                with pytest.raises(ValueError, match="forbidden token"):
+                with pytest.raises(ValueError, match="is forbidden here"):
                     masks.check(np.array([token]), np.array([0]), index)
 
 

@@ -28,7 +28,7 @@ RIGHT = [
 ]
 """Families that act and score as a plain pass of their own does."""
 
-HEAD, AHEAD = "are not its output layer over its trunk", "reads ahead"
+HEAD, AHEAD = "are not its output layer over its trunk", "is not causal"
 REFUSED = dict.fromkeys(
     [
         "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder",
@@ -39,7 +39,7 @@ REFUSED = dict.fromkeys(
 ) | {
     "musicgen": "cannot read a text",  # four tokens at every place
     "rembert": "cannot read a text",  # an output layer wider than the trunk
-    "reformer": "cannot act in texts",  # its attention draws random numbers
+    "reformer": "cannot sample texts",  # its attention draws random numbers
     "xlm": AHEAD,
     "xlnet": AHEAD,
 }

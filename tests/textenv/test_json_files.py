@@ -15,9 +15,9 @@ def test_json_in_utf8_is_read_with_and_without_a_byte_order_mark(tmp_path, conte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"k": ', r"state\.json is no JSON in UTF-8 \(Expecting value: line 1 column 7.*\), expected a state"),
-        (b'{"k": "\xff"}', r"state\.json is no JSON in UTF-8 \(.*position 7.*\), expected a state"),
-        (b"[" * 100_000, r"state\.json is no JSON in UTF-8 \(.*recursion.*\), expected a state"),
+        (b'{"k": ', r"state\.json is not JSON in UTF-8 \(Expecting value: line 1 column 7.*\), expected a state"),
+        (b'{"k": "\xff"}', r"state\.json is not JSON in UTF-8 \(.*position 7.*\), expected a state"),
+        (b"[" * 100_000, r"state\.json is not JSON in UTF-8 \(.*recursion.*\), expected a state"),
         (b"[1]", r"state\.json holds \[1\] \(list\), expected a state"),
     ],
 )

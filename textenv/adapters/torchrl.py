@@ -37,18 +37,18 @@ def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
         torch.int64
     """
     if not isinstance(env, (gymnasium.Env, VectorEnv)):
-        raise TypeError(f"env is {env!r}, expected a gymnasium.Env or VectorEnv: make it by gymnasium.make(id)")
+        raise TypeError(f"env is {env!r}, expected a gymnasium.Env or VectorEnv: make it with gymnasium.make(id)")
     mode = getattr(env, "autoreset_mode", None)
     if isinstance(env, VectorEnv) and mode is not AutoresetMode.DISABLED:
         raise ValueError(
             f"autoreset_mode is {mode}, expected AutoresetMode.DISABLED, because torchrl resets by itself: make the "
-            "vector environment with autoreset_mode=AutoresetMode.DISABLED, and give it without wrappers"
+            "vector environment with autoreset_mode=AutoresetMode.DISABLED, and pass it without wrappers"
         )
     wrapped = GymWrapper(env, categorical_action_encoding=True)
     if "action_mask" not in env.reset()[1]:
         return wrapped
     if not isinstance(wrapped.action_spec, Categorical):
-        raise ValueError(f"info has an action_mask and the action space is {env.action_space}: only Discrete is masked")
+        raise ValueError(f"info has an action_mask, but the action space is {env.action_space}, expected Discrete")
     wrapped.set_info_dict_reader(_ActionMaskReader(wrapped.action_spec))
     return TransformedEnv(wrapped, ActionMask())
 
@@ -91,7 +91,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             del self._specs["action_mask"]
         if observation is not None:
             if observation not in self._specs:
-                raise ValueError(f"observation is {observation!r}, the environment has {', '.join(self._specs)}")
+                raise ValueError(f"observation is {observation!r}, expected one of {', '.join(self._specs)}")
             self._specs = {observation: self._specs[observation]}
         shown = {name: _space(name, spec, len(env.batch_size)) for name, spec in self._specs.items()}
         self.single_observation_space = next(iter(shown.values())) if len(shown) == 1 else spaces.Dict(shown)
@@ -107,7 +107,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
         _check_reset_mask(mask, self.num_envs)
         if seed is not None and not mask.all():
-            raise ValueError(f"seed is {seed} and reset_mask is {mask}: torchrl seeds all slots or none; drop one")
+            raise ValueError(f"seed is {seed} and reset_mask is {mask}: torchrl seeds all slots at once; pass only one")
         super().reset(seed=seed)
         if seed is not None:
             self.env.set_seed(seed)
@@ -127,7 +127,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """
         if self._current is None or self._ended.any():
             raise ValueError(
-                f"slots {np.flatnonzero(self._ended).tolist()} have no episode under way: call reset() at the start, "
+                f"slots {np.flatnonzero(self._ended).tolist()} have no running episode: call reset() at the start, "
                 'and reset(options={"reset_mask": mask}) for slots whose episode is over'
             )
         taken = self.env.step(self._current.copy().set(self.env.action_key, self._encode(actions)))
@@ -211,7 +211,7 @@ def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
     if isinstance(spec, (data.Bounded, data.Unbounded)):
         low, high = spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy()
         if dims and ((low != low[:1]).any() or (high != high[:1]).any()):
-            raise ValueError(f"entry {name!r} has other bounds in other slots: a vector environment's slots are alike")
+            raise ValueError(f"entry {name!r} has different bounds in different slots, expected the same in all")
         dtype, low, high = low.dtype.type, low[0] if dims else low, high[0] if dims else high
         if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
             low, high = -np.inf, np.inf  # torchrl has the largest float as bound
@@ -224,7 +224,7 @@ def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
 
 def _check_single_agent(env: Any) -> None:
     if not isinstance(env, EnvBase):
-        raise TypeError(f"env is {env!r}, expected a torchrl EnvBase: make it by torchrl.envs.GymEnv(id)")
+        raise TypeError(f"env is {env!r}, expected a torchrl EnvBase: make it with torchrl.envs.GymEnv(id)")
     if len(env.batch_size) > 1 or not env.batch_size.numel():
         raise ValueError(f"batch_size is {list(env.batch_size)}, expected [] or [N]: slots have one dimension")
     ends = [key for key in env.done_keys if key not in ("terminated", "truncated")]
@@ -232,16 +232,16 @@ def _check_single_agent(env: Any) -> None:
         if len(keys) != 1 or not isinstance(keys[0], str):
             raise ValueError(
                 f"the {kind} entries are {list(keys)}, expected one at the top level: a slot is one agent with one "
-                f"{kind}; bring one agent's entries up by torchrl.envs.RenameTransform"
+                f"{kind}; move one agent's entries there with torchrl.envs.RenameTransform"
             )
     if env.reward_spec.shape.numel() != env.batch_size.numel():
         raise ValueError(
             f"the reward has shape {list(env.reward_spec.shape)} for batch size {list(env.batch_size)}, expected one "
-            "number a slot: add the objectives up, by torchrl.envs.LineariseRewards"
+            "number per slot: add up the objectives with torchrl.envs.LineariseRewards"
         )
 
 
 def _check_reset_mask(mask: Any, num_envs: int) -> None:
     if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
         given = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
-        raise ValueError(f"reset_mask is {given}, expected a bool array of shape ({num_envs},) with a True in it")
+        raise ValueError(f"reset_mask is {given}, expected a bool array of shape ({num_envs},) with at least one True")

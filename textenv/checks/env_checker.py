@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode
 from textenv.checks.env_driver import MAX_STEPS, EnvDriver, Seen, ids_of
 from textenv.rollout import allowed_tokens, is_episode_env
 
-NO_EOS = "no EOS can be chosen here, or none is known (env.tokenizer tells it)"
-NO_EOS_HERE = "the mask forbids EOS where it would be tried"
+NO_EOS = "EOS is forbidden here or unknown (it is read from env.tokenizer)"
+NO_EOS_HERE = "the action mask or a limit prevents EOS where this check needs it"
 
 
 class CheckResult(NamedTuple):
-    """CheckResult of a check."""
+    """Result of a check."""
 
     name: str
     problem: str
@@ -26,7 +26,7 @@ class CheckResult(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """CheckResult in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
+        """Result in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
         return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
 
 
@@ -51,7 +51,7 @@ def raise_if_broken(results: Sequence[CheckResult], *, owner: str = "") -> None:
     broken = [result for result in results if result.problem]
     if broken:
         raise ValueError(
-            f"{owner}{len(broken)} of {len(results)} checks do not hold:\n"
+            f"{owner}{len(broken)} of {len(results)} checks failed:\n"
             + "\n".join(f"- {name}: {problem}" for name, problem, _ in broken)
         )
 
@@ -93,7 +93,7 @@ def _check_spaces(driver: EnvDriver) -> str:
         driver.step(driver.word(0))
         _demand(
             all((held[name] == now[name]).all() for name in held),
-            "an observation that was handed out was changed by the next step: return a copy",
+            "step changed an observation that was returned before: return a copy",
         )
     return ""
 
@@ -110,7 +110,7 @@ def _check_ids(driver: EnvDriver) -> str:
         _demand(
             seen.ids[: len(expected)] == expected,
             f"at step {step} the ids {before} and the action {token} became {seen.ids}: append the action's id, and "
-            "never make ids from decoded text",
+            "never tokenize decoded text",
         )
         before = seen.ids
     return ""
@@ -122,20 +122,20 @@ def _check_end_tokens(driver: EnvDriver) -> str:
         driver.reset(None)
         length = len(driver.ids)
         beyond = set(driver.observation["tokens"][0, length:].tolist())
-        _demand(len(beyond) <= 1, f"beyond its {length} ids a state holds {sorted(beyond)}, expected one padding id")
+        _demand(len(beyond) <= 1, f"after its {length} ids a state has {sorted(beyond)}, expected one padding id")
     if not driver.may(driver.eos):
         return NO_EOS
     before = driver.ids
     seen = driver.step(driver.eos)
     _demand(
         seen.done or len(seen.ids) > len(before) + 1 or driver.conversation,
-        f"EOS (id {driver.eos}) did not end the turn: the episode goes on at {seen.ids}",
+        f"EOS (id {driver.eos}) did not end the turn: the next state is {seen.ids}",
     )
     pad = driver.pad
     driver.reset(0)
     if pad != driver.eos and driver.may(pad) and not driver.step(driver.word(1)).done:
         driver.reset(0)
-        _demand(not driver.step(pad).done, f"the pad token (id {pad}) ended the episode: only EOS and stop tokens may")
+        _demand(not driver.step(pad).done, f"the pad token (id {pad}) ended the episode, only EOS and stop tokens may")
     return ""
 
 
@@ -148,7 +148,7 @@ def _check_score_placement(driver: EnvDriver) -> str:
         turn_over = token == driver.eos or seen.done or len(seen.ids) > len(before) + 1
         _demand(
             turn_over or seen.reward == 0,
-            f"step {step} paid {seen.reward} in the middle of a turn: pay where the turn ends",
+            f"step {step} gave reward {seen.reward} in the middle of a turn: give it at the end of the turn",
         )
         before = driver.reset(None) if seen.done else seen.ids
     return ""
@@ -160,17 +160,17 @@ def _check_flags(driver: EnvDriver) -> str:
     for limit in range(1, MAX_STEPS + 1):
         word = driver.word(limit - 1)
         seen = driver.step(word)
-        _demand(not (seen.terminated and seen.truncated), f"after {limit} steps an episode is terminated and truncated")
+        _demand(not (seen.terminated and seen.truncated), f"after {limit} steps terminated and truncated are both True")
         if seen.done:
             break
-    _demand(seen.done, f"an episode without EOS does not end in {limit} steps: set a limit")
+    _demand(seen.done, f"an episode without EOS does not end in {limit} steps: set a length limit")
     if driver.conversation:
-        return "in a conversation the end of a turn need not be the end of the episode"
+        return "in a conversation the end of a turn need not end the episode"
     if driver.eos is None:
         return NO_EOS
     if word in driver.ends:
-        return "the mask leaves nothing but an end, so the limit was never reached"
-    _demand(seen.truncated, f"an answer without EOS was cut after {limit} tokens and is terminated: it is truncated")
+        return "the action mask allowed only tokens that end a turn, so the limit was never reached"
+    _demand(seen.truncated, f"a completion cut after {limit} tokens without EOS is terminated, expected truncated")
     for words in {0, limit - 1}:
         answered = driver.answer(words)
         if answered is None:
@@ -178,7 +178,7 @@ def _check_flags(driver: EnvDriver) -> str:
         _demand(
             answered.terminated and not answered.truncated,
             f"EOS as token {words + 1} of at most {limit} gives terminated={answered.terminated}, "
-            f"truncated={answered.truncated}: an answer that ended is terminated, at the limit too",
+            f"truncated={answered.truncated}: a completion with EOS is terminated, even at the limit",
         )
     return ""
 
@@ -186,23 +186,23 @@ def _check_flags(driver: EnvDriver) -> str:
 def _check_seeds(driver: EnvDriver) -> str:
     """The same seed gives the same prompts, other seeds give others; a reset without a seed continues the order."""
     sequences = [[driver.reset(seed), *(driver.reset(None) for _ in range(7))] for seed in (1, 1, 2, 3, 4)]
-    _demand(sequences[0] == sequences[1], f"seed 1 dealt {sequences[0][:3]} and then {sequences[1][:3]}")
+    _demand(sequences[0] == sequences[1], f"seed 1 gave {sequences[0][:3]}, then {sequences[1][:3]}")
     distinct = {tuple(ids) for sequence in sequences for ids in sequence}
     _demand(
         len(distinct) < 2 or any(sequence != sequences[0] for sequence in sequences[2:]),
-        "seeds 1 to 4 all deal the same prompts in the same order: draw them by the seed that reset is given",
+        "seeds 1 to 4 give the same prompts in the same order: sample them with the seed of reset",
     )
     _demand(
         len(distinct) < 2 or any(len({tuple(ids) for ids in sequence}) > 1 for sequence in sequences),
-        "every reset without a seed deals the first prompt again: let the order go on",
+        "every reset without a seed gives the first prompt again: continue the order",
     )
     return "" if len(distinct) > 1 else "there is only one prompt"
 
 
 def _check_no_leak(driver: EnvDriver) -> str:
-    """The scored completion is without the prompt, and is empty if EOS comes first."""
+    """The scored completion excludes the prompt, and is empty if EOS comes first."""
     if driver.conversation:
-        return "in a conversation the answer is one of several turns"
+        return "in a conversation the completion is one of several turns"
     if driver.eos is None or driver.tokenizer is None:
         return NO_EOS
     for words in (0, 2):
@@ -212,11 +212,11 @@ def _check_no_leak(driver: EnvDriver) -> str:
         answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
         expected = driver.tokenizer.decode(chosen, skip_special_tokens=True)
         if answer is None:
-            return "info has no 'completion' where an episode ends"
+            return "info has no 'completion' at the end of an episode"
         _demand(
             answer.strip() == expected.strip(),
-            f"the answer {chosen} is reported as {answer!r}, expected {expected!r}: does it hold the prompt, or "
-            "tokens of another episode?",
+            f"the completion {chosen} is reported as {answer!r}, expected {expected!r}: does it contain the "
+            "prompt, or tokens of another episode?",
         )
     return ""
 
@@ -239,7 +239,7 @@ def _check_batched(driver: EnvDriver) -> str:
         env.advance(actions)
     rollout = env.take_episodes()
     begins = rollout["is_init"].numpy()
-    _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init is not True at the first column alone")
+    _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init must be True in the first column only")
     sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
     left_out = env.metrics.get("reward/left_out", 0)
     for row, number, ids, mask, seen in driver.play(11, episodes):
@@ -248,26 +248,26 @@ def _check_batched(driver: EnvDriver) -> str:
             continue
         _demand(
             len(chosen) == count[row],
-            f"episode {row}: {count[row]} actions were taken, the rollout's mask is True at {len(chosen)} entries",
+            f"episode {row}: {count[row]} actions were taken, but the rollout's mask is True at {len(chosen)} entries",
         )
         t = int(chosen[number])
         _demand(
             ids == rollout["observation"][row, : t + 1].tolist(),
-            f"episode {row}, column {t}: by step the state is {ids}, in the rollout it is "
+            f"episode {row}, column {t}: step gives the state {ids}, the rollout "
             f"{rollout['observation'][row, : t + 1].tolist()}",
         )
         if mask is not None:
-            _demand(sets is not None, "step tells an action_mask, but the rollout has no column 'allowed'")
+            _demand(sets is not None, "step returns an action_mask, but the rollout has no column 'allowed'")
             entry = int(rollout["mask"][:row].sum()) + number
             _demand(
                 sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask).all(),
-                f"episode {row}, column {t}: the action_mask by step is not the set of tokens in the rollout",
+                f"episode {row}, column {t}: the action_mask of step differs from the allowed tokens in the rollout",
             )
         flags = [rollout[name][row, t].item() for name in ("terminated", "truncated")]
         _demand(
             flags == [seen.terminated, seen.truncated],
-            f"episode {row}, column {t}: terminated and truncated are {[seen.terminated, seen.truncated]} by step, in "
-            f"the rollout {flags}",
+            f"episode {row}, column {t}: terminated and truncated are {[seen.terminated, seen.truncated]} with step, "
+            f"but {flags} in the rollout",
         )
         by_step[row] += seen.reward
         # `step` gives a turn's reward at its end; a rollout may spread it over the turn's tokens.
@@ -276,8 +276,8 @@ def _check_batched(driver: EnvDriver) -> str:
             not seen.done
             or np.isclose(by_step[row], there[row], atol=1e-5)
             and np.isclose(paid, there[row], atol=1e-5),
-            f"episode {row} is paid {by_step[row]:g} by step, in the rollout {there[row]:g}, of which {paid:g} up "
-            "to its last token",
+            f"episode {row} has the reward {by_step[row]:g} with step, {there[row]:g} in the rollout ({paid:g} up "
+            "to its last token)",
         )
     return ""
 
@@ -297,10 +297,10 @@ def _check_reset(driver: EnvDriver) -> str:
     if driver.vector.num_envs > 1:
         _check_partial_reset(driver)
     if dealt[0] != dealt[1]:
-        return "other slots were dealt prompts meanwhile, so the next one is another"
+        return "other slots took prompts in between, so the next prompts differ"
     _demand(
         starts[0] == starts[1],
-        f"the second episode of seed 5 begins with {starts[0]} or {starts[1]}, depending on what was answered in the "
+        f"the second episode of seed 5 begins with {starts[0]} or {starts[1]}, depending on the completion of the "
         "first: clear the slot when an episode begins",
     )
     return ""
@@ -316,7 +316,7 @@ def _check_partial_reset(driver: EnvDriver) -> None:
     after = [observation["tokens"] for observation in driver.observations()]
     _demand(
         all((one == two).all() for one, two in zip(before[1:], after[1:], strict=True)),
-        "reset(options={'reset_mask': ...}) changed a slot that the mask leaves out",
+        "reset(options={'reset_mask': ...}) changed a slot where the mask is False",
     )
 
 
@@ -325,13 +325,13 @@ def _next_start(driver: EnvDriver, seen: Seen) -> list[int]:
         final = seen.info.get("final_obs")
         _demand(
             final is not None and ids_of(final) == seen.ids,
-            "in SAME_STEP mode info has no final_obs of the slot whose episode is over, or another text there",
+            "in SAME_STEP mode info['final_obs'] is missing where an episode ended, or is not its final observation",
         )
     if driver.mode is AutoresetMode.NEXT_STEP:
         after = driver.step(driver.word(0))
         _demand(
             not after.done and after.reward == 0,
-            f"in NEXT_STEP mode the step after an end only resets, but it gave reward {after.reward}, "
+            f"in NEXT_STEP mode the step after an episode must only reset, but it gave reward {after.reward}, "
             f"terminated={after.terminated}, truncated={after.truncated}",
         )
         return after.ids

@@ -107,11 +107,11 @@ class EnvDriver:
             yield {name: np.asarray(column[slot]) for name, column in self.observation.items()}
 
     def may(self, token: int | None) -> TypeGuard[int]:
-        """Return True if there is this token and slot 0 may choose it now."""
+        """Return True if the token is not None and slot 0 may choose it now."""
         return token is not None and (self._masks[0] is None or bool(self._masks[0][token]))
 
     def word(self, number: int, *, words: float = math.inf) -> int:
-        """Return token ``number`` for slot 0, as `scripted` does; by default one that ends nothing."""
+        """Return token ``number`` for slot 0, as `scripted` does; by default one that does not end the turn."""
         self._revive()
         return self.scripted(0, number, self._masks[0], words=words)
 
@@ -127,7 +127,7 @@ class EnvDriver:
         return int((plain or open_now)[(number + row) % len(plain or open_now)])
 
     def answer(self, words: int) -> Seen | None:
-        """Reset with seed 0 and answer with some words and EOS; None if the mask or a limit prevents that."""
+        """Reset with seed 0, then step with some words and EOS; None if the mask or a limit prevents that."""
         self.reset(0)
         if any(self.step(self.word(step)).done for step in range(words)) or not self.may(self.eos):
             return None
@@ -189,7 +189,7 @@ class EnvDriver:
         return self.ids
 
     def _revive(self) -> None:
-        """Reset the slots whose episode is over, which in DISABLED mode is up to the user."""
+        """Reset the slots whose episode is over, in DISABLED mode."""
         if self.mode is AutoresetMode.DISABLED and self._ended.any():
             self.observation, info = self.vector.reset(options={"reset_mask": self._ended.copy()})
             self._ended[:] = False

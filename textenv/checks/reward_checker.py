@@ -27,7 +27,7 @@ ODD = (
     *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
     *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
 )
-"""Possible odd completions: empty, control characters, other scripts, input that breaks parsers, one endless word."""
+"""Odd but possible completions: empty, control characters, other scripts, input that breaks parsers, one long word."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class RewardCheckReport:
 
     name: str
     results: list[CheckResult]
-    """Of the checks that ran: only the first if the function does not return valid scores, and no comparisons of two
-    calls if equal calls give different scores."""
+    """Results of the checks that ran: only the first one if the return value is invalid, and no `COMPARISONS` if the
+    function is not deterministic."""
     probes: list[Probe]
     mean: float | None
     """Mean score of ordinary completions; None if the function applies to none."""
@@ -129,8 +129,8 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
     except Exception as error:
         offered = sorted({"prompts", "completions", "completion_ids", "terminated", *trial.rows[0].columns})
         raise ValueError(
-            f"reward {name!r} raised {type(error).__name__} on ordinary answers: {error}. It was offered {offered}; "
-            "if it needs another column, give columns={'its name': [one entry a row]}"
+            f"reward {name!r} raised {type(error).__name__} on ordinary completions: {error}. It was given {offered}; "
+            "if it needs another column, pass columns={'its name': [one entry per row]}"
         ) from error
     return returned, (time.perf_counter() - start) / len(trial.rows)
 
@@ -149,12 +149,12 @@ def _type_problem(returned: Any, rows: int) -> str:
     """The return value is a list with one number or None per completion."""
     has_length = isinstance(returned, Sized) and not isinstance(returned, (str, dict))
     if not has_length:
-        return f"it returned {returned!r:.80} for {rows} answers: return a list with one number for each"
+        return f"it returned {returned!r:.80} for {rows} completions: return a list with one number for each"
     if len(returned) != rows:
-        return f"it returned {len(returned)} scores for {rows} answers: return one for each"
+        return f"it returned {len(returned)} scores for {rows} completions: return one for each"
     for row, score in enumerate(returned):
         if score is not None and as_number(score) is None:
-            return f"row {row} is {score!r:.80}: return a number, or None where the reward does not apply"
+            return f"the score of row {row} is {score!r:.80}: return a number, or None where the reward does not apply"
     return ""
 
 
@@ -162,7 +162,7 @@ def _check_finite(trial: Trial) -> str:
     """No score is NaN or infinite."""
     for row, score in zip(trial.rows, trial.scores(trial.rows), strict=True):
         if score is not None and not math.isfinite(score):
-            return f"the answer {row.answer!r:.60} earns {score}: return a finite number, or None"
+            return f"the completion {row.answer!r:.60} gets the score {score}: return a finite number, or None"
     return ""
 
 
@@ -186,9 +186,9 @@ def _check_varied(trial: Trial) -> str:
     """Different completions do not all get the same score."""
     scores = [score for score in trial.scores(trial.rows) if score is not None]
     if not scores:
-        return f"it applies to none of {len(trial.rows)} rows (None for each)"
+        return f"it returned None for all {len(trial.rows)} rows: expected numbers"
     if len({row.answer for row in trial.rows}) > 1 and len(set(map(repr, scores))) == 1:
-        return f"all of {len(scores)} answers earn {scores[0]}: nothing to learn, or give answers that differ to it"
+        return f"all {len(scores)} completions get {scores[0]}: nothing to learn, or pass completions that differ"
     return ""
 
 
@@ -198,25 +198,25 @@ def _check_odd(trial: Trial) -> str:
         try:
             (score, *_) = trial.scores([trial.rows[0].saying(odd), *trial.rows[1:]])
         except Exception as error:  # a user's function may raise anything; report it
-            return f"on the answer {odd!r:.40} it raised {type(error).__name__}: {error}"
+            return f"on the completion {odd!r:.40} it raised {type(error).__name__}: {error}"
         if score is not None and not math.isfinite(score):
-            return f"the answer {odd!r:.40} earns {score}: return a finite number, or None"
+            return f"the completion {odd!r:.40} gets the score {score}: return a finite number, or None"
     return ""
 
 
 COMPARISONS: dict[str, Callable[[Trial], str]] = {
-    "batch invariant": _differs(_in_halves, "in the whole batch, and in half of it"),
+    "batch invariant": _differs(_in_halves, "in the whole batch and in half of it"),
     "order invariant": _differs(
-        lambda trial: trial.scores(trial.rows[::-1])[::-1], "in order, and with the rows reversed"
+        lambda trial: trial.scores(trial.rows[::-1])[::-1], "in order and with the rows reversed"
     ),
     "padding invariant": _differs(
-        _beside_a_long_one, "among ordinary answers, and beside a very long one (is padding read?)"
+        _beside_a_long_one, "with ordinary completions and with a very long one (does it read padding?)"
     ),
 }
 """Checks that presuppose a deterministic function."""
 REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
     "finite": _check_finite,
-    DETERMINISTIC: _differs(lambda trial: trial.scores(trial.rows), "once, and the second time"),
+    DETERMINISTIC: _differs(lambda trial: trial.scores(trial.rows), "in a first call and in a second"),
     **COMPARISONS,
     "varied": _check_varied,
     "odd answers": _check_odd,
@@ -238,13 +238,13 @@ def print_report(report: RewardCheckReport, console: Console | None = None) -> N
     console.print(checks)
     if report.probes:
         console.print(_probe_table(report))
-    console.print(Text(f"{report.seconds_per_row * 1e3:.3g} ms a row"))
+    console.print(Text(f"{report.seconds_per_row * 1e3:.3g} ms per row"))
 
 
 def _probe_table(report: RewardCheckReport) -> Table:
-    title = "What answers that nobody wants would earn"
-    table = Table("answer", "beginning with", "mean", "highest", "note", title=title, title_justify="left")
-    table.add_row("ordinary answers", "", *_mean_and_highest(report), "", end_section=True)
+    title = "Scores of completions that cheat"
+    table = Table("completion", "beginning with", "mean", "highest", "note", title=title, title_justify="left")
+    table.add_row("ordinary completions", "", *_mean_and_highest(report), "", end_section=True)
     for probe in report.probes:
         beginning = Text(printable(repr(probe.answer[:40]) if probe.answer else ""))
         table.add_row(probe.name, beginning, *_mean_and_highest(probe), Text(printable(probe.note), style="yellow"))

@@ -1,4 +1,4 @@
-"""Trial of a reward function: rows of prompts and completions, and cheating completions that show what it pays for."""
+"""Trial of a reward function: ordinary completions, and completions that cheat and should not score high."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Trial:
         """Tolerance for rounding between scores."""
 
     def returned(self, rows: Sequence[Row]) -> Any:
-        """Return the function's result for these rows, which it receives as copies."""
+        """Call the function with copies of these rows and return its result."""
         names = {name for row in rows for name in row.columns}
         columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
         columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
@@ -73,10 +73,10 @@ class Trial:
             return returned  # the checks report the problem
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
-        """Return the scores of these rows; raise the function's errors, and on anything but a list of numbers."""
+        """Return the scores of these rows; raise the function's errors, and one unless they are a list of numbers."""
         returned = self.returned(rows)
         if len(returned) != len(rows):
-            raise ValueError(f"{len(returned)} scores for {len(rows)} answers")
+            raise ValueError(f"{len(returned)} scores for {len(rows)} completions")
         return [None if score is None else float(score) for score in returned]
 
     def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
@@ -84,7 +84,7 @@ class Trial:
         for row, (a, b) in enumerate(zip(one, other, strict=True)):
             close = None not in (a, b) and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)  # type: ignore[arg-type]
             if not close and repr(a) != repr(b):
-                return f"the answer {self.rows[row].answer!r:.60} (row {row}) earns {a} and {b}: {where}"
+                return f"the completion {self.rows[row].answer!r:.60} (row {row}) gets {a} and {b}: {where}"
         return ""
 
     def ids(self, answer: str) -> list[int]:
@@ -132,11 +132,11 @@ def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
 
 
 REPEATS = 64
-"""Repetitions of the token in the completion that repeats one token."""
+"""Number of tokens in the completion that repeats one token."""
 MAX_TOKENS = 256
 """Assumed maximum length of a completion."""
 VERY_LONG = 2_000
-"""Words of a completion far above it."""
+"""Number of words in a completion far above that maximum."""
 PUNCTUATION = ". , ! ? ; : ... !!! --"
 
 
@@ -147,10 +147,10 @@ class Probe(NamedTuple):
     answer: str
     """Completion of the first row."""
     mean: float | None
-    """Over the rows to which the function applies; None if it applies to none, or raised."""
+    """Mean score of the rows to which the function applies; None if it applies to none, or raised an error."""
     highest: float | None
     note: str
-    """Warning: the scores exceed those of ordinary completions, or the function raised; empty otherwise."""
+    """Warning that the scores exceed those of ordinary completions, or that the function raised an error; or empty."""
 
 
 def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> list[Probe]:
@@ -172,9 +172,9 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
         return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
     note = ""
     if scores and ordinary and fmean(scores) > fmean(ordinary) + margin:
-        note = "earns more than ordinary answers on average"
+        note = "scores above ordinary completions on average"
     if scores and ordinary and max(scores) > max(ordinary) + margin:
-        note = "earns more than the best ordinary answer"
+        note = "scores above the best ordinary completion"
     return Probe(name, answer, mean_of(scores), max(scores, default=None), note)
 
 

@@ -15,7 +15,7 @@ from textenv.embedded import phrases
 from textenv.json_files import read_json
 
 VERSION = 1
-"""Version of the built files: raise it when tokenizer, models or training change. The grammar's tables count too."""
+"""Version of the built files: raise it when tokenizer, models or training change (not when the grammar's tables do)."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 """Packages whose version affects the built files."""
 MANIFEST = "manifest.json"
@@ -29,7 +29,7 @@ def cache_root() -> Path:
 
 
 def embedded_folder() -> Path:
-    """Return the folder with ``lm/`` and ``classifier/``, both as from `save_pretrained`, tokenizer included.
+    """Return the folder with ``lm/`` and ``classifier/``, both written by `save_pretrained`, tokenizer included.
 
     Built at the first call (about 40 s on one thread), then cached; the cache key is `VERSION`, the grammar's tables
     and the versions of `PACKAGES`.
@@ -75,14 +75,14 @@ def cached(folder: Path, build: Callable[[Path], None]) -> Path:
                 _replace(folder, build)
     except OSError as error:
         raise OSError(
-            f"cannot make {folder}: {error}. "
+            f"cannot write {folder}: {error}. "
             "Set the environment variable TEXTENV_CACHE to a folder that you can write to."
         ) from error
     return folder
 
 
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
-    print(f"textenv: making the embedded model (about 40 s, once) in {folder}", file=sys.stderr, flush=True)
+    print(f"textenv: building the embedded model in {folder} (once, about 40 s)", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: not in use, as the lock is held
     unfinished.mkdir()

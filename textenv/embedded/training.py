@@ -27,8 +27,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     """Learn the merges from sampled reviews: about 700 tokens, with one for nearly every word of the grammar.
 
     Digits are always separate tokens, with or without a space before. Text is split into words first and nothing is
-    added at the start, so if a text is cut before a space that begins a word, the tokens of its first part are a
-    prefix of its tokens.
+    added at the start. So if a text is cut before the space of a word, the tokens of the first part are a prefix of
+    the tokens of the whole text.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Action masks over tokens: forbidden tokens, no end before a minimum length, and a user's own rule."""
+"""Action masks over tokens: forbidden tokens, minimum length of a turn, and a user's rule."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ActionMasks:
         sets[_BASE:, list(forbidden)] = False
         sets[_GO_ON, list(ends)] = False
         if not sets[_BASE].any() or (min_new_tokens and not sets[_GO_ON].any()):
-            raise ValueError(f"forbidden is {sorted(forbidden)}, which leaves no token to choose (of {num_tokens})")
+            raise ValueError(f"forbidden is {sorted(forbidden)}, which leaves no token of {num_tokens}: forbid fewer")
         self._sets, self._count = sets, len(sets)
         self._places: dict[bytes, int] = {}
 
@@ -87,7 +87,7 @@ class ActionMasks:
         """Return the actions as an array, checked in the given slots only.
 
         Raises:
-            ValueError: unless they are integers, one per slot, in the masks that apply there (rows ``allowed``).
+            ValueError: unless they are integers, one per slot, allowed by the masks there (rows ``allowed``).
         """
         n, actions = self._sets.shape[1], _array(actions, "actions are")
         if actions.shape != allowed.shape or actions.dtype.kind not in "iu":
@@ -98,15 +98,14 @@ class ActionMasks:
         outside = (chosen < 0) | (chosen >= n)
         if np.count_nonzero(outside):  # faster than outside.any()
             slot = np.arange(len(actions))[slots][outside][0]
-            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary of 0 to {n - 1}")
+            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary, expected 0 to {n - 1}")
         if not self.active:
             return actions
         forbidden = ~self._sets[allowed[slots], chosen]
         if forbidden.any():
             slot = np.arange(len(actions))[slots][forbidden][0]
             raise ValueError(
-                f"action {actions[slot]} in slot {slot} is a forbidden token here: choose one where "
-                "info['action_mask'] is 1"
+                f"action {actions[slot]} in slot {slot} is forbidden here: choose one where info['action_mask'] is 1"
             )
         return actions
 
@@ -114,7 +113,7 @@ class ActionMasks:
         chosen = _array(list(ids) if isinstance(ids, (set, frozenset)) else ids, "allowed returned")
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
             raise TypeError(
-                f"allowed returned {ids!r:.200}, expected a list of token ids (no bool mask), or None for all"
+                f"allowed returned {ids!r:.200}, expected a list of token ids (not a bool mask), or None for all"
             )
         chosen = chosen.astype(np.int64)
         allowed = np.zeros(self._sets.shape[1], dtype=bool)
@@ -125,7 +124,7 @@ class ActionMasks:
         if not allowed.any():
             raise ValueError(
                 f"allowed returned {chosen.tolist()!r:.200} after {turn.completion!r} (prompt {turn.prompt_text!r}), "
-                "which leaves no token to choose beside forbidden and min_new_tokens: return at least one, or None"
+                "which leaves no token after forbidden and min_new_tokens: return at least one more, or None"
             )
         key = np.packbits(allowed).tobytes()
         if key not in self._places:

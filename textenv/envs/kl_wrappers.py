@@ -25,8 +25,8 @@ class _ReferenceWrapper(gymnasium.Wrapper):
             raise TypeError(f"{type(self).__name__} wraps a TextEnv, not {type(text).__name__}")
         if text.vector.penalty is not None:
             raise ValueError(
-                "this environment already carries a KLPenalty: the KL would be charged twice. "
-                "Make it without one, or leave the wrapper out."
+                "this environment already has a KLPenalty, so the KL would be subtracted twice: "
+                "remove the penalty or the wrapper"
             )
         if not coef >= 0:
             raise ValueError(f"coef is {coef}, expected a number of at least 0 (reward per nat)")
@@ -91,7 +91,7 @@ class KLReward(_ReferenceWrapper):
             raise ValueError(f"action is {action!r}, expected {{'token': int, 'log_prob': float}}")
         log_prob = float(action["log_prob"])
         if not -np.inf < log_prob <= 1e-6:
-            raise ValueError(f"log_prob is {log_prob}, expected the finite, non-positive logarithm of a probability")
+            raise ValueError(f"log_prob is {log_prob}, expected a finite log-probability of at most 0")
         *rest, reference_log_prob = self._score_and_step(action["token"])
         observation, reward, terminated, truncated, info = rest
         kl = float(self._estimator(torch.tensor(log_prob - reference_log_prob)))
@@ -105,8 +105,8 @@ class ReferenceReward(_ReferenceWrapper):
     Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β maximises the penalised
     return. For one-step episodes this is exact if the agent rescales neither rewards nor advantages (in
     Stable-Baselines3: ``normalize_advantage=False``). For longer episodes it is an approximation: an entropy bonus in
-    the loss rewards the entropy of the current state only and is not part of the returns, so the agent does not
-    choose an action for the entropy of the states it leads to.
+    the loss rewards the entropy of the current state only and is not part of the returns, so the agent ignores the
+    entropy of later states when it chooses an action.
 
     Args:
         env: a `TextEnv`, possibly wrapped, without a `KLPenalty` of its own.

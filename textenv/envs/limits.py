@@ -39,7 +39,7 @@ class Limits:
         check_at_least("min_new_tokens", self.min_new_tokens, 0)
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
-                f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, which is {self.max_new_tokens}"
+                f"min_new_tokens is {self.min_new_tokens}, expected at most max_new_tokens, {self.max_new_tokens}"
             )
         if self.max_length is not None and not self.max_length > self.max_prompt_tokens:
             raise ValueError(
@@ -47,7 +47,7 @@ class Limits:
                 "it counts the whole text"
             )
         if any(not text and isinstance(text, str) for text in self.stop):
-            raise ValueError("stop holds an empty text, which would end every turn at once")
+            raise ValueError("stop has an empty text, which would end every turn at once: remove it")
 
     @property
     def width(self) -> int:
@@ -67,7 +67,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     from transformers import PreTrainedTokenizerBase
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"tokenizer is {tokenizer!r:.200}, expected one of transformers: AutoTokenizer.from_pretrained")
+        raise TypeError(f"tokenizer is {tokenizer!r:.200}, expected that of AutoTokenizer.from_pretrained")
 
 
 class Ends:
@@ -82,14 +82,14 @@ class Ends:
         check_tokenizer(tokenizer)
         self.num_tokens = vocabulary_size(tokenizer)
         special = special_tokens(tokenizer)
-        # Decoded text has no special tokens: a stop text that is one is matched by its id.
+        # Decoded text has no special tokens, so a stop text that is a special token is matched by its id.
         ids = [
             special[end] if isinstance(end, str) else int(end) for end in stop if end in special or type(end) is not str
         ]
         if tokenizer.eos_token_id is not None:
             ids.append(int(tokenizer.eos_token_id))
         if any(not 0 <= token < self.num_tokens for token in ids):
-            raise ValueError(f"stop is {tuple(stop)!r}, expected texts, and ids from 0 to {self.num_tokens - 1}")
+            raise ValueError(f"stop is {tuple(stop)!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
         self.ids = ids
         self.token = np.zeros(self.num_tokens, dtype=bool)
         """Bool ``[num_tokens]``: True for token ids that end a turn by themselves."""

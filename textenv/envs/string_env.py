@@ -35,7 +35,7 @@ class _Game:
 
 
 class StringGames:
-    """A string environment as a task: its first observation is the prompt, its others are the replies.
+    """A string environment as a task: its first observation is the prompt, its later ones are the replies.
 
     Args:
         make_env: function that makes a new environment for each episode; or a single environment to reuse, which works
@@ -88,7 +88,7 @@ class StringGames:
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
         if self.only is None and env in self._made:
-            raise ValueError(f"make_env returned {env!r} a second time: make a fresh environment for each episode")
+            raise ValueError(f"make_env returned {env!r} a second time: make a new environment for each episode")
         self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
         said = _observed(env.reset(seed=int(drawn))[0], env)
@@ -163,7 +163,7 @@ class TokenVectorEnv(TextVectorEnv):
         task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
         if task.only is not None:
             raise TypeError(
-                f"make_env is the environment {make_env!r}, which cannot play several episodes at a time: "
+                f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "
                 "give a function that makes one, such as the class itself"
             )
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
@@ -172,6 +172,6 @@ class TokenVectorEnv(TextVectorEnv):
 def _observed(observation: Any, env: Any) -> str:
     if not isinstance(observation, str):
         raise TypeError(
-            f"{env!r} observed {observation!r:.200}, expected a string: TokenEnv is for environments with Text spaces"
+            f"{env!r} returned the observation {observation!r:.200}, expected a string: TokenEnv needs Text spaces"
         )
     return observation

@@ -17,7 +17,7 @@ class Task(Protocol):
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions of the endless order that the seed defines.
 
-        The result depends on seed and numbers only: two integers resume an order, two environments can share a task,
+        The result depends only on seed and numbers. So two integers suffice to resume, environments can share a task,
         and a group repeats one number.
         """
         ...
@@ -55,7 +55,7 @@ class FunctionTask(PromptList):
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
         looked_at = range(min(len(self.prompts), 10_000))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
-        """Column names found in the prompts; a column that a prompt lacks is None for it."""
+        """Column names found in the prompts; its entry is None for a prompt without that column."""
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
@@ -94,7 +94,7 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     }
     names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
     if taken := names & {*ours, "tokenizer"}:
-        raise ValueError(f"the prompts have columns named {sorted(taken)}, which rewards are given: rename them")
+        raise ValueError(f"the prompt columns {sorted(taken)} have names of other reward arguments: rename them")
     columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
     return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Token ids of episodes, one a row: a prompt, then the policy's tokens, in a conversation with replies between.
+    """Token ids of episodes, one per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
     The padding is the tokenizer's pad token, else its EOS.
     """
@@ -82,11 +82,11 @@ class Transcript:
         """Token ids of a prompt.
 
         Raises:
-            ValueError: if the prompt has no token, an id outside the vocabulary, or more than the limit.
+            ValueError: if the prompt has no token, an id outside the vocabulary, or more tokens than the limit.
         """
         ids, n, most = prompt_ids(prompt, self.tokenizer), self.ends.num_tokens, self.limits.max_prompt_tokens
         if min(ids) < 0 or max(ids) >= n:
-            raise ValueError(f"prompt {prompt.content!r:.200} has an id outside the tokenizer's 0 to {n - 1}")
+            raise ValueError(f"prompt {prompt.content!r:.200} has ids outside the vocabulary, expected 0 to {n - 1}")
         if len(ids) > most:
             raise ValueError(
                 f"prompt {prompt.content!r:.200} has {len(ids)} tokens, the limit is {most}: "
@@ -227,7 +227,7 @@ class Transcript:
     def _turn(self, row: int, *, terminated: bool) -> Turn:
         ids, start = self.tokens[row, : self.length[row]].tolist(), self.turn_start[row]
         prompt = self.prompts[row]
-        assert prompt is not None, "a row has turns after it was begun"
+        assert prompt is not None, "call begin first"
         return Turn(
             prompt,
             prompt_ids=ids[: self.prompt_length[row]],

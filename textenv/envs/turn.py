@@ -71,7 +71,7 @@ class Turn:
 
 
 class Cut(enum.Enum):
-    """Type of `TRUNCATED`, which a task replies to end an episode by a limit of its own."""
+    """Type of `TRUNCATED`, the reply of a task that ends an episode by its own limit."""
 
     TRUNCATED = "truncated"
 

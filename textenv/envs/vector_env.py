@@ -47,7 +47,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     Args:
         task: samples prompts and scores completions; or give ``prompts`` and ``reward`` instead. If it has ``reply``,
-            it also answers, and the episode is a conversation.
+            the episode is a conversation.
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
@@ -189,7 +189,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             if mask.dtype != bool or mask.shape != (self.num_envs,):
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
             if not self._started and not mask.all():
-                raise ValueError("reset_mask leaves out slots that have no episode yet: reset all of them first")
+                raise ValueError("reset_mask leaves out slots that have no episode yet: reset all slots first")
         self._batch, self._started = None, True
         self._begin(np.flatnonzero(mask))
         self._show()
@@ -212,7 +212,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
-        # A slice while all slots are active, as at most steps: faster than an index array.
+        # A slice if all slots are active, as at most steps, because it is faster than an index array.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
         reward = self._slots.assign_reward(self._score(self._slots))
@@ -264,7 +264,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         check_at_least("episodes", episodes, 1)
         check_at_least("group_size", group_size, 1)
         if episodes % group_size:
-            raise ValueError(f"{episodes} episodes do not divide into groups of {group_size}: ask for a multiple of it")
+            raise ValueError(f"episodes is {episodes}, expected a multiple of group_size, which is {group_size}")
         self._started = False  # ends the episodes of `step`, which needs a `reset` afterwards
         self._ended[:] = False
         self._masks.forget()
@@ -312,7 +312,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         batch = self._current_batch()
         if batch.running.any():
-            raise ValueError(f"{batch.running.sum()} episodes are under way: call advance until none is running")
+            raise ValueError(f"{batch.running.sum()} episodes are still running: call advance until none is")
         turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
         batch.transcript.assign_reward(scores)
         self._batch = None  # only now, so that this can be called again after a reward has failed
@@ -391,7 +391,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
         self._check_open()
         if not self._started or self._slots.unpaid:
-            why = "the reward failed on a turn that is over" if self._started else "no episode is under way"
+            why = "the reward of a finished turn failed" if self._started else "no episode is running"
             raise ValueError(f"{why}: call reset before step")
         allowed = np.where(self._ended, 0, self._slots.open) if len(ended) else self._slots.open
         actions = self._masks.check(actions, slice(None), allowed)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from textenv.games.dialogue import Game
 
 MAX_EXPRESSION = 200
-"""Maximum characters of an expression. A value has no more digits than that, as there are no powers."""
+"""Maximum characters of an expression. A value has no more digits, because there are no powers."""
 _COMMAND = re.compile(r"\b(calc|answer)[^\S\n]*:([^\n]*)", re.IGNORECASE)
 _OPERATORS: dict[type, Callable[..., int]] = {
     ast.Add: operator.add,

@@ -1,4 +1,4 @@
-"""`Game`: what the games share: order of calls, options, limit of turns, and maximum length of a policy's text."""
+"""`Game`, base class of the games: order of calls, options, turn limit, and maximum length of a policy's text."""
 
 import string
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class Game(gymnasium.Env[str, str]):
         """
         name = type(self).__name__
         if self._secret is None:
-            raise RuntimeError(f"{name}.step came before any reset: call reset() first")
+            raise RuntimeError(f"{name}.step was called before reset: call reset() first")
         if self._ended:
             raise RuntimeError(f"this episode of {name} has ended: call reset() before the next step")
         if not isinstance(action, str):

@@ -44,7 +44,7 @@ class GuessNumber(Game):
         if not -MAX_BOUND <= low <= high <= MAX_BOUND:
             raise ValueError(f"low is {low} and high is {high}, expected {-MAX_BOUND} <= low <= high <= {MAX_BOUND}")
         if max_guesses is not None and max_guesses < 1:
-            raise ValueError(f"max_guesses is {max_guesses}, expected at least 1, or None for what binary search needs")
+            raise ValueError(f"max_guesses is {max_guesses}, expected at least 1, or None (enough for binary search)")
         self.low, self.high = low, high
         self.max_guesses = (high - low + 1).bit_length() if max_guesses is None else max_guesses
         super().__init__(turns=self.max_guesses, max_observation=500)

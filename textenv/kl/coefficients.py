@@ -16,7 +16,7 @@ class Coefficient(Protocol):
         ...
 
     def update(self, *, kl: float | None, steps: int) -> None:
-        """Update β after a rollout with this KL in nats per episode (None if none ended) and number of True entries."""
+        """Update β after a rollout with this KL in nats per episode (None if no episode ended) and number of steps."""
         ...
 
     def state_dict(self) -> dict[str, float]:
@@ -152,6 +152,6 @@ def _check_keys(coefficient: Coefficient, state: dict[str, float]) -> None:
     expected = coefficient.state_dict().keys()
     if state.keys() != expected:
         raise ValueError(
-            f"the saved state has {sorted(state)}, {type(coefficient).__name__} has {sorted(expected)}: it was saved "
+            f"the state has {sorted(state)}, {type(coefficient).__name__} expects {sorted(expected)}: it was saved "
             "by another kind of coefficient"
         )

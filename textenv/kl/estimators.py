@@ -36,20 +36,20 @@ PLACES = ("reward", "loss")
 
 _WRONG = {
     ("k2", "reward"): (
-        "its expected gradient is not the KL's: the score function weighs actions by half the squared log-ratio, which "
-        "is of second order near the reference, where the KL's is of first, and does not see its sign. "
+        "its expected gradient is not that of the KL: it weighs actions by half the squared log-ratio, which has no "
+        "sign and is of second order near the reference (the KL's weight is of first order). "
         "Use 'k1' in the reward, or 'k2' in the loss"
     ),
     ("k3", "reward"): (
-        "its expected gradient is that of KL(π‖π_ref) - KL(π_ref‖π): near the reference the two cancel and nothing "
-        "holds the policy. Use 'k1' in the reward"
+        "its expected gradient is that of KL(π‖π_ref) - KL(π_ref‖π): near the reference the two cancel, so the "
+        "policy drifts freely. Use 'k1' in the reward"
     ),
     ("exact", "reward"): (
-        "the KL of a state does not depend on the action taken there, so its expected gradient misses the present "
-        "state and only counts states reached later (0 for one step). Use 'k1' in the reward, or 'exact' in the loss"
+        "the KL of a state does not depend on the action taken there, so its expected gradient ignores the current "
+        "state and counts only later states (0 for one step). Use 'k1' in the reward, or 'exact' in the loss"
     ),
     ("k3", "loss"): (
-        "its expected gradient is that of the other direction, KL(π_ref‖π) (GRPO is defined so). "
+        "its expected gradient is that of the other direction, KL(π_ref‖π), as in GRPO. "
         "Use 'k2' or 'exact' in the loss for KL(π‖π_ref)"
     ),
 }
@@ -73,7 +73,7 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
         raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")
     if isinstance(estimator, str):
         if estimator not in (*ESTIMATORS, EXACT):
-            raise ValueError(f"estimator is {estimator!r}, known are {', '.join(ESTIMATORS)}, {EXACT}, or a function")
+            raise ValueError(f"estimator is {estimator!r}, expected {', '.join(ESTIMATORS)}, {EXACT}, or a function")
         name, function = estimator, ESTIMATORS.get(estimator)
     else:
         names = {known: name for name, known in ESTIMATORS.items()}
@@ -83,7 +83,7 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
             return name, function
     if (name, place) == ("k1", "loss"):
         raise ValueError(
-            "k1 in the loss has the expected gradient 0 (that of the mean of log π at its own samples), so it would "
+            "k1 in the loss has the expected gradient 0 (as E[∇ log π] = 0), so it would "
             "only add noise: use estimator 'k2' or 'exact' in the loss, or place='reward'"
         )
     if (name, place) in _WRONG:

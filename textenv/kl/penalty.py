@@ -23,15 +23,15 @@ class KLPenalty:
     """KL penalty towards a reference policy: adds ``reference_log_prob`` and ``kl`` to rollouts.
 
     With ``place="reward"`` it also subtracts β·KL from ``reward``. With ``place="loss"`` the algorithm adds β times the
-    minibatch mean of the KL. "Right" below: the expected gradient is that of KL(π‖π_ref) at the states visited.
+    minibatch mean of the KL. "Right" means: the expected gradient is that of KL(π‖π_ref) at the visited states.
 
     =========  ==================================================  ===========================================
     estimator  in the reward                                       in the loss
     =========  ==================================================  ===========================================
-    ``k1``     **right**                                           0, refused
+    ``k1``     **right**                                           refused: gradient 0
     ``k2``     wrong: of second order near the reference           **right**, while on-policy
     ``k3``     wrong: that of KL(π‖π_ref) - KL(π_ref‖π)            wrong: that of KL(π_ref‖π) (GRPO)
-    ``exact``  wrong: misses the present state (0 for one step)    **right**
+    ``exact``  wrong: ignores the current state (0 for one step)   **right**
     =========  ==================================================  ===========================================
 
     Wrong combinations warn. In the reward, returns carry the KL of later states back to the actions that lead there; in
@@ -172,9 +172,9 @@ def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollo
     changed = [name for name in found if before is not None and found[name] != before.get(name)]
     if changed:
         raise InvariantError(
-            f"the reference has changed ({len(changed)} of its {len(found)} tensors) since the first rollout was "
-            "compared with it, so the KL is no distance from where training began. Does an optimiser have its "
-            "parameters, or does it share them? Pass policy.reference(), which nothing trains.",
+            f"the reference has changed ({len(changed)} of its {len(found)} tensors) since the first rollout, "
+            "so the KL no longer measures the distance from the initial policy. Does an optimizer have its "
+            "parameters, or does it share them? Pass policy.reference(), which is never trained.",
             tensor=f"reference.{changed[0]}",
             batch=rollout,
         )
@@ -192,7 +192,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
     trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
     if trained & {p.data_ptr() for p in other.parameters()}:
         raise ValueError(
-            "the reference shares the policy's weights, so its KL would be 0 for ever: pass policy.reference(), "
+            "the reference shares the policy's weights, so its KL would always be 0: pass policy.reference(), "
             "or a deep copy of the policy"
         )
     if not _same_weights(own, other):
@@ -204,9 +204,9 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
     tolerance = rounding_tolerance(computed_in)
     if not worst <= tolerance:
         raise InvariantError(
-            f"policy and reference have the same weights, yet their log-probabilities or the KL made from them differ "
-            f"by up to {worst:.3g} nats (tolerance {tolerance}): dropout on, another temperature or other forbidden "
-            "tokens in one of them?",
+            f"policy and reference have the same weights, but their log-probabilities or the KL differ from 0 "
+            f"by up to {worst:.3g} nats (tolerance {tolerance}): is dropout on, or do temperature or forbidden tokens "
+            "differ?",
             tensor="kl",
             batch=rollout,
             bad=~(gap <= tolerance),

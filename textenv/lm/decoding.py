@@ -118,7 +118,7 @@ class Decoder:
         for self.cached in paths:
             try:
                 gap, allowed = self._gap()
-                reason = f"log-probabilities after a part of a text differ by up to {gap:.3g} from those of the whole"
+                reason = f"log-probabilities after a prefix differ by up to {gap:.3g} from those in the whole text"
                 if not gap > allowed:
                     break
             except Exception as error:  # a model may raise anything for such a cache or text
@@ -127,18 +127,18 @@ class Decoder:
                 logger.warning("%s decodes without a cache: %s", name, reason)
         else:
             raise ValueError(
-                f"{name} cannot act in texts of up to {self.shape[1]} tokens ({reason}), for a policy must be sampled "
-                "from what it is scored by: see that dropout is off (model.eval()), lower max_prompt_tokens, "
-                "max_new_tokens or max_length, or take another model."
+                f"{name} cannot sample texts of up to {self.shape[1]} tokens ({reason}), because sampling and scoring "
+                "must use the same probabilities: switch dropout off (model.eval()), lower max_prompt_tokens, "
+                "max_new_tokens or max_length, or use another model."
             ) from cause
         self.reset()
         for step in self._recordings:
             step.forget()
 
     def _gap(self) -> tuple[float, float]:
-        """Largest difference of slots from one plain pass over the longest text, nats, and its tolerance for rounding.
+        """Largest difference of slots from one plain pass over the longest text, in nats, and its tolerance.
 
-        One slot reads the text in pieces, with the last token alone; a second slot stays behind.
+        One slot reads the text in pieces, with the last token alone; a second slot has a shorter prefix.
         """
         longest, behind = self.shape[1], {3: 2, self.shape[1]: 3}
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-"""Weight files that can contain code which runs when they are read; they are never read."""
+"""Weight files that can run code when they are loaded; they are never loaded."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Subfolder of an adapter's folder with the base model, if that has no name to load it by."""
+"""Subfolder of an adapter's folder with the base model, if it cannot be loaded by a name."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
-    """Return the path or hub name for ``from_pretrained``; ``"embedded"`` becomes a folder, made at first use."""
+    """Return the path or hub name for ``from_pretrained``; ``"embedded"`` becomes a folder, built at first use."""
     if str(name) != EMBEDDED:
         return str(name)
     from textenv.embedded import embedded_folder
@@ -76,12 +76,12 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         with no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except (OSError, ValueError, RecursionError) as error:
-        where = "a folder without the files of one" if Path(folder).is_dir() else "neither a folder nor a hub name"
+        where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
         pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
         if pickles and options.get("use_safetensors"):
-            where = f"a folder whose weights ({', '.join(pickles)}) are no .safetensors, and nothing else is read,"
+            where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"
         raise ValueError(
-            f"cannot load {str(name)!r} by {loader.__name__}: it is {where} that could be read ({error}). "
+            f"cannot load {str(name)!r} with {loader.__name__}: it is {where} ({error}). "
             f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
         ) from error
 
@@ -97,16 +97,16 @@ def _refuse_code(folder: str, name: str | Path) -> None:
             continue  # missing or unreadable: the loader raises
         if not isinstance(settings, dict):
             continue
-        found, instead = "", "take that line out of the file"
+        found, instead = "", "remove that line from the file"
         if kernel := _hub_kernel(settings):
-            found = f"asks for code from a hub ({kernel} in its {file}), and none is fetched"
+            found = f"needs code from a hub ({kernel} in its {file})"
         elif settings.get("auto_map"):
-            found = f"brings Python code of its own ('auto_map' in its {file}), and none is run"
-            instead += " where transformers knows the model by itself"
+            found = f"has its own Python code ('auto_map' in its {file})"
+            instead += " if transformers supports the model itself"
         if found:
             raise ValueError(
-                f"{str(name)!r} {found} unless asked for: pass --trust-remote-code if you trust it like a program (in "
-                f"Python: load it within textenv.lm.loading.trust_remote_code()), or {instead}"
+                f"{str(name)!r} {found}, which is not run by default: pass --trust-remote-code if you trust it (in "
+                f"Python: load it inside textenv.lm.loading.trust_remote_code()), or {instead}"
             )
 
 
@@ -132,8 +132,8 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
-    For a folder written by `peft` this is the base model that it names, with the adapter. The weights are float32 if
-    dtype is None, also for other checkpoints: most optimizer steps are too small to change bfloat16 weights.
+    For a folder written by `peft` this is the base model that it names, with the adapter. If dtype is None, the
+    weights become float32, even those saved in bfloat16: most optimizer steps are too small to change bfloat16 weights.
 
     Raises:
         ValueError: if the model cannot be read, or is an encoder-decoder model.
@@ -154,13 +154,13 @@ def check_decoder(config: Any, name: str | Path) -> None:
     """Raise a ValueError if this is the configuration of an encoder-decoder model."""
     if config.is_encoder_decoder:
         raise ValueError(
-            f"{str(name)!r} is an encoder-decoder model; a policy here reads one growing prefix, so it must be "
-            "decoder-only: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
+            f"{str(name)!r} is an encoder-decoder model, expected a decoder-only one, which reads one growing "
+            "prefix: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
         )
 
 
 def setting(config: Any, name: str) -> Any:
-    """Return a setting that not all kinds of models have; None if this one has not."""
+    """Return a setting of a model's configuration; None if it has no such setting."""
     return getattr(config, name, None)
 
 
@@ -189,7 +189,7 @@ def check_adapter(model: Any) -> None:
     if _is_adapted(model) and model.active_peft_config.is_prompt_learning:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
-            "here do not know: take an adapter inside the layers, such as peft.LoraConfig"
+            "here do not support: use an adapter inside the layers, such as peft.LoraConfig"
         )
 
 
@@ -246,22 +246,20 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     except ImportError as error:
         raise ImportError(f"{folder} holds an adapter, which needs peft: pip install 'textenv[lora]'") from error
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
-        raise ValueError(
-            f"{folder} holds an adapter without {ADAPTER_WEIGHTS}: its weights are read from safetensors alone"
-        )
+        raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
     beside = Path(folder) / BASE
     name = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     base = str(beside) if beside.is_dir() else name
     if not base or (Path(base).is_absolute() and not Path(base).is_dir()):
-        missing = f"its base model {name!r} is not there" if name else f"its {ADAPTER_CONFIG} names no base model"
+        missing = f"its base model {name!r} does not exist" if name else f"its {ADAPTER_CONFIG} names no base model"
         raise ValueError(
-            f"{folder} holds an adapter, but {missing}: put the base into {beside}, or its path or hub name into "
+            f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
     return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
 
 def _is_adapted(model: Any) -> bool:
-    """Return True for a model of `peft`, without importing it: where it is not imported, there are none."""
+    """Return True for a model of `peft`, without importing it: if it is not imported, there are none."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)

@@ -72,12 +72,12 @@ def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool
     if gradient_checkpointing and not _layers(trunk):
         raise ValueError(
             f"gradient_checkpointing is True, but {type(trunk).__name__} has no GradientCheckpointingLayer: leave it "
-            "out, and lower micro_batch_size where memory is short"
+            "out, and lower micro_batch_size if memory is short"
         )
     if autocast not in (None, torch.bfloat16):
         raise ValueError(
             f"autocast is {autocast}, expected torch.bfloat16 or None: the gradients of float16 vanish without a "
-            "scaled loss, and float32 is what the weights are in"
+            "scaled loss, and None keeps the dtype of the weights"
         )
 
 

@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
         tokenizer: the model's tokenizer; logits beyond the tokenizer's ids are dropped everywhere.
         temperature: divides the logits in both sampling and scoring; > 0.
         gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
-        autocast: ``torch.bfloat16`` computes trunk and logits in it, in sampling and scoring; weights keep their dtype
+        autocast: ``torch.bfloat16`` is the dtype of trunk and logits in sampling and scoring; weights keep their dtype
             (float32 if they train) and log-probabilities are float32. None computes in the dtype of the weights.
 
     Raises:
@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
         self.context = _context(model.config.get_text_config())
-        """Maximum text length, in tokens; up to it, logits after a prefix do not depend on it. None without a limit."""
+        """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}
         """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
         self._check_forward()
@@ -158,9 +158,9 @@ class LanguageModel(nn.Module):
         """Raise a ValueError if texts of this many tokens are longer than the model's context."""
         if self.context is not None and length > self.context:
             raise ValueError(
-                f"the texts may be {length} tokens long, the model has {self.context} positions (with LongRoPE those "
-                "of its original length, for beyond it every probability changes with the length of the text): lower "
-                "max_prompt_tokens, max_new_tokens or max_length, or take a model with a longer context."
+                f"the texts may be {length} tokens long, but the model has {self.context} positions (with LongRoPE, "
+                "its original length, because beyond it all probabilities change with the text's length): lower "
+                "max_prompt_tokens, max_new_tokens or max_length, or use a model with a longer context."
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
@@ -203,7 +203,7 @@ class LanguageModel(nn.Module):
         if other.num_tokens != self.num_tokens:
             raise ValueError(
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
-                "both of one tokenizer"
+                "the same tokenizer in both"
             )
         mask, tokens = rollout["mask"], rollout["observation"]
         hidden = self.hidden(tokens)[mask]
@@ -278,16 +278,16 @@ class LanguageModel(nn.Module):
                 f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a decoder of "
                 "AutoModelForCausalLM, such as GPT-2, Llama or Qwen, in a dtype that it supports"
             ) from error
-        # In low precision the same product may round differently in another shape: by 2^-7 of it in bfloat16.
+        # In low precision a product may round differently in another shape: by a factor of 2^-7 in bfloat16.
         if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
             raise ValueError(
-                f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}), and "
-                f"what it does in between or afterwards is not known here; known are {', '.join(FINISHES)}."
+                f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}): it "
+                f"has a step that is not supported here; use another model. Supported are {', '.join(FINISHES)}."
             )
         if ahead > rounding(ours):
             raise ValueError(
-                f"{name} reads ahead: its logits change with the tokens that follow (by up to {ahead:.3g}), so nothing "
-                "can be sampled from it. Take a causal model (some say it by is_decoder=True or causal=True)."
+                f"{name} is not causal: its logits change with later tokens (by up to {ahead:.3g}), so it cannot "
+                "be sampled from. Use a causal model (some need is_decoder=True or causal=True)."
             )
 
 
@@ -330,8 +330,8 @@ class FrozenLanguageModel(LanguageModel):
         late = {name for name, p in self._live.lm.named_parameters() if p.requires_grad} - set(self._names)
         if late:
             raise ValueError(
-                f"{len(late)} parameters train now that were frozen when this reference was made (such as "
-                f"{min(late)}), so it would drift: make the reference after choosing what trains"
+                f"{len(late)} parameters are trainable now but were frozen when this reference was made (such as "
+                f"{min(late)}), so it would change: make the reference after choosing the trainable parameters"
             )
         return super().evaluate(rollout)
 

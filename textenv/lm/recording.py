@@ -92,7 +92,7 @@ class Replayed:
             self.recording = record(self.function, *inputs) if made is None else made
             gap = (self.recording(*inputs) - plain).abs().max().item()
             if gap > 1e-4 * max(1.0, plain.abs().max().item()):
-                reason = f"it gives other logits, by up to {gap:.3g}"
+                reason = f"its logits differ by up to {gap:.3g}"
         except Exception as error:  # torch.fx and recordings may raise anything
             reason = str(error)
         if reason:

@@ -18,7 +18,7 @@ class TokenScores(torch.autograd.Function):
     """log π(a) and the entropy of π under a linear output layer, whose logits are recomputed in the backward pass.
 
     With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). Operations
-    after the output layer are in place in a chunk's logits, a few rows at a time. If all rows fit into one chunk, its
+    after the output layer overwrite a chunk's logits, a few rows at a time. If all rows fit into one chunk, its
     logits are kept.
 
     Args (of `apply`):

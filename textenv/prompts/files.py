@@ -1,4 +1,4 @@
-"""Prompts from files: JSON lines and CSV read record by record on demand, parquet and data sets through `datasets`.
+"""Prompts from files: JSON lines and CSV read record by record on demand, parquet and datasets through `datasets`.
 
 For a text file only the byte offset of each record is in memory (8 bytes per record), so a file may be larger than
 memory and its records are read in any order.
@@ -39,7 +39,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
     kinds = {".jsonl": JSONLines, ".csv": CSVRecords, ".tsv": CSVRecords, ".parquet": DatasetRecords}
     kind = DatasetRecords if path.is_dir() else kinds.get(path.suffix)
     if kind is None:
-        raise ValueError(f"{path} is no .jsonl, .csv, .tsv or .parquet file and no folder written by save_to_disk")
+        raise ValueError(f"{path} is not a .jsonl, .csv, .tsv or .parquet file, nor a folder written by save_to_disk")
     records = kind(path, prompt_column)
     if next(iter(records), None) is None:  # reads the first record, which raises if it lacks the column
         raise ValueError(f"{path} has no records")
@@ -68,15 +68,15 @@ class _Records(Sequence[dict[str, Any]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"record {index} of {self.path}, which has {len(self)}")
+            raise IndexError(f"record {index} is out of range: {self.path} has {len(self)} records")
         index, column = index % len(self), self._prompt_column
         record = self._read(self._starts[index], index)
         if column not in record:
-            raise self._broken(index, f"it has the columns {list(record)} and no {column!r}: name one of them")
+            raise self._broken(index, f"it has the columns {list(record)} but not {column!r}: name one of them")
         if column == "prompt":
             return record
         if "prompt" in record:
-            raise self._broken(index, f"it has a column 'prompt' beside {column!r}: rename it first")
+            raise self._broken(index, f"it has both columns, 'prompt' and {column!r}: rename 'prompt'")
         return {"prompt": record.pop(column)} | record
 
     def _broken(self, index: int, reason: object) -> ValueError:
@@ -106,7 +106,7 @@ class JSONLines(_Records):
         except ValueError as error:
             raise self._broken(index, error) from error
         if not isinstance(record, Mapping):
-            raise self._broken(index, f"{line[:60]!r} is JSON, but no object with columns")
+            raise self._broken(index, f"{line[:60]!r} is JSON, but not an object with columns")
         return dict(record)
 
 
@@ -119,9 +119,7 @@ class CSVRecords(_Records):
             rows = self._rows(file)
             self._columns = self._next(rows, -1) or []
             if len(set(self._columns)) < len(self._columns):
-                raise ValueError(
-                    f"{self.path} has the columns {self._columns}, of which some have one name: rename them"
-                )
+                raise ValueError(f"{self.path} has repeated names in the columns {self._columns}: rename them")
             start = file.tell()
             while (row := self._next(rows, len(starts))) is not None:
                 if row:
@@ -148,15 +146,15 @@ class CSVRecords(_Records):
         except (csv.Error, UnicodeDecodeError) as error:
             if "field limit" in str(error):
                 most = csv.field_size_limit()
-                raise self._broken(index, f"a value of more than {most:,} characters: write JSON lines") from error
-            raise self._broken(index, f"no CSV in UTF-8 ({error})") from error
+                raise self._broken(index, f"a value has more than {most:,} characters: use JSON lines") from error
+            raise self._broken(index, f"not CSV in UTF-8 ({error})") from error
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE + 1):
         if len(line) > MAX_LINE:
             raise ValueError(
-                f"{path} has a line of more than {MAX_LINE} bytes: is it a text file of one record a line?"
+                f"{path} has a line of more than {MAX_LINE} bytes: is it a text file with one record per line?"
             )
         yield line
 
@@ -169,21 +167,21 @@ def _decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
 
 
 class DatasetRecords(_Records):
-    """Rows of a parquet file or saved data set, memory-mapped by `datasets`."""
+    """Rows of a parquet file or saved dataset, memory-mapped by `datasets`."""
 
     def _find(self) -> Sequence[int]:
         try:
             import datasets
         except ImportError as error:
-            raise ImportError(f"to read {self.path}: pip install 'textenv[data]'") from error
+            raise ImportError(f"reading {self.path} needs datasets: pip install 'textenv[data]'") from error
         load = datasets.load_from_disk if self.path.is_dir() else datasets.Dataset.from_parquet
         try:
             self._rows = load(str(self.path))
         except Exception as error:  # pyarrow and datasets raise errors of many types for a broken file
-            raise ValueError(f"{self.path} could not be read as a data set ({error})") from error
+            raise ValueError(f"{self.path} could not be read as a dataset ({error})") from error
         if isinstance(self._rows, datasets.DatasetDict):
             raise ValueError(
-                f"{self.path} holds the splits {sorted(self._rows)}: give the folder of one, as "
+                f"{self.path} has the splits {sorted(self._rows)}: give the folder of one, such as "
                 f"{self.path / next(iter(self._rows))}"
             )
         return range(len(self._rows))
@@ -192,4 +190,4 @@ class DatasetRecords(_Records):
         try:
             return dict(self._rows[start])
         except UnicodeDecodeError as error:
-            raise self._broken(index, f"no UTF-8 ({error})") from error
+            raise self._broken(index, f"not UTF-8 ({error})") from error

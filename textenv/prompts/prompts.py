@@ -19,7 +19,7 @@ Messages = tuple[dict[str, str], ...]
 
 @runtime_checkable
 class _Indexable(Protocol):
-    """Any sequence, `datasets.Dataset` included, which is no `collections.abc.Sequence`."""
+    """Any sequence, including `datasets.Dataset`, which is not a `collections.abc.Sequence`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -32,7 +32,7 @@ class Prompt:
     content: str | tuple[int, ...] | Messages
     """Text, token ids, or chat messages, rendered by the tokenizer's chat template."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The data set's other columns, for the reward."""
+    """The dataset's other columns, for the reward."""
     state: Any = None
     """Data that the task keeps for this one episode, such as a running game."""
 
@@ -60,8 +60,8 @@ class PromptList:
             raise ValueError("prompts is a data frame, expected a sequence of rows: give frame.to_dict('records')")
         if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, _Indexable):
             raise ValueError(
-                f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (of a data "
-                "set, one split; of a streamed one, the file itself by textenv.load_prompts)"
+                f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (for a "
+                "dataset, give one split; for a streamed one, open its file with textenv.load_prompts)"
             )
         if not len(prompts):
             raise ValueError("prompts is empty, expected at least one")
@@ -94,7 +94,7 @@ class PromptOrder:
     def state(self) -> dict[str, int] | None:
         """``seed`` and ``position``, to save and restore; None before the first start.
 
-        A restored state is kept at the next `start`, even with a seed: a resumed training also seeds its environment.
+        A restored state is kept at the next `start`, even with a seed: a resumed run also seeds its environment.
         """
         return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
 
@@ -133,7 +133,7 @@ class PromptOrder:
 
 
 def as_prompt(index: int, prompt: Any) -> Prompt:
-    """Convert one item of a data set to a `Prompt`.
+    """Convert one item of a dataset to a `Prompt`.
 
     Raises:
         ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, not valid Unicode, or of another type;
@@ -146,8 +146,8 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
         if set(columns) & RESERVED:
             raise ValueError(
-                f"prompt {index} has columns named {sorted(set(columns) & RESERVED)}, but a reward function is given "
-                "arguments of these names: rename them"
+                f"prompt {index} has columns named {sorted(set(columns) & RESERVED)}, but a reward function has "
+                "other arguments of these names: rename them"
             )
         prompt = prompt["prompt"]
     if isinstance(prompt, np.ndarray):
@@ -214,7 +214,7 @@ def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
     places = [i for i, prompt in enumerate(prompts) if content_hash(as_prompt(i, prompt)) % 4 in SPLITS[split]]
     if not places:
-        raise ValueError(f"none of the {len(prompts)} prompts falls into split {split!r}: give more of them")
+        raise ValueError(f"none of the {len(prompts)} prompts is in split {split!r}: give more prompts")
     return Subset(prompts, np.array(places))
 
 
@@ -224,9 +224,9 @@ def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
     both = [i for i, prompt in enumerate(test) if content_hash(as_prompt(i, prompt)) in seen]
     if both:
         raise ValueError(
-            f"{len(both)} of {len(test)} test prompts are in the training prompts too, the first at {both[0]}: "
-            f"{as_prompt(both[0], test[both[0]]).content!r:.200}. Take them out of one of the two, or let "
-            "split_prompts make the splits."
+            f"{len(both)} of {len(test)} test prompts are also training prompts, the first at {both[0]}: "
+            f"{as_prompt(both[0], test[both[0]]).content!r:.200}. Remove them from one of the two, or "
+            "use split_prompts."
         )
 
 

@@ -51,8 +51,8 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
         ids = list(tokenizer(broken_up(text, tokenizer), **options)["input_ids"])
     if sum(token in steering for token in ids) > own:
         raise ValueError(
-            f"the tokenizer reads a part of {text!r:.200} as a special token, though it is text: take that part out, "
-            "or give token ids if the special token is meant"
+            f"the tokenizer reads a part of {text!r:.200} as a special token, though it is text: remove that part, "
+            "or give token ids if you mean the special token"
         )
     return ids
 
@@ -75,7 +75,7 @@ def check_unicode(value: Any) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{text!r:.200} is no Unicode: character {error.start} is an unpaired surrogate, take it out"
+                f"{text!r:.200} is not valid Unicode: character {error.start} is an unpaired surrogate, remove it"
             ) from error
 
 

@@ -105,8 +105,8 @@ def chat_ids(
     rendered = _render(messages, tokenizer, add_generation_prompt=add_generation_prompt)
     if after and rendered.count(after) != 1:
         raise ValueError(
-            f"the tokenizer's chat template writes what the assistant said {rendered.count(after)} times, expected "
-            "once: a conversation could not go on from there"
+            f"the tokenizer's chat template writes an assistant message {rendered.count(after)} times, expected "
+            "once: use another template for conversations"
         )
     wanted = rendered.partition(after)[2] if after else rendered
     return _usual_ids(wanted, tokenizer) if spelt is None else _marked_ids(wanted, tokenizer)
@@ -144,10 +144,10 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 
 @functools.cache
 def _say_once(token: str) -> None:
-    """Warn about a token; likely a chat prompt that is already rendered, or an answer with EOS appended."""
+    """Warn about a token; likely causes: a chat prompt that is already rendered, a completion with EOS appended."""
     logging.getLogger(__name__).warning(
-        "a prompt or an answer spells out the special token %r, which is read as text: where it is meant, give a "
-        "chat's messages or token ids; an answer gets its EOS anyhow",
+        "a prompt or completion spells out the special token %r, which is read as text: if you mean the token, give "
+        "chat messages or token ids; a completion gets its EOS automatically",
         token,
     )
 
@@ -177,7 +177,7 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
         if found := own.search("\n".join([*names, _parts_text(message)])):
             raise ValueError(
                 f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
-                f"field, where it cannot be told from the chat template's own: {message!r:.200}. Give its content as "
+                f"field, where it looks like the chat template's own: {message!r:.200}. Give its content as "
                 "one text"
             )
     return spelt
@@ -209,7 +209,7 @@ def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
             inside = number > 0 and found[: len(newline)] == newline
             found = found[len(newline) :] if inside else encode(piece, tokenizer)
             if number % 2 and tokenizer.convert_tokens_to_ids(piece) in found:
-                raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: take it out")
+                raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: remove it")
             ids += found
     return ids
 

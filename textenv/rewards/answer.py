@@ -1,4 +1,4 @@
-"""What the ready-made reward functions share: a completion's text, scores by text or by a reference, word patterns."""
+"""Helpers of the ready-made reward functions: a completion's text, scores by text or by a reference, word patterns."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], float | Non
     def reward(completions: list[Any], **columns: Any) -> list[float | None]:
         if column not in columns:
             raise ValueError(
-                f"reward {name!r} needs the column {column!r}, but was given {sorted(columns)}: give prompts as "
-                f"mappings with a {column!r} beside the 'prompt', or name another column"
+                f"reward {name!r} needs the column {column!r}, but got {sorted(columns)}: give prompts as "
+                f"mappings with 'prompt' and {column!r}, or name another column"
             )
         rows = zip(completions, columns[column], strict=True)
         return [None if right is None else score(answer_text(completion), right) for completion, right in rows]
@@ -60,7 +60,7 @@ def answer_text(completion: Any) -> str:
 
 
 def _texts(message: Any) -> list[Any]:
-    """Return the texts of a message, or something else in their place if it is not a message.
+    """Return the texts of a message, or a value that is not a string if it is not a message.
 
     Its content is a string, a list of parts that may have a ``text``, or None (in a tool call).
     """
@@ -78,6 +78,6 @@ def any_of(words: Iterable[str]) -> str:
     """
     wanted = [words] if isinstance(words, str) else list(words)
     if not wanted or not all(word.strip() for word in wanted):
-        raise ValueError(f"words is {wanted}, expected at least one, and none of them empty")
+        raise ValueError(f"words is {wanted}, expected at least one word, and no empty ones")
     longest_first = sorted(wanted, key=len, reverse=True)
     return rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"

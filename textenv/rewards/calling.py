@@ -1,4 +1,4 @@
-"""Call reward functions by keyword with the columns that their signatures name (async ones too), and load them."""
+"""Call reward functions (also async ones) with the columns in their signatures, and load them from files."""
 
 import asyncio
 import copy
@@ -50,8 +50,8 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     ]
     if missing:
         raise ValueError(
-            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but there are "
-            f"{sorted(columns)}: give prompts with that column, one entry a row, or the parameter a default"
+            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but got "
+            f"{sorted(columns)}: add it to the prompts, one entry per row, or give the parameter a default"
         )
     given = {name: _copied(column) for name, column in given.items()}
     if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
@@ -101,13 +101,13 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     place, _, function_name = name.rpartition(":")
     if not place or not function_name.isidentifier():
-        raise ValueError(f"{name!r} names no function: write my_rewards.py:name or package.module:name")
+        raise ValueError(f"function is {name!r}, expected my_rewards.py:name or package.module:name")
     module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
     found = getattr(module, function_name, None)
     if not callable(found):
         here = [key for key, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
-        kind = "nothing" if found is None else f"a {type(found).__name__}, no function,"
-        raise ValueError(f"{place} has {kind} of the name {function_name!r}; its functions are {', '.join(here)}")
+        kind = "no function" if found is None else f"a {type(found).__name__}, not a function,"
+        raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
     return found
 
 

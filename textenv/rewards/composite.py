@@ -19,7 +19,7 @@ RewardFunction = Callable[..., Any]
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
 SAMPLE = 4
-"""Failing parts, with none passing, that suggest a failing batch; as many completions are then scored alone to test."""
+"""If this many parts fail and none passes, this many completions are scored one by one: does the whole batch fail?"""
 LEAST_ROWS = 100
 """Minimum denominator of the fraction of failures, so that one failure among the first few completions is tolerated."""
 
@@ -39,13 +39,13 @@ class Rewards:
 
     A function is called once per batch or, with ``workers``, once per part. If it fails on n completions, it is called
     again with halves to find the one that fails: about 2 log2(n) calls for one completion. If all seem to fail (four
-    scored one by one do), ``"skip"`` waits, calls the whole batch once more, and stops if that fails too.
+    of them fail one by one), ``"skip"`` waits, calls the whole batch once more, and stops if that fails too.
 
     Args:
         functions: a function, or a mapping from name to function or to (function, weight).
         on_error: ``"stop"`` raises the function's error; ``"skip"`` leaves the completions that fail out of the
             update and counts them.
-        max_failed: with ``"skip"``, the fraction of completions that may fail before it raises nevertheless.
+        max_failed: with ``"skip"``, the maximum fraction of failing completions; above it, the error is raised.
         timeout: time limit of a call in seconds; None for no limit. A late call in a thread cannot be stopped and
             continues in the background; in a process it is killed.
         workers: number of concurrent calls, each with a part of the batch; 0 makes one call with the whole batch.
@@ -54,7 +54,7 @@ class Rewards:
 
     Raises:
         ValueError: if there is no function, a weight is not finite, or a fraction is outside 0 to 1.
-        RewardError: when called, as ``on_error`` says.
+        RewardError: when called, depending on ``on_error``.
 
     Example:
         >>> def short(completions): return [-float(len(text)) for text in completions]
@@ -85,14 +85,14 @@ class Rewards:
         if on_error not in ("stop", "skip"):
             raise ValueError(f"on_error is {on_error!r}, expected 'stop' or 'skip'")
         if not 0 <= max_failed <= 1:
-            raise ValueError(f"max_failed is {max_failed}, expected a share from 0 to 1")
+            raise ValueError(f"max_failed is {max_failed}, expected a fraction from 0 to 1")
         if not isinstance(workers, int) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
         alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
         if alone and (workers or processes or on_error == "skip"):
             raise ValueError(
-                f"reward {alone[0]!r} looks at whole batches (Normalize, whiten), but is to be called with parts of "
-                "them: put it outside, as in Normalize(Rewards(f, workers=8))"
+                f"reward {alone[0]!r} needs whole batches (Normalize, whiten), but workers, processes and "
+                "on_error='skip' pass parts: put it outside, as in Normalize(Rewards(f, workers=8))"
             )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
@@ -150,7 +150,7 @@ class Rewards:
             return _merged(rows, *self._divide(name, function, rows, outcomes))
         except _AllFail as error:
             log = logging.getLogger(__name__)
-            log.warning("%s, as do all of %d answers: called again in %g s", error, len(rows), self.pause)
+            log.warning("%s; all %d completions seem to fail: next call in %g s", error, len(rows), self.pause)
             time.sleep(self.pause)
             (again,) = self._run(name, function, [rows])
             if isinstance(again, Exception):
@@ -167,8 +167,8 @@ class Rewards:
                     break
             else:
                 return RewardError(
-                    f"reward {name!r} failed on a batch of {len(part)} answers ({error}), and on neither half of it: "
-                    "does it depend on the batch, or fail now and then? textenv.check_reward tells"
+                    f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: does it "
+                    "depend on the batch, or fail at random? Use textenv.check_reward to find out"
                 )
         return self._error(name, part, error)
 
@@ -210,7 +210,7 @@ class Rewards:
         return scored + outcomes, bad
 
     def _run_each(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
-        """`_run`, but in processes one part at a time: a process that dies takes concurrent calls down with it."""
+        """`_run`, but in processes one part at a time: a process that dies also ends concurrent calls."""
         if self._pool is None:
             return self._run(name, function, parts)
         return [outcome for part in parts for outcome in self._run(name, function, [part])]
@@ -233,8 +233,8 @@ class Rewards:
     def _check_limit(self, failed: int, seen: int) -> None:
         if failed > self.max_failed * max(seen, LEAST_ROWS):
             raise RewardError(
-                f"{failed} of the last {seen} answers failed, more than {self.max_failed:.0%}; "
-                f"lately: {self._last_error}"
+                f"{failed} of the last {seen} completions failed, more than {self.max_failed:.0%}; "
+                f"last error: {self._last_error}"
             ) from self._last_error
 
     def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:

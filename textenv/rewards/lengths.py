@@ -62,7 +62,7 @@ def unfinished(penalty: float = 1.0) -> TextReward:
         [0.0, -2.0]
     """
     if not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty is {penalty}, expected what an unfinished answer pays, at least 0")
+        raise ValueError(f"penalty is {penalty}, expected a finite number of at least 0")
 
     def unfinished(terminated: list[bool], **columns: Any) -> list[float]:
         return [0.0 if ended else -penalty for ended in terminated]

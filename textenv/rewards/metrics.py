@@ -13,9 +13,9 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
     """Compute the log metrics of a batch of scores, with the token ids of each completion.
 
     Returns:
-        For each component NAME: ``reward/NAME``, its mean contribution to the completions that count (0 where it
+        For each component NAME: ``reward/NAME``, its mean contribution to the scored completions (0 where it
         does not apply), so that the components add up to the score; ``reward_raw/NAME``, its mean value before the
-        weight, where it applies; ``reward_applied/NAME``, the fraction of those completions; ``reward_share/NAME``, its
+        weight, where it applies; ``reward_applied/NAME``, the fraction where it applies; ``reward_share/NAME``, its
         fraction of all contributions, by absolute value; ``reward_length_correlation/NAME``, Pearson's correlation of
         its value and the completion's length (0 if one of them is constant). ``reward/failed`` and
         ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repeated`.

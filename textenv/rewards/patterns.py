@@ -19,12 +19,12 @@ def matches(pattern: str) -> TextReward:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from error
+        raise ValueError(f"pattern is {pattern!r}, expected a regular expression: {error}") from error
     return by_text("matches", lambda text: float(compiled.search(text) is not None))
 
 
 def format_tags(*tags: str) -> TextReward:
-    """Reward 1 if the completion is these elements, each once, in this order, separated by white space only, else 0.
+    """Reward 1 if the completion has only these elements, each once, in this order, and white space between, else 0.
 
     The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose ``"think", "answer"`` are the
     default.

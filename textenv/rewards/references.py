@@ -27,8 +27,8 @@ def exact_answer(column: str = "answer") -> ColumnReward:
 def token_f1(column: str = "reference") -> ColumnReward:
     """Reward the F1 of the words that completion and reference share, in any order (Rajpurkar et al. 2016, §6.1).
 
-    Words are runs of letters and digits in lower case; unlike there, articles count. It takes linear time, ROUGE-L the
-    product of both lengths. None if the column is None; 1 if neither text has a word.
+    Words are runs of letters and digits in lower case; unlike in the paper, articles count. It takes linear time
+    (ROUGE-L: the product of both lengths). None if the column is None; 1 if neither text has a word.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)

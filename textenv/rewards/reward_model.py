@@ -32,8 +32,8 @@ class RewardModel:
     Args:
         model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
         tokenizer: its tokenizer (a copy is kept). Chat prompts are rendered by its chat template.
-        label: name or index of the label whose probability is the score. None is the raw score of a head with one
-            output, and ``"positive"`` if there are several.
+        label: name or index of the label whose probability is the score. None means the raw score of a head with
+            one output, or ``"positive"`` if there are several.
         log_odds: return ``log(p / (1 - p))`` instead of the probability p.
         batch_size: maximum number of texts in a forward pass; they are sorted by length first.
 
@@ -99,7 +99,7 @@ class RewardModel:
     ) -> list[float]:
         """Score completions as a reward function, from the policy's ids or from prompt and completion as text or chat.
 
-        The texts are read if ``tokenizer``, that of the ids, is None or not equivalent to the model's. ``terminated``
+        The texts are used if ``tokenizer`` (of the ids) is None or not equivalent to the model's. ``terminated``
         is True where the policy ended the completion itself.
         """
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
@@ -135,7 +135,7 @@ class RewardModel:
         """
         rows = [ids[known.bool()].tolist() for ids, known in zip(input_ids, attention_mask, strict=True)]
         if not all(rows):
-            raise ValueError(f"row {rows.index([])} has no token that attention_mask marks as real")
+            raise ValueError(f"attention_mask is 0 in all of row {rows.index([])}, expected at least one 1")
         return self.score_rows(rows)
 
     @torch.no_grad()
@@ -151,8 +151,8 @@ class RewardModel:
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
         """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; needs fewer rows than the model has ids.
 
-        Rows are padded on the right, which keeps positions and BERT's first token, with an id that ends no row; the
-        model's configuration has it as pad id during the call.
+        Rows are padded on the right, which keeps positions and BERT's first token, with an id that ends no row; it
+        is the pad id in the model's configuration during the call.
         """
         last = {ids[-1] for ids in rows}
         usual = self.tokenizer.pad_token_id
@@ -167,7 +167,7 @@ class RewardModel:
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
         """Encode prompt and completion as ids; at least one, since a model reads at least one token.
 
-        A terminated completion to a text gets an EOS, if the tokenizer has one; a chat's template closes its own. The
+        A terminated completion of a text prompt gets an EOS, if there is one; a chat's template adds its own. The
         only special tokens are those of the tokenizer and of the chat template: a completion that spells one out is
         ordinary text, see `textenv.prompts.special_tokens`.
         """
@@ -194,7 +194,7 @@ class RewardModel:
     def _warn(self, length: int) -> None:
         if not self._has_warned:
             log = logging.getLogger(__name__)
-            log.warning("a text of %d tokens loses its beginning: the model reads %d", length, self.max_tokens)
+            log.warning("a text of %d tokens is cut at its beginning: the model reads %d", length, self.max_tokens)
             self._has_warned = True
 
     def _reward_of(self, logits: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
     wanted = "positive" if label is None else label
     index = wanted if isinstance(wanted, int) else labels.get(wanted.lower(), -1)
     if index not in labels.values():
-        raise ValueError(f"label is {wanted!r}, the model has {sorted(labels)}: name one of them")
+        raise ValueError(f"label is {wanted!r}, expected one of {sorted(labels)}")
     return index
 
 

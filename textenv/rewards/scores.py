@@ -158,7 +158,7 @@ def as_number(entry: Any) -> float | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return True for a tensor, without importing torch: where it is not imported, there are none."""
+    """Return True for a tensor, without importing torch: if it is not imported, there are no tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -186,8 +186,8 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
         dense = np.asarray(entry)
         if len(dense) != rows.tokens(row):
             raise RewardError(
-                f"reward {name!r} returned {len(dense)} numbers in {rows.describe(row)}, which has {rows.tokens(row)} "
-                "tokens: return one a token, or one for the whole answer"
+                f"reward {name!r} returned {len(dense)} numbers for {rows.describe(row)}, which has {rows.tokens(row)} "
+                "tokens: return one per token, or one for the whole completion"
             )
         is_real = dense.dtype.kind in "biuf" and not np.ma.is_masked(entry)
         if is_real and (not finite or (np.abs(dense) <= MAX_REWARD).all()):
@@ -197,4 +197,4 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
         number = as_number(entry)
         if number is not None and (not finite or abs(number) <= MAX_REWARD):
             return number
-    raise RewardError(f"reward {name!r} returned {entry!r:.200} in {rows.describe(row)}: expected a finite number")
+    raise RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: expected a finite number")

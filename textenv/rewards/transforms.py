@@ -39,7 +39,7 @@ class Transform:
         earned = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__).earned
         if any(isinstance(score, np.ndarray) for score in earned):
             raise RewardError(
-                f"reward {self.__name__!r} pays by the token, but Normalize, clip and whiten take one number an answer"
+                f"reward {self.__name__!r} is per token, but Normalize, clip and whiten need one number per completion"
             )
         known = np.array([score for score in earned if score is not None], dtype=np.float64)
         if self.by_batch and not np.isfinite(known).all():
@@ -107,7 +107,7 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
 
 
 def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transform:
-    """Scale the function's scores to population variance 1 in each batch; mean 0 or, with ``shift_mean=False``, kept.
+    """Scale the function's scores to population variance 1 in each batch; the mean becomes 0 if ``shift_mean``.
 
     Equal scores are divided by 1; None stays None. Raises the same error as `Normalize`.
 

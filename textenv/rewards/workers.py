@@ -67,7 +67,7 @@ class Workers:
 
 
 def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    """`run_in_threads` for processes: a late call is killed, and a process that dies gives an error.
+    """Like `run_in_threads`, in processes: a late call is killed, and a process that dies gives an error.
 
     Raises:
         TypeError: if a call cannot be sent to a process.
@@ -77,7 +77,7 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
             f"a reward function that runs in processes must be importable, and its columns picklable ({error}): "
-            "define it at the top of a module, or leave processes=False"
+            "define it at the top of a module, or set processes=False"
         ) from error
     pool = workers.pool(calls)
     end = None if timeout is None else time.monotonic() + timeout
@@ -88,7 +88,7 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
             outcomes.append(_result(future, timeout, end))
     except BrokenProcessPool:
         dead = RuntimeError(
-            "a worker process died: killed, out of memory, or, in a script, without `if __name__ == '__main__':`"
+            "a worker process died: it was killed, ran out of memory, or the script has no `if __name__ == '__main__':`"
         )
         outcomes += [dead] * (len(calls) - len(outcomes))
     if any(isinstance(outcome, (TimeoutError, RuntimeError)) for outcome in outcomes):

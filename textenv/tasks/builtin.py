@@ -50,7 +50,7 @@ class Reviews(PromptList):
     """Write positive movie reviews.
 
     Prompt: the neutral opening of a review. Score: the probability, by a classifier, that opening and completion
-    together have positive sentiment. Best score: below 1, which is the supremum.
+    together have positive sentiment. Best score: approaches 1.
 
     Args:
         split: ``"train"`` or ``"test"``.
@@ -112,8 +112,8 @@ class _Digits(PromptList):
 class Copy(_Digits):
     """Copy digits.
 
-    Prompt: ``copy 3 1 2 0 =``. Score: number of right positions over the length of the right answer or of the
-    completion, whichever is longer (in words between spaces). Best score: 1, for ``3 1 2 0``.
+    Prompt: ``copy 3 1 2 0 =``. Score: number of correct positions, divided by the number of words in the correct
+    answer or in the completion, whichever is larger. Best score: 1, for ``3 1 2 0``.
 
     Args:
         split: ``"train"`` or ``"test"``.
@@ -189,4 +189,4 @@ def make_task(
         from textenv.tasks.reasoning_gym import ReasoningGym
 
         return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
-    raise ValueError(f"there is no task {name!r}; ready-made are {', '.join([*TASKS, *GAMES, 'ReasoningGym'])}")
+    raise ValueError(f"unknown task {name!r}, expected one of {', '.join([*TASKS, *GAMES, 'ReasoningGym'])}")

@@ -27,13 +27,13 @@ SYMPY = INTEGRALS | {"countdown", "polynomial_multiplication", "puzzle24"}
 class ReasoningGym:
     """A dataset of ``reasoning-gym``: an endless sequence of generated questions, scored by its verifier.
 
-    Prompt: the question. Score: the package's ``score_answer`` of the completion's text between its last ``<answer>``
-    and ``</answer>``, or of the whole completion, stripped, if it has no tags. Best score: 1. Columns: question, answer
+    Prompt: the question. Score: the package's ``score_answer`` of the text in the last ``<answer>`` element,
+    or of the whole completion, stripped, if it has no tags. Best score: 1. Columns: question, answer
     (None in ``boxnet``, ``graph_color``, ``propositional_logic``, ``rubiks_cube``, ``rush_hour``) and metadata.
 
     Some verifiers evaluate the policy's text (`EVAL`, `SYMPY`). There, anything but plain arithmetic is scored as an
     empty answer (`textenv.tasks.safe_eval`). Sympy can still take minutes to simplify a long wrong integral
-    (`INTEGRALS`), so limit the tokens of these completions. An answer at which a verifier raises scores 0.
+    (`INTEGRALS`), so limit the tokens of these completions. If a verifier raises an error, the score is 0.
 
     The prompt for a given ``number`` and ``seed`` is the same in every process, except that ``isomorphic_strings``,
     ``ransom_note``, ``polynomial_multiplication`` (questions) and ``knight_swap``, ``word_ladder`` (reference answers)
@@ -101,12 +101,12 @@ class ReasoningGym:
             if content_hash(prompt) % 4 in SPLITS[self.split]:
                 return prompt
         raise ValueError(
-            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws: with these "
-            "settings it has too few questions to split; choose settings with more"
+            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws: these "
+            "settings give too few different questions; choose settings with more"
         ) from failure
 
     def _entry(self, rng: random.Random) -> dict[str, Any]:
-        """Generate one item from a fresh seed and a random index, as the package seeds items by seed + index.
+        """Generate one item from a fresh seed and a random index, because the package seeds items by seed + index.
 
         A new dataset per item gives the same result but is slow.
         """
@@ -135,19 +135,19 @@ def _package() -> ModuleType:
 def _create(name: str, config: dict[str, Any]) -> Any:
     factory = _package().factory
     if name == "composite":
-        raise ValueError("composite mixes other data sets: make a ReasoningGym of each of them instead")
+        raise ValueError("dataset is 'composite', which mixes others: make a ReasoningGym of each of them instead")
     if name not in factory.DATASETS:
         near = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "see reasoning_gym.factory.DATASETS"
-        raise ValueError(f"reasoning-gym has no data set {name!r}; {hint}")
+        raise ValueError(f"reasoning-gym has no dataset {name!r}; {hint}")
     settings = sorted({field.name for field in dataclasses.fields(factory.DATASETS[name][1])} - {"seed"})
     if unknown := sorted(set(config) - set(settings)):
         seed = " (the seed is an argument of sample_prompts)" if "seed" in unknown else ""
-        raise ValueError(f"{name} was given {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
+        raise ValueError(f"{name} has no setting {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
     try:
         return factory.create_dataset(name, seed=0, **config)
     except (AssertionError, TypeError) as error:  # the package checks settings with assert
-        raise ValueError(f"{name} does not take the settings {config}: {error}") from error
+        raise ValueError(f"{name} does not accept the settings {config}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Collection
 MAX_LENGTH = 1000
 """Maximum characters of such a text."""
 MAX_DEGREE = 40
-"""Maximum exponent, multiplied over nested powers, so that ``9**9**9`` is refused and ``x**12`` is not."""
+"""Maximum product of nested exponents: ``9**9**9`` is refused, ``x**12`` is not."""
 FUNCTIONS = frozenset(
     ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
 )
@@ -62,7 +62,7 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Return True if multiplying it would repeat it (a text or a sequence)."""
+    """Return True for a text or a sequence, which a multiplication would repeat."""
     return isinstance(node, _SEQUENCES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
 
 

@@ -117,7 +117,7 @@ def test_a_reference_whose_shared_part_begins_to_train_refuses_to_drift():
     policy = lora_policy()
     reference, rollout = policy.reference(), collect(text_env(), policy, num_episodes=2)
     policy.lm.model.get_output_embeddings().requires_grad_(True)
-    with pytest.raises(ValueError, match="would drift"):
+    with pytest.raises(ValueError, match="would change"):
         reference.evaluate(rollout)
 
 
@@ -322,7 +322,7 @@ def test_a_run_on_a_base_of_a_relative_name_opens_from_anywhere(trained_on_a_fol
     loaded = algos.load(home / "run")
     torch.testing.assert_close(log_probs(loaded, rollout), log_probs(policy, rollout), atol=0, rtol=0)
     (home / "model").rename(home / "gone")
-    with pytest.raises(ValueError, match=rf"its base model '{home / 'model'}' is not there: put the base into .*base"):
+    with pytest.raises(ValueError, match=rf"its base model '{home / 'model'}' does not exist: save the base in .*base"):
         algos.load(home / "run")
 
 

@@ -201,7 +201,7 @@ def test_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
 def test_a_policy_that_begins_to_act_with_dropout_on_is_refused():
     env, policy = text_env(), lm_policy(dropout_gpt2)
     force_dropout(policy, None)
-    with pytest.raises(ValueError, match="see that dropout is off"):
+    with pytest.raises(ValueError, match="switch dropout off"):
         collect(env, policy, num_episodes=16)
 
 

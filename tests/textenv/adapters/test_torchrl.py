@@ -125,7 +125,7 @@ def test_slots_end_apart_and_a_reset_mask_begins_only_its_own():
     observation, reward, terminated, truncated, _ = env.step(actions)
     assert observation.tolist() == [[0], [1], [2]] and reward.tolist() == [3, 0, 1]
     assert (terminated.tolist(), truncated.tolist()) == ([True, False, False], [False] * 3)
-    with pytest.raises(ValueError, match=r"slots \[0\] have no episode under way.*reset_mask"):
+    with pytest.raises(ValueError, match=r"slots \[0\] have no running episode.*reset_mask"):
         env.step(actions)
     assert env.reset(options={"reset_mask": np.array([True, False, False])})[0].tolist() == [[1], [1], [2]]
     env.step(actions)
@@ -178,30 +178,30 @@ def test_a_wrong_reset_mask_is_refused(mask):
 
 def test_steps_that_make_no_sense_are_refused():
     env = from_torchrl(Countdown())
-    with pytest.raises(ValueError, match=r"slots \[0, 1, 2\] have no episode under way: call reset\(\)"):
+    with pytest.raises(ValueError, match=r"slots \[0, 1, 2\] have no running episode: call reset\(\)"):
         env.step(np.zeros(3, dtype=int))
     env.reset(options={"reset_mask": np.array([True, False, False])})
-    with pytest.raises(ValueError, match=r"slots \[1, 2\] have no episode under way"):
+    with pytest.raises(ValueError, match=r"slots \[1, 2\] have no running episode"):
         env.step(np.zeros(3, dtype=int))
     env.reset()
     with pytest.raises(ValueError, match=r"shape \(3, 1\), expected \(3,\)"):
         env.step(np.zeros((3, 1), dtype=int))
     with pytest.raises(ValueError, match=r"\[0, 4, 0\], expected integers from 0 to 3"):
         env.step(np.array([0, 4, 0]))
-    with pytest.raises(ValueError, match="seed is 1 and reset_mask is .*all slots or none"):
+    with pytest.raises(ValueError, match="seed is 1 and reset_mask is .*all slots at once"):
         env.reset(seed=1, options={"reset_mask": np.array([True, False, False])})
 
 
 @pytest.mark.parametrize("make, error, message", [
-    (lambda: [gymnasium.make("CartPole-v1")], TypeError, "expected a torchrl EnvBase: make it by"),
+    (lambda: [gymnasium.make("CartPole-v1")], TypeError, "expected a torchrl EnvBase: make it with"),
     (lambda: [Countdown((2, 2))], ValueError, r"batch_size is \[2, 2\], expected \[\] or \[N\]"),
     (lambda: [Countdown(action={"agents": Composite(action=Categorical(2, shape=(3,)), shape=(3,))})], ValueError,
      r"the action entries are \[\('agents', 'action'\)\].*one agent.*RenameTransform"),
-    (lambda: [Countdown(reward_shape=(2,))], ValueError, r"the reward has shape \[3, 2\].*one number a slot"),
+    (lambda: [Countdown(reward_shape=(2,))], ValueError, r"the reward has shape \[3, 2\].*one number per slot"),
     (lambda: [Countdown(action={"action": OneHot(2, shape=(3, 5, 2))})], TypeError, "'action' is OneHot of shape"),
     (lambda: [Countdown(action={"action": Bounded(-1, torch.arange(1.0, 4.0), shape=(3,))})], ValueError,
-     "'action' has other bounds in other slots"),
-    (lambda: [Countdown(), "pixels"], ValueError, "observation is 'pixels', the environment has .*left"),
+     "'action' has different bounds in different slots"),
+    (lambda: [Countdown(), "pixels"], ValueError, "observation is 'pixels', expected one of .*left"),
 ])  # fmt: skip
 def test_what_has_no_gymnasium_form_is_refused(make, error, message):
     with pytest.raises(error, match=message):

@@ -133,7 +133,7 @@ def test_what_torchrl_cannot_wrap_is_refused():
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         with pytest.raises(ValueError, match=rf"{mode}, expected AutoresetMode.DISABLED.*make the vector env"):
             to_torchrl(TextVectorEnv(**text_arguments(num_envs=2, autoreset_mode=mode)))
-    with pytest.raises(TypeError, match=r"'CartPole-v1', expected a gymnasium.Env or VectorEnv: make it by"):
+    with pytest.raises(TypeError, match=r"'CartPole-v1', expected a gymnasium.Env or VectorEnv: make it with"):
         to_torchrl("CartPole-v1")
 
 

@@ -282,7 +282,7 @@ def test_wrapper_and_penalty_together_are_refused():
     tokenizer = make_tokenizer(WORDS)
     reference = LanguageModel(make_gpt2(), tokenizer)
     env = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer, penalty=KLPenalty(reference, 0.1))
-    with pytest.raises(ValueError, match="charged twice"):
+    with pytest.raises(ValueError, match="subtracted twice"):
         KLReward(env, reference, 0.1)
     plain = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer)
     vector = gymnasium.vector.SyncVectorEnv([lambda: KLReward(plain, reference, 0.1)])

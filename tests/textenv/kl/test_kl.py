@@ -120,7 +120,7 @@ def test_combinations_of_the_wrong_gradient_warn_in_words(name, place):
         KLPenalty(None, 0.1, name, place)
     assert len(seen) == ((name, place) not in RIGHT)
     words = {("k2", "reward"): "second order", ("k3", "reward"): "cancel", ("k3", "loss"): "KL(π_ref‖π)",
-             ("exact", "reward"): "present state"}  # fmt: skip
+             ("exact", "reward"): "current state"}  # fmt: skip
     for warning in seen:
         assert words[name, place] in str(warning.message) and warning.filename == __file__
 
@@ -141,7 +141,7 @@ def test_unknown_estimators_and_places_are_refused_with_those_known():
         KLPenalty(None, 0.1, "k1", "advantage")
     tokenizer = make_tokenizer(WORDS)
     env = TextEnv(prompts=["a"], reward=lambda prompts, **_: [0.0] * len(prompts), tokenizer=tokenizer)
-    with pytest.warns(UserWarning, match="present state"), pytest.raises(ValueError, match="one action"):
+    with pytest.warns(UserWarning, match="current state"), pytest.raises(ValueError, match="one action"):
         KLReward(env, LanguageModel(make_gpt2(), tokenizer), 0.1, "exact")
 
 
@@ -252,7 +252,7 @@ def test_the_adaptive_coefficient_survives_save_and_load_in_the_agents_folder(tm
         penalty.update(rollout)
         restored.update(rollout)
         assert restored.coef == penalty.coef
-    with pytest.raises(ValueError, match="AdaptiveCoefficient has .'value'.*another kind"):
+    with pytest.raises(ValueError, match="AdaptiveCoefficient expects .'value'.*another kind"):
         restored.load_state_dict(KLPenalty(None, ScheduledCoefficient(1.0, 0.0, 5)).state_dict())
 
 

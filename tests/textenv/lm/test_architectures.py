@@ -170,9 +170,9 @@ def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_a
     longer = plain_log_probs(lm, texts)[:, :ORIGINAL]
     assert (longer - plain_log_probs(lm, texts[:, :ORIGINAL])).abs().max() > 0.1, "the length changes nothing here"
     assert worst_gap_of_slots(lm, texts[:, :ORIGINAL]) < 1e-4
-    with pytest.raises(ValueError, match="17 tokens long, the model has 16 positions .with LongRoPE"):
+    with pytest.raises(ValueError, match="17 tokens long, but the model has 16 positions .with LongRoPE"):
         Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
-    with pytest.raises(ValueError, match="17 tokens long, the model has 16 positions"):
+    with pytest.raises(ValueError, match="17 tokens long, but the model has 16 positions"):
         lm.hidden(torch.from_numpy(texts))
     with pytest.raises(ValueError, match="max_length is 17, the model reads 16 tokens"):
         check_context(lm, ORIGINAL + 1)
@@ -200,7 +200,7 @@ def test_a_model_that_contradicts_itself_in_a_way_that_its_configuration_does_no
     scales = dict(short_mscale=1.0, long_mscale=2.0)
     lm = language_model(make_long("phimoe", short_factor=factor, long_factor=factor, **scales))
     assert worst_gap_of_slots(lm, random_texts(ORIGINAL)) < 1e-4
-    with pytest.raises(ValueError, match="PhimoeForCausalLM cannot act in texts of up to 17 tokens .*differ by up to"):
+    with pytest.raises(ValueError, match="PhimoeForCausalLM cannot sample texts of up to 17 tokens .*differ by up to"):
         Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
 
 

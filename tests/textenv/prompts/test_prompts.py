@@ -78,17 +78,17 @@ def test_another_column_may_be_the_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "record 2: no JSON"),
-        ("p.jsonl", b'{"prompt": "a"}\n[1]\n', "record 2.* no object"),
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "record 2: no JSON in UTF-8"),
-        ("p.jsonl", b'{"prompt": "a"}\n' + b"[" * 100_000, "record 2: no JSON"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "record 2: not JSON"),
+        ("p.jsonl", b'{"prompt": "a"}\n[1]\n', "record 2.* not an object"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "record 2: not JSON in UTF-8"),
+        ("p.jsonl", b'{"prompt": "a"}\n' + b"[" * 100_000, "record 2: not JSON"),
         ("p.jsonl", b"", "has no records"),
         ("p.csv", b"prompt,answer\na,1\nb\n", "record 2: 1 values for the 2 columns"),
-        ("p.csv", b'prompt\n"a\n', "no CSV"),
-        ("p.csv", b"prompt,prompt\na,b\n", "some have one name"),
-        ("p.csv", b"prompt\n\xff\n", "no CSV in UTF-8"),
+        ("p.csv", b'prompt\n"a\n', "not CSV"),
+        ("p.csv", b"prompt,prompt\na,b\n", "repeated names"),
+        ("p.csv", b"prompt\n\xff\n", "not CSV in UTF-8"),
         ("p.parquet", b"not parquet", "could not be read"),
-        ("p.docx", b"x", "is no .jsonl"),
+        ("p.docx", b"x", "is not a .jsonl"),
     ],
 )
 def test_broken_files_are_refused_by_record(tmp_path, name, content, message):
@@ -216,7 +216,7 @@ def test_no_turn_ends_before_the_least_length():
     rollout = collect(env, policy(), num_episodes=64)
     assert rollout["mask"].sum(1).min() == 4  # three tokens, then EOS (as transformers counts)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="forbidden token"):
+    with pytest.raises(ValueError, match="is forbidden here"):
         env.step(np.full(4, EOS))
 
 
@@ -370,7 +370,7 @@ def test_a_reward_that_failed_is_not_paid_in_the_next_episode():
     ("arguments", "kind", "message"),
     [
         ({"prompts": [{"prompt": "a", "completions": 1}]}, ValueError, r"named \['completions'\]"),
-        ({"tokenizer": "gpt2"}, TypeError, "expected one of transformers"),
+        ({"tokenizer": "gpt2"}, TypeError, "expected that of AutoTokenizer"),
         ({"stop": np.int64(99)}, ValueError, "ids from 0 to 8"),
         ({"forbidden": 99}, ValueError, "ids from 0 to 8"),
     ],

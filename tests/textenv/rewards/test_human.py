@@ -181,13 +181,13 @@ def test_an_answer_that_somebody_took_out_of_the_file_cannot_be_undone(path):
         path.write_text("")
         return "undo"
 
-    with pytest.raises(ValueError, match="does not hold the answer to be undone any more"):
+    with pytest.raises(ValueError, match="no longer has the answer to undo"):
         call(HumanReward(path, annotator=Scripted(answer)), ["a", "b"])
 
 
 def test_who_quits_is_told_what_is_saved_and_goes_on_where_he_stopped(path):
     with pytest.raises(
-        FeedbackStopped, match=rf"after 2 of 4 .*saved \(2 with .* in {path}: run the same program again"
+        FeedbackStopped, match=rf"after 2 of 4 .*\(2 with .* saved in {path}: run the same program again"
     ):
         call(HumanReward(path, annotator=Scripted(["up", "skip", "quit"])), ["a", "b", "c", "d"])
     annotator = Scripted(["down", "up"])
@@ -236,7 +236,7 @@ def test_half_a_line_at_the_end_is_put_aside_and_asked_again(path):
     first = whole.index(b"\n") + 1
     for cut in (first + 1, first + 30, len(whole) - 2):
         path.write_bytes(whole[:cut])
-        with pytest.warns(UserWarning, match=r"answers.jsonl ended in half a line.*moved to .*answers.jsonl.half"):
+        with pytest.warns(UserWarning, match=r"answers.jsonl ended with an incomplete .*now in .*answers.jsonl.half"):
             human = HumanReward(path, annotator=(annotator := Scripted(["down"])))
         assert path.read_bytes() == whole[:first]
         assert path.with_name("answers.jsonl.half").read_bytes().endswith(whole[first:cut] + b"\n")
@@ -258,7 +258,7 @@ def test_half_a_line_of_another_process_does_not_swallow_the_next_answer(path):
         return "up"
 
     human = HumanReward(path, annotator=Scripted(answer))
-    with pytest.warns(UserWarning, match="half a line"):
+    with pytest.warns(UserWarning, match="incomplete line"):
         call(human, ["a", "b"])
     assert [line["completion"] for line in lines(path)] == ["a", "b"]
 
@@ -266,13 +266,13 @@ def test_half_a_line_of_another_process_does_not_swallow_the_next_answer(path):
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ('{"prompt": "p', "no JSON in UTF-8"),
+        ('{"prompt": "p', "not JSON in UTF-8"),
         ("[1]", "'scale' is one of thumbs"),
         ('{"prompt": "p", "completion": "c", "score": 1}', "'scale' is one of thumbs"),
-        ('{"prompt": "p", "scale": "thumbs", "answer": "up"}', "what was answered to it is missing"),
+        ('{"prompt": "p", "scale": "thumbs", "answer": "up"}', "the completion is missing"),
         ('{"prompt": "p", "completion": "c", "scale": "thumbs", "answer": "4"}', "'answer' is '4', expected up, down"),
-        ('{"prompt": "p", "completions": "ab", "scale": "pairs", "answer": "tie"}', "expected the 2 of a pair"),
-        ("[" * 100_000, "no JSON in UTF-8"),
+        ('{"prompt": "p", "completions": "ab", "scale": "pairs", "answer": "tie"}', "expected a list of 2"),
+        ("[" * 100_000, "not JSON in UTF-8"),
     ],
 )
 def test_a_broken_line_in_the_middle_is_named(path, broken, says):
@@ -280,7 +280,7 @@ def test_a_broken_line_in_the_middle_is_named(path, broken, says):
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n\n{broken}\n{second}\n")
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"answers.jsonl, line 3: .*{says}.*Correct this line or delete it"):
+    with pytest.raises(ValueError, match=rf"answers.jsonl, line 3: .*{says}.*Correct or delete this line"):
         HumanReward(path)
     assert path.read_bytes() == before
 
@@ -341,8 +341,8 @@ def test_wrong_keys_are_explained_and_asked_again():
     annotator, paper = terminal("\x1b[2J", "", "b", "1", "d", width=200)
     assert annotator.ask(Question("p", ("x",), "thumbs")) == "down"
     said = paper.getvalue()
-    assert said.count("is no answer to this question") == 3 and '"\\x1b[2j" is no answer' in said
-    assert '"b" is not possible here, there is nothing to undo' in said
+    assert said.count("is not an answer to this question") == 3 and '"\\x1b[2j" is not an answer' in said
+    assert '"b" is not possible: there is nothing to undo' in said
     assert said.count("u = up   d = down   s = skip this one   q = quit") == 5
 
 

@@ -115,7 +115,7 @@ def test_each_bug_is_found_by_its_check_and_by_no_other(function):
         assert run == {TYPE, *REWARD_CHECKS}
     found = {result.name for result in report.broken}
     assert found == {BROKEN[function]}
-    with pytest.raises(ValueError, match=f"{function.__name__}.*do not hold") as caught:
+    with pytest.raises(ValueError, match=f"{function.__name__}.*checks failed") as caught:
         check_reward(function)
     assert BROKEN[function] in str(caught.value)
 
@@ -235,7 +235,7 @@ def notes(function, **arguments):
 
 
 def test_a_hackable_reward_is_seen_before_training():
-    best, mean = "earns more than the best ordinary answer", "earns more than ordinary answers on average"
+    best, mean = "scores above the best ordinary completion", "scores above ordinary completions on average"
     assert notes(rewards.keyword_count(["superb", "joy", "boring"], most=9))["very long"] == best
     assert notes(good)["empty"] == best  # the shorter the better
     polite = notes(lambda completions: [float(any(mark in x for mark in ".!")) for x in completions])
@@ -286,7 +286,7 @@ def test_the_table_commands_no_terminal_and_reads_no_markup():
     print_report(run_reward_checks(hostile, completions=completions), Console(file=out, width=200, no_color=True))
     text = out.getvalue()
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
-    assert "[bold]\\x1b" in text and "[red]pwned[/red][/]" in text and "holds" in text and "ms a row" in text
+    assert "[bold]\\x1b" in text and "[red]pwned[/red][/]" in text and "holds" in text and "ms per row" in text
 
 
 def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
@@ -301,10 +301,10 @@ def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
     (tmp_path / "wrong.py").write_text("def (\n")
     for name, said in {
         "my_rewards.py": "my_rewards.py:name",
-        "my_rewards.py:": "names no function",
+        "my_rewards.py:": "expected my_rewards.py:name",
         "none.py:f": "no file none.py",
-        "my_rewards.py:other": "nothing of the name 'other'; its functions are half",
-        "my_rewards.py:x": "a int, no function",
+        "my_rewards.py:other": "no function named 'other'; its functions are half",
+        "my_rewards.py:x": "a int, not a function, named",
         "broken.py:f": "broken.py could not be imported: ZeroDivisionError",
         "wrong.py:f": "SyntaxError",
         "no_module_here:f": "no_module_here could not be imported",

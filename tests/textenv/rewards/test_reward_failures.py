@@ -33,12 +33,12 @@ def gives(value):
 
 FAILURES = {
     "raises": (raises, "raised KeyError: 'no such thing' in row 1"),
-    "nan": (gives(float("nan")), "returned nan in row 1"),
-    "inf": (gives(-float("inf")), "returned -inf in row 1"),
-    "text": (gives("good"), "returned 'good' in row 1"),
-    "too few tokens": (gives([1.0]), "returned 1 numbers in row 1 .* has 3 tokens"),
-    "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] in row 1"),
-    "ragged": (gives([[1.0], [1.0, 2.0]]), r"returned \[\[1.0\], \[1.0, 2.0\]\] in row 1"),
+    "nan": (gives(float("nan")), "returned nan for row 1"),
+    "inf": (gives(-float("inf")), "returned -inf for row 1"),
+    "text": (gives("good"), "returned 'good' for row 1"),
+    "too few tokens": (gives([1.0]), "returned 1 numbers for row 1 .* has 3 tokens"),
+    "nested": (gives([[1.0]]), r"returned \[\[1.0\]\] for row 1"),
+    "ragged": (gives([[1.0], [1.0, 2.0]]), r"returned \[\[1.0\], \[1.0, 2.0\]\] for row 1"),
 }
 
 
@@ -78,7 +78,7 @@ def test_skip_stops_once_more_than_the_share_fails():
     for _ in range(10):  # 1 in 20
         assert rewards(**rows).failed == {0}
     rows["completions"] = ["bad"] * 18 + ["good"] * 2
-    with pytest.raises(RewardError, match=r"\d+ of the last \d+ answers failed, more than 10%; lately: .*raises"):
+    with pytest.raises(RewardError, match=r"\d+ of the last \d+ completions failed, more than 10%; last .*raises"):
         for _ in range(3):
             rewards(**rows)
 
@@ -123,7 +123,7 @@ def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
     scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
     assert scores.failed == set(range(8)) and scores.earned == [None] * 8
     assert (rewards.seen, rewards.failed) == (8, 8) and attempts == [8, 4, 4]
-    with pytest.raises(RewardError, match="neither half of it: does it depend on the batch, or fail now and then"):
+    with pytest.raises(RewardError, match="neither half: does it depend on the batch, or fail at random"):
         attempts.clear()
         Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
 
@@ -221,7 +221,7 @@ def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_pa
         ({"functions": {}}, "empty"),
         ({"functions": {"x": (good, float("nan"))}}, "weight of reward 'x'"),
         ({"functions": good, "on_error": "ignore"}, "'stop' or 'skip'"),
-        ({"functions": good, "max_failed": 2}, "share from 0 to 1"),
+        ({"functions": good, "max_failed": 2}, "fraction from 0 to 1"),
         ({"functions": good, "timeout": 0}, "seconds above 0"),
         ({"functions": 3}, "reward 'int' is 3"),
         ({"functions": {"x": 3}}, "reward 'x' is 3"),
@@ -297,7 +297,7 @@ def test_what_looks_at_whole_batches_is_not_called_in_parts():
 
 @pytest.mark.parametrize("value", [1e39, 10**400, [1e300, 0.0]])
 def test_rewards_that_are_too_great_for_float32_are_refused_by_row(value):
-    with pytest.raises(RewardError, match="in row 0"):
+    with pytest.raises(RewardError, match="for row 0"):
         rewarded(lambda completions: [value] * len(completions), [(GOOD, EOS)])
 
 
@@ -317,7 +317,7 @@ def test_a_step_after_a_failed_reward_is_refused():
     env.step(np.array([BAD]))
     with pytest.raises(RewardError):
         env.step(np.array([EOS]))
-    with pytest.raises(ValueError, match="reward failed on a turn that is over: call reset"):
+    with pytest.raises(ValueError, match="reward of a finished turn failed: call reset"):
         env.step(np.array([EOS]))
 
 

@@ -100,7 +100,7 @@ def test_a_score_is_raw_a_probability_or_log_odds():
     [
         (1, {"label": "positive"}, "one output"),
         (1, {"log_odds": True}, "no log-odds"),
-        (3, {}, "'positive', the model has .'label_0', 'label_1'"),
+        (3, {}, "'positive', expected one of .'label_0', 'label_1'"),
         (2, {"label": 2}, "label is 2"),
         (1, {"batch_size": 0}, "at least 1"),
     ],
@@ -153,7 +153,7 @@ def test_a_long_text_loses_its_beginning_but_no_special_token_and_says_so_once(n
     with caplog.at_level(logging.WARNING):
         scores = rate.scores(["b " * 30 + "good", "c " * 4000 + "d"])
     assert [record.getMessage() for record in caplog.records] == [
-        f"a text of 32 tokens loses its beginning: the model reads {most}"
+        f"a text of 32 tokens is cut at its beginning: the model reads {most}"
     ]
     expected = [alone(model, [0] + [word] * (most - 2) + [last])[0] for word, last in ((1, 5), (2, 3))]
     torch.testing.assert_close(scores, torch.stack(expected), atol=1e-5, rtol=0)
@@ -163,7 +163,7 @@ def test_a_long_text_loses_its_beginning_but_no_special_token_and_says_so_once(n
 def test_no_text_at_all_is_scored_too_and_a_row_of_padding_is_refused():
     rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
     assert rate([], []) == [] and torch.isfinite(rate.scores(["", "a", ""])).all()
-    with pytest.raises(ValueError, match="row 1 has no token"):
+    with pytest.raises(ValueError, match="all of row 1"):
         rate.score_ids(torch.tensor([[1, 2], [PAD, PAD]]), torch.tensor([[1, 1], [0, 0]]))
 
 
@@ -217,7 +217,7 @@ def test_ids_that_are_too_many_lose_their_beginning(caplog):
     ids = [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
     found = rate(["?"], ["?"], prompt_ids=ids[:1], completion_ids=ids[1:], tokenizer=make_tokenizer(WORDS))
     assert found == pytest.approx([alone(rate.model, [*ids[0], *ids[1]][-8:])[0].item()], abs=1e-5)
-    assert "a text of 10 tokens loses its beginning: the model reads 8" in caplog.text
+    assert "a text of 10 tokens is cut at its beginning: the model reads 8" in caplog.text
 
 
 def test_reviews_pay_the_probability_of_positive():

@@ -243,7 +243,7 @@ def test_token_f1_and_exact_answers():
     ],
 )
 def test_wrong_arguments_are_refused_with_what_was_given(make):
-    with pytest.raises(ValueError, match="expected|no regular expression"):
+    with pytest.raises(ValueError, match="expected"):
         make()
 
 
@@ -359,7 +359,7 @@ def test_transforms_compose_and_clip():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_refused_before_it_stays_in_the_mean(transform, bad):
     function = transform(echo)
-    with pytest.raises(ValueError, match="'echo' returned (nan|inf) in row 2"):
+    with pytest.raises(ValueError, match="'echo' returned (nan|inf) for row 2"):
         function(x=[1.0, None, bad])
     assert function(x=[1.0, 3.0]) == [-1, 1]
 

@@ -333,7 +333,7 @@ def test_secrets_are_uniform():
 @pytest.mark.parametrize("game", GAMES)
 def test_a_step_out_of_order_is_an_error_that_teaches(game):
     env = game()
-    with pytest.raises(RuntimeError, match=r"came before any reset: call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"was called before reset: call reset\(\) first"):
         env.step("1")
     env.reset(seed=0)
     with pytest.raises(TypeError, match="action 5 of type int, expected a str"):

@@ -198,7 +198,7 @@ def test_the_guard_lets_answers_through_and_nothing_else():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("chainsum",), "no data set 'chainsum'; did you mean chain_sum"),
+        (("chainsum",), "no dataset 'chainsum'; did you mean chain_sum"),
         (("composite",), "make a ReasoningGym of each"),
         (("chain_sum", "validation"), r"split is 'validation', expected one of \['test', 'train'\]"),
     ],
@@ -210,10 +210,10 @@ def test_wrong_names_are_refused_in_words(arguments, message):
 
 def test_wrong_settings_are_refused_in_words():
     with pytest.raises(
-        ValueError, match="given seed .the seed is an argument of sample_prompts.; its settings are allow_neg"
+        ValueError, match="no setting seed .the seed is an argument of sample_prompts.; its settings are allow_neg"
     ):
         ReasoningGym("chain_sum", seed=1)
-    with pytest.raises(ValueError, match=r"does not take the settings {'min_terms': 0}: min_terms must be"):
+    with pytest.raises(ValueError, match=r"does not accept the settings {'min_terms': 0}: min_terms must be"):
         ReasoningGym("chain_sum", min_terms=0)
 
 

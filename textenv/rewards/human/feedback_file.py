@@ -1,4 +1,4 @@
-"""File of human answers: one JSON object per line, on disk before the next question is shown."""
+"""File of human answers: one JSON object per line, written before the next question is shown."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from textenv.rewards.human.annotator import SCORES, SKIP, Question
 Record = dict[str, Any]
 """One line. ``prompt``, ``completion`` and ``score``; or for a pair ``prompt``, ``chosen``, ``rejected`` and
 ``completions`` (both, in display order). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
-answer is authoritative; ``score``, ``chosen``, ``rejected`` follow from it, null for a tie or a skipped question."""
+answer is authoritative; ``score``, ``chosen``, ``rejected`` are derived, null for a tie or a skipped question."""
 
 
 class FeedbackFile:
@@ -53,7 +53,7 @@ class FeedbackFile:
                 record = _parse(line)
             except ValueError as error:
                 raise ValueError(
-                    f"{self.path}, line {number}: {error}. Correct this line or delete it; the others are not affected"
+                    f"{self.path}, line {number}: {error}. Correct or delete this line; the others are not affected"
                 ) from error
             found[key(record["scale"], record["prompt"], [response for response, _ in scores(record)])] = record
         return found
@@ -75,7 +75,7 @@ class FeedbackFile:
         with self._lock:
             lines = self._lines()
             if _line(record) not in lines:
-                raise ValueError(f"{self.path} does not hold the answer to be undone any more: {record}")
+                raise ValueError(f"{self.path} no longer has the answer to undo: {record}")
             lines.remove(_line(record))
             fresh = self.path.with_name(f"{self.path.name}.new")
             _write_synced(fresh, b"".join(lines), mode="wb")
@@ -111,8 +111,8 @@ class FeedbackFile:
             file.truncate(self.path.stat().st_size - len(half))
             os.fsync(file.fileno())
         warnings.warn(
-            f"{self.path} ended in half a line, left by a process that was killed: it was moved to {aside}, "
-            "and its question will be asked again",
+            f"{self.path} ended with an incomplete line of a killed process: the line is now in {aside}, "
+            "and its question is asked again",
             stacklevel=4,
         )
 
@@ -156,14 +156,14 @@ def _parse(line: bytes) -> Record:
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"no JSON in UTF-8 ({error})") from error
+        raise ValueError(f"not JSON in UTF-8 ({error})") from error
     scale = record.get("scale") if isinstance(record, dict) else None
     if not isinstance(scale, str) or scale not in SCORES:
-        raise ValueError(f"no JSON object whose 'scale' is one of {', '.join(SCORES)}: {line[:60]!r}")
+        raise ValueError(f"not a JSON object whose 'scale' is one of {', '.join(SCORES)}: {line[:60]!r}")
     if "prompt" not in record or ("completions" if scale == "pairs" else "completion") not in record:
-        raise ValueError(f"the prompt or what was answered to it is missing among {sorted(record)}")
+        raise ValueError(f"the prompt or the completion is missing, found only {sorted(record)}")
     if scale == "pairs" and not (isinstance(record["completions"], list) and len(record["completions"]) == 2):
-        raise ValueError(f"'completions' is {record['completions']!r:.200}, expected the 2 of a pair")
+        raise ValueError(f"'completions' is {record['completions']!r:.200}, expected a list of 2")
     if record.get("answer") not in (*SCORES[scale], SKIP):
         raise ValueError(f"'answer' is {record.get('answer')!r}, expected {', '.join((*SCORES[scale], SKIP))}")
     return dict(record)

@@ -42,7 +42,7 @@ class HumanReward:
         fallback: a reward function, such as a reward model, for responses without a human score.
         fraction: maximum fraction of a batch's (a call's) questions to ask, rounded up; chosen at random. A batch
             that is repeated after a restart has the same questions.
-        seed: of that choice, and of the display order in a pair.
+        seed: seed of that choice, and of the display order in a pair.
 
     Raises:
         ValueError: on an unknown scale, a fraction outside 0 to 1, or below 1 without ``fallback``, or a broken file.
@@ -76,7 +76,7 @@ class HumanReward:
             raise TypeError(f"fallback is {fallback!r}, expected a function f(prompts, completions, **columns)")
         if annotator is not None and not isinstance(annotator, Annotator):
             raise TypeError(
-                f"annotator is {annotator!r}, expected ask(question) and a name: see textenv.rewards.human.Annotator"
+                f"annotator is {annotator!r}, expected an object with ask and name: see textenv.rewards.human.Annotator"
             )
         self.__name__ = "human"
         self.file, self.scale, self.fallback = FeedbackFile(file), scale, fallback
@@ -141,9 +141,9 @@ class HumanReward:
                 )
             if answer == QUIT:
                 raise FeedbackStopped(
-                    f"the person quit after {count} of {len(questions)} questions of this batch. Every answer so far "
-                    f"is saved ({len(self.file.answers())} with those of earlier batches) in {self.file.path}: run "
-                    "the same program again, and only what is missing is asked"
+                    f"the person quit after {count} of {len(questions)} questions of this batch. All answers "
+                    f"({len(self.file.answers())} with those of earlier batches) are saved in {self.file.path}: run "
+                    "the same program again to answer only the rest"
                 )
             if answer == UNDO:
                 self.file.withdraw(given.pop())

@@ -65,8 +65,8 @@ class TerminalAnnotator:
                 return QUIT
             if answer in question.answers:
                 return answer
-            undo = "not possible here, there is nothing to undo in this batch"
-            mistake = undo if answer in (UNDO, _KEYS[UNDO]) else "no answer to this question"
+            undo = "not possible: there is nothing to undo in this batch"
+            mistake = undo if answer in (UNDO, _KEYS[UNDO]) else "not an answer to this question"
             self._print(f'"{printable(typed[:40])}" is {mistake}. Type one of these and Enter:\n{_legend(question)}')
 
     def _show(self, question: Question) -> None:
@@ -120,8 +120,8 @@ def _check_terminal() -> None:
     blind = [name for name, stream in (("stdin", sys.stdin), ("stderr", sys.stderr)) if not stream.isatty()]
     if blind:
         raise RuntimeError(
-            f"a person is to be asked, but there is no terminal at {' and '.join(blind)}: run this in one, without "
-            "redirecting it, give HumanReward another annotator=, or ask nobody by fallback=reward_model, fraction=0"
+            f"a person must answer, but there is no terminal at {' and '.join(blind)}: run this in a terminal without "
+            "redirection, give HumanReward another annotator=, or ask nobody with fallback=reward_model, fraction=0"
         )
 
 
