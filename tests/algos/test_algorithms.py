@@ -434,8 +434,8 @@ def test_three_signals_are_learnt(algo):
 
 def test_a_config_or_a_policy_of_another_algorithm_is_refused():
     env = cartpole()
-    with pytest.raises(TypeError, match="config is a PPOConfig, REINFORCE needs a REINFORCEConfig"):
+    with pytest.raises(TypeError, match="config is a PPOConfig, but REINFORCE needs a REINFORCEConfig"):
         REINFORCE(env, mlp_for(env), PPOConfig())
     q_policy = QPolicy(env.single_observation_space, env.single_action_space)
-    with pytest.raises(TypeError, match="QPolicy acts on values .* DQN"):
+    with pytest.raises(TypeError, match="QPolicy chooses actions by their values.* DQN"):
         PPO(env, q_policy, PPOConfig())

@@ -248,7 +248,7 @@ def test_a_loss_that_divides_by_zero_is_caught_at_its_rows(micro, tmp_path):
 
 def test_a_function_without_a_slope_is_caught_in_the_gradient(tmp_path):
     error, _, _ = caught(control(policy_loss=without_a_slope), tmp_path, "gradient of actor.0.weight")
-    assert "without a slope" in str(error) and isinstance(error, NonFiniteError)
+    assert "without a gradient" in str(error) and isinstance(error, NonFiniteError)
 
 
 def test_a_value_that_only_evaluate_gets_wrong_is_caught_at_its_rows(tmp_path):
@@ -529,5 +529,5 @@ def test_the_command_line_tells_a_violation_in_lines_and_by_its_status(tmp_path,
         sys.modules.pop("endless", None)
     said = capsys.readouterr().err
     assert stop.value.code == 1 and "Traceback" not in said
-    assert "algos: reward: found [inf" in said and "algos: its batch is in" in said
+    assert "algos: reward: found [inf" in said and "algos: the batch is in" in said
     assert (tmp_path / "run" / "violation.safetensors").is_file()
