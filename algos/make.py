@@ -90,7 +90,7 @@ def is_ours(env_id: str) -> bool:
 
 
 def is_text(env_id: str) -> bool:
-    """True if the id is a text environment: ours, or registered by its class or by a function annotated with it."""
+    """True if the id is a text environment: ours, or one whose entry point is an EpisodeEnv class or returns one."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     entry: Any = None if spec is None else spec.vector_entry_point
     if callable(entry) and not isinstance(entry, type):

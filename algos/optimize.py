@@ -105,7 +105,7 @@ def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor)
 def add_advantages(agent: Learner, rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
-    The rollout keeps the raw rewards; the advantages use scaled ones if the config says so.
+    The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
 
     Args:
         agent: its policy provides the values, its config the discount, trace decay, reward scaling, and whether to
@@ -406,8 +406,8 @@ def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, 
 
     Args:
         terms: keyed by their names in the log.
-        weight: of each entry in the loss (`algos.losses.Aggregation`).
-        share: of each entry in the log: one over the number of True entries of the whole minibatch.
+        weight: weight of each entry in the loss (`algos.losses.Aggregation`).
+        share: weight of each entry in the log: 1 / (number of True entries of the whole minibatch).
 
     Returns:
         The loss, and each term's mean over the True entries.

@@ -103,7 +103,7 @@ class Figure(NamedTuple):
 
 
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
-    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020); a ``diagnose`` of `algos.training.loop.learn`.
+    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020): a ``diagnose`` for `algos.training.loop.learn`.
 
     Every algorithm is measured in the same way, after its last step. Empty for Q-learning, which updates no
     distribution.

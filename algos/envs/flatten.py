@@ -11,7 +11,7 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
 
     Args:
         space: space of one observation.
-        reader: name of the policy, for the error.
+        reader: name of the policy, for the error message.
 
     Raises:
         ValueError: if a part of the space has no fixed size (Text, Sequence, Graph).

@@ -30,7 +30,7 @@ serve({}, {}, {})"""
 
 
 class WorkerError(Exception):
-    """Failure of an environment, described in words."""
+    """Failure of an environment, with its cause as message."""
 
 
 class SubprocessVectorEnv(VectorEnv):

@@ -75,7 +75,7 @@ def train_reward_model(
         data: see `algos.finetuning.reward_data.read_reward_rows`.
         config: hyper-parameters.
         held_out: rows for evaluation. Without them a fraction of the prompts is held out, by a hash of their content,
-            so no prompt is on both sides (for rows without a prompt, no answer).
+            so no prompt is in both parts (for rows without a prompt, no answer).
 
     Raises:
         ValueError: if the model has several outputs, a row has another form, a prompt is in both ``data`` and

@@ -17,7 +17,7 @@ SMALLEST = 8
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
 SMALL_KERNELS = ((32, 3, 1), (64, 3, 2))
-"""The same for smaller images, where NATURE has no output left: kernels of 3, first stride 1 (Young & Tian 2019)."""
+"""The same for smaller images, for which NATURE is too large: kernels of 3, first stride 1 (Young & Tian 2019)."""
 CHUNK = 1024
 """Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
 

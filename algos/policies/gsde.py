@@ -24,7 +24,7 @@ class StateDependentGaussian(Gaussian):
     gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
     matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
     Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
-    noise sends no gradient to them. σ is trained, one per feature and dimension. Samples are not squashed.
+    features get no gradient from the noise. σ is trained, one per feature and dimension. Samples are not squashed.
 
     Args:
         space: the action space.

@@ -183,7 +183,7 @@ class LMPolicy(nn.Module, Policy):
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the cache of these slots, and start the streams of their seeds; see `Policy.reset`."""
         if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
-            self._decoder = None  # the policy is on another device now
+            self._decoder = None  # the policy was moved to another device
         if self._decoder is not None:
             self._decoder.reset(rows)
         if seeds is None:

@@ -48,7 +48,7 @@ class Policy(Protocol):
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
-    """True if the actions follow from values, so that no gradient of their probabilities exists (DQN)."""
+    """True if the actions follow from values (DQN), so that their probabilities have no gradient."""
     observation_space: spaces.Space | None = None
     """Observation space of one environment; None for text."""
     action_space: spaces.Space | None = None
@@ -103,7 +103,7 @@ class Policy(Protocol):
         return frozen_copy(self)
 
     def fork(self) -> Self:
-        """Copy with the same weights and generator and an empty memory, to play other episodes in between."""
+        """Copy with the same weights and generator and an empty memory, to play other episodes meanwhile."""
         other = copy.copy(self)
         other.memory = {}
         return other

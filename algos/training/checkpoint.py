@@ -34,7 +34,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         OSError: if it cannot be written (a full disk, a read-only folder).
         ValueError: if the files read back differ from those written.
 
-    Both name the last good checkpoint.
+    Both messages name the last good checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -43,7 +43,7 @@ class NonFiniteError(InvariantError, FloatingPointError):
 def scoring_dtype(policy: Any) -> torch.dtype:
     """Return the dtype of a policy's log-probabilities: its autocast's, else the least precise one of its weights.
 
-    With a float32 adapter on bfloat16 weights that is the base model's.
+    For a float32 adapter on bfloat16 weights, it is the base model's dtype.
     """
     autocast = policy.autocast
     floating = (p.dtype for p in policy.parameters() if p.dtype.is_floating_point)
@@ -157,7 +157,7 @@ def check_first(
     """Check, before the first step of an update, that all ratios are 1 and that discrete entropies are not negative.
 
     Args:
-        log_ratio: of the minibatch, 0 where the mask is False.
+        log_ratio: log-ratios of the minibatch, 0 where the mask is False.
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
         dtype: dtype in which the policy computes.

@@ -73,7 +73,7 @@ def load(folder: str | Path) -> Policy:
 
             return LMPolicy.load(weights)
         return find_policy(name).load(weights, description["policy_arguments"])
-    except ImportError:  # says what to install
+    except ImportError:  # its message names what to install
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = error if type(error) is ValueError else repr(error)

@@ -105,7 +105,7 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
         state = from_json(content, tensors)
         name = state["bit_generator"]
         if name not in BIT_GENERATORS:
-            raise ValueError(f"a generator named {name!r} was saved, known are {', '.join(BIT_GENERATORS)}")
+            raise ValueError(f"a generator named {name!r} was saved, expected one of {', '.join(BIT_GENERATORS)}")
         bits = BIT_GENERATORS[name]()
         bits.state = state
         return np.random.Generator(bits)
