@@ -509,7 +509,7 @@ def test_the_command_line_refuses_code_by_the_flags_name_and_takes_the_flag_from
     (tmp_path / "run" / "arguments.json").write_text(json.dumps([*run, "--trust-remote-code"]))
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(tmp_path / "run")])
-    assert stop.value.code == 2 and "arguments.json cannot grant" in capsys.readouterr().err
+    assert stop.value.code == 2 and "never read from arguments.json" in capsys.readouterr().err
     assert not marker.exists()
 
 

@@ -204,7 +204,7 @@ class SubprocessVectorEnv(VectorEnv):
                 f"were ended. Raise max_restarts or timeout, or find the cause:\n{told}"
             ) from error
         logging.getLogger(__name__).warning(
-            "environment %d failed: %s; restart %d of %d, seed %s; the failed step is masked out",
+            "environment %d failed: %s; restart %d of %d, seed %s, the failed step is masked out",
             slot, failures[-1], len(failures), self.max_restarts, seed,
         )  # fmt: skip
 

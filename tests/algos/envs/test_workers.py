@@ -222,7 +222,7 @@ def test_a_process_imports_no_torch_and_not_the_callers_script():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(ValueError, match="expected a time above 0"):
+    with pytest.raises(ValueError, match="expected a timeout above 0"):
         SubprocessVectorEnv([counting()], timeout=0)
     with pytest.raises(ValueError, match="cannot be made in its own process: .*NameNotFound"):
         SubprocessVectorEnv([partial(gymnasium.make, "Nothing-v0")])
@@ -346,7 +346,7 @@ def test_what_an_observation_is():
     for wrong, words in [
         ({"a": 2}, "expected a dictionary of a, b"),
         ({"a": 3, "b": (np.zeros(2, dtype=np.uint8),)}, "expected one of Discrete"),
-        ({"a": 2, "b": (np.zeros(2),)}, "is of float64, expected uint8"),
+        ({"a": 2, "b": (np.zeros(2),)}, "has dtype float64, expected uint8"),
         ({"a": 2, "b": ()}, "expected a tuple of 1"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -50,7 +50,7 @@ def test_bradley_terry_by_hand():
         margin=torch.tensor([0.0, 0.0, log3, 400.0]),
     )
     torch.testing.assert_close(found, torch.tensor([math.log(2), math.log(4 / 3), math.log(2), 200.0]))
-    with pytest.raises(ValueError, match=r"shapes \(2,\), \(2, 1\), \(2,\): they must be equal"):
+    with pytest.raises(ValueError, match=r"shapes \(2,\), \(2, 1\), \(2,\), expected equal ones"):
         bradley_terry_loss(chosen=torch.zeros(2), rejected=torch.zeros(2, 1), margin=torch.zeros(2))
 
 
@@ -274,7 +274,7 @@ def test_wrong_rows_are_refused(data, said):
 def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
     with pytest.raises(ValueError, match="the model has 2 outputs, expected one"):
         train_reward_model(judge("bert", labels=2), SCORED)
-    with pytest.raises(ValueError, match="data is of scores, held_out of pairs"):
+    with pytest.raises(ValueError, match="data holds scores, but held_out holds pairs"):
         train_reward_model(judge(), SCORED[:2], held_out=PAIRS[4:])
     with pytest.raises(ValueError, match=r"RewardModelConfig\.held_out_fraction is 1\.5"):
         RewardModelConfig(held_out_fraction=1.5)

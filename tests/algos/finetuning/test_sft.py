@@ -272,7 +272,7 @@ def test_what_is_too_long_is_cut_at_the_end_and_counted():
     lm = make_lm()
     long = {"prompt": "a b", "completion": "c c c c c c c"}
     asked = {"prompt": "a b c d a b c d", "completion": "good"}
-    with pytest.warns(UserWarning, match=r"of 3 examples 2 are longer than max_length=8 .* 1 were left out"):
+    with pytest.warns(UserWarning, match=r"of 3 examples, 2 were longer than max_length=8 .* 1 were dropped"):
         history = sft(lm, [long, asked, "a b"], SFTConfig(max_length=8))
     assert history[0]["steps"] == 6 + 2
     with pytest.raises(ValueError, match="none of the 1 examples has a target in its first 8 tokens"):

@@ -79,7 +79,7 @@ def test_values_and_evaluate_are_the_critics():
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_an_encoder_is_refused(name):
-    with pytest.raises(ValueError, match=r"no encoder such as BERT"):
+    with pytest.raises(ValueError, match=r"not an encoder such as BERT"):
         Critic.from_reward_model(reward_model(name))
 
 
@@ -91,7 +91,7 @@ def test_a_classifier_is_refused():
 def test_a_model_that_reads_ahead_is_refused_although_it_has_a_score():
     judge = reward_model("bert")
     judge.model.score = judge.model.classifier
-    with pytest.raises(ValueError, match="reads ahead"):
+    with pytest.raises(ValueError, match="not causal"):
         Critic.from_reward_model(judge)
 
 

@@ -132,7 +132,7 @@ def test_a_language_model_with_dropout_is_caught_at_its_rows(tmp_path):
     agent.collect()  # a policy that begins to act with dropout on is refused
     policy.lm.model.train()
     error, batch, rollout = caught(agent, tmp_path, "log_prob")
-    assert "Dropout" in str(error) and batch["mask"].shape[0] == 2
+    assert "dropout" in str(error) and batch["mask"].shape[0] == 2
     same_entries(batch, rollout, "log_prob", "observation")
     assert all(rollout["mask"][row, column] for row, column in error.rows)
 
@@ -236,7 +236,7 @@ def test_a_loss_that_divides_by_zero_is_caught_at_its_rows(micro, tmp_path):
     agent = control(policy_loss=divides_by_zero, micro_batch_size=micro)
     before = [p.clone() for p in agent.policy.parameters()]
     error, batch, rollout = caught(agent, tmp_path, "policy/loss", kind=NonFiniteError)
-    assert "step 1 of the optimiser" in str(error) and "divides by 0" in str(error)
+    assert "step 1 of the optimiser" in str(error) and "divide by 0" in str(error)
     assert all(torch.equal(p, old) for p, old in zip(agent.policy.parameters(), before, strict=True))
     wrong = {(int(row), int(column)) for row, column in zip(batch["row"], batch["column"], strict=True)}
     assert len(batch["advantage"]) == 16 and {tuple(place) for place in error.rows} <= wrong

@@ -259,7 +259,7 @@ def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_wh
     history = ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True)
     assert len(history) == len(logged(tmp_path)) == 2 and not checkpoints(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "notes"
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="give only one of them"):
         ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True, resume=tmp_path)
 
 
@@ -400,7 +400,7 @@ def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, capl
 
 def test_another_agent_policy_or_environment_is_refused(tmp_path):
     short_run(tmp_path)
-    with pytest.raises(ValueError, match="a training by PPO, this agent is A2C"):
+    with pytest.raises(ValueError, match="a run of PPO, but this agent is A2C"):
         a2c().learn(1, resume=tmp_path)
     with pytest.raises(ValueError, match="make it in the same way as for the run"):
         ppo_cartpole().learn(1, resume=tmp_path)
@@ -514,7 +514,7 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
     before = contents(tmp_path)
     for arguments, said in (
         ([*TRAIN, "--run-dir", run], "holds a run already"),
-        (["train", "--resume", run, "--overwrite"], "give one of them"),
+        (["train", "--resume", run, "--overwrite"], "give only one of them"),
         (["train", "--resume", run, "--num-envs", "8"], "4 environment slots, but this agent has 8"),
     ):
         with pytest.raises(SystemExit) as stop:
