@@ -16,7 +16,7 @@ from textenv.names import NamedFields
 
 
 class FieldRule(NamedTuple):
-    """Rule for the values of a field, which annotates the field's type."""
+    """Rule for the values of a field, attached to its type by `Annotated`."""
 
     allows: Callable[[Any], bool]
     expected: str

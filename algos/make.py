@@ -46,7 +46,7 @@ def make_vector_environment(
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
     if process_timeout is not None and is_text(env_id):
-        raise ValueError(f"process_timeout is {process_timeout}, but {env_id} is a text environment: omit it")
+        raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
     try:
         spec = gymnasium.spec(env_id)
         if process_timeout is not None:

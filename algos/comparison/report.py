@@ -194,7 +194,7 @@ are from evaluation episodes with sampled actions (text: held-out prompts). The 
 <div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
 solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
-if this return is not above the untrained policy's. Other quantities are means over the iterations. KL of an update:
+if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
 KL(old‖new) over all its gradient steps, on the rollout that it used.</small></p>
 <h2>While learning</h2>
 <p><small>Lines are means over the seeds, {bands}. Each case has its own budget, so the horizontal axis is the fraction

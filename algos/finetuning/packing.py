@@ -160,7 +160,7 @@ def _chat(index: int, messages: Any, tokenizer: PreTrainedTokenizerBase) -> Exam
     if not first or roles[first:] != expected:
         raise ValueError(
             f"example {index} is a chat of {', '.join(roles) or 'no messages'}; expected at least one message before "
-            "the assistant's first, then assistant and user by turns, as in an environment"
+            "the assistant's first, then assistant and user in alternation, as in an environment"
         )
     said = [message["content"] for message in content]
     return _answered(Prompt(content[:first]), said[first:], tokenizer)

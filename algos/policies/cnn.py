@@ -120,7 +120,7 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     shape = tuple(space.shape or ())
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
         raise ValueError(
-            f"observation_space is {space}, expected a uint8 Box of 2 dimensions, or of 3 with channels: do not "
+            f"observation_space is {space}, expected a uint8 Box of 2 or 3 dimensions (3 with channels): do not "
             "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy"
         )
     if len(shape) == 3 and shape[0] == shape[2]:

@@ -47,7 +47,7 @@ def _state_of(part: Any) -> dict[str, Any]:
     if isinstance(part, Stateful):
         return {"class": _name(part), "state": part.state_dict()}
     if not _known(part):
-        raise TypeError(f"{_name(part)} cannot be saved mid-episode, only Gymnasium's or ours in this process")
+        raise TypeError(f"{_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
     state, objects = attributes(part), {}
     for name, value in vars(part).items():
         if name in state or _inert(value):

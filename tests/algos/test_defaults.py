@@ -98,8 +98,8 @@ def test_advantages_are_normalised_over_the_rollout_where_episodes_are_collected
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: PPOConfig(normalize_advantage="batch"), "normalize_advantage is 'batch', expected 'rollout', 'minibatch'"),
-    (lambda: A2CConfig(normalize_advantage="minibatch"), "one step on the whole rollout: set it to 'rollout' or False"),
-    (lambda: TRPOConfig(normalize_advantage="minibatch"), "one step on the whole rollout: set it to 'rollout' or False"),
+    (lambda: A2CConfig(normalize_advantage="minibatch"), "the whole rollout: set it to 'rollout' or False"),
+    (lambda: TRPOConfig(normalize_advantage="minibatch"), "the whole rollout: set it to 'rollout' or False"),
     (lambda: PPO(cartpole(), mlp_for(cartpole()), PPOConfig(minibatch_size=1)), "normalizing a single advantage"),
     (lambda: agent_of(text_env(), lm_policy(), minibatch_size=1, normalize_advantage="minibatch"), "single advantage"),
     (lambda: PPOConfig(adam_betas=(0.9, 1.0)), r"adam_betas is \(0.9, 1.0\), expected two numbers from 0 to below 1"),

@@ -226,7 +226,7 @@ def test_what_is_wrong_is_said():
         SubprocessVectorEnv([counting()], timeout=0)
     with pytest.raises(ValueError, match="cannot be made in its own process: .*NameNotFound"):
         SubprocessVectorEnv([partial(gymnasium.make, "Nothing-v0")])
-    with pytest.raises(ValueError, match="is a text environment: omit it"):
+    with pytest.raises(ValueError, match="expected None for a text environment"):
         make_vector_environment("textenv/Copy-v0", 2, process_timeout=60)
     with closing(SubprocessVectorEnv([counting()])) as env:
         with pytest.raises(ValueError, match="expected one for each of 1"):
