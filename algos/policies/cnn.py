@@ -125,7 +125,7 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
         )
     if len(shape) == 3 and shape[0] == shape[2]:
         raise ValueError(
-            f"observations have shape {shape}, so the channel dimension is ambiguous (the shorter of first and last): "
+            f"observations have shape {shape}, so the channels are ambiguous (the shorter one of first and last): "
             "reshape them with gymnasium.wrappers.vector.ReshapeObservation, or crop them"
         )
     channels_first = len(shape) == 3 and shape[0] < shape[2]
