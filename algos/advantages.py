@@ -7,7 +7,7 @@ from torch import Tensor
 from textenv.rollout import check_mask, masked_mean
 
 ALIKE = 1e-6
-"""Spread of float32 numbers, relative to the largest magnitude, that is only rounding."""
+"""Spread of float32 numbers, relative to the largest magnitude, that counts as rounding error."""
 
 
 def gae(
@@ -106,7 +106,7 @@ def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
     Args:
         score: float32 ``[B]``, one per row.
         group: int64 ``[B]``.
-        counts: bool ``[B]``; rows with False enter no baseline.
+        counts: bool ``[B]``; rows with False are not used in baselines.
 
     Returns:
         float32 ``[B]``; 0 for rows that do not count, for rows alone in their group (no baseline), and in a group of
@@ -139,11 +139,11 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
 
 
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row ``[B]``: sum and number of its group's counting rows; True if it counts and their scores differ."""
+    """Per row ``[B]``: sum and number of the group's rows that count; True if it counts and their scores differ."""
     names, place = group.unique(return_inverse=True)
     total = x.new_zeros(len(names)).index_add_(0, place, torch.where(counts, x, 0.0))
     size = x.new_zeros(len(names)).index_add_(0, place, counts.to(x.dtype))
-    # Equal scores are found by comparison, since rounding of the mean is not a signal.
+    # Scores are compared for equality, because a rounding error of the mean is not a signal.
     low = x.new_full((len(names),), torch.inf).scatter_reduce_(0, place, torch.where(counts, x, torch.inf), "amin")
     high = x.new_full((len(names),), -torch.inf).scatter_reduce_(0, place, torch.where(counts, x, -torch.inf), "amax")
     return total[place], size[place], counts & (high > low)[place]
@@ -158,8 +158,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         shift_mean: False keeps the mean.
 
     Returns:
-        ``[B, T]``. Entries that are equal up to rounding (a spread of `ALIKE` of their size), and fewer than two, are
-        only shifted: scaling them would amplify rounding to size 1.
+        ``[B, T]``. Entries that are equal up to rounding (relative spread `ALIKE`), or a single entry, are only
+        shifted: scaling them would amplify rounding errors to size 1.
     """
     check_mask(mask, x=x)
     whole = bool(mask.all())

@@ -35,7 +35,7 @@ class Agent(Generic[ConfigT]):
 
     Args:
         env: a vector environment; see `algos.collection`.
-        policy: the policy to train; see `algos.policies.policy`. None makes one for the spaces, with the config's seed.
+        policy: the policy to train; see `algos.policies.policy`. None makes one with the config's seed.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
         kl_coef: reward charged per nat of KL to the initial policy (``KLPenalty(policy.reference(), β)``).
@@ -65,7 +65,7 @@ class Agent(Generic[ConfigT]):
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
             raise TypeError(
-                f"config is a {type(config).__name__}, {type(self).__name__} needs a {self.config_type.__name__}"
+                f"config is a {type(config).__name__}, but {type(self).__name__} needs a {self.config_type.__name__}"
             )
         if fields:
             config = dataclasses.replace(config, **fields)
@@ -84,7 +84,7 @@ class Agent(Generic[ConfigT]):
         # A different stream from the one for minibatch order.
         self.policy.generator.manual_seed(config.seed + 2**32)
         self.progress = 0.0
-        """Fraction of the training that is done, 0 to 1; read by the schedules."""
+        """Training progress from 0 to 1, read by the schedules."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -102,7 +102,7 @@ class Agent(Generic[ConfigT]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""
-        raise NotImplementedError(f"{type(self).__name__}.update: an algorithm says how a rollout improves its policy")
+        raise NotImplementedError(f"{type(self).__name__}.update is missing: define how a rollout improves the policy")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during training, except the environment; see `algos.training.serialization`."""
@@ -144,12 +144,12 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     """Fill in the config fields that depend on environment and policy.
 
     Args:
-        config: of an algorithm; a field that has a value keeps it.
+        config: an algorithm's config; fields with a value keep it.
         env: text (limits are part of the task, whole episodes are collected) or control.
         policy: the policy to train.
 
     Raises:
-        ValueError: if an advantage would be normalized by itself.
+        ValueError: if minibatches of a single advantage would be normalized.
     """
     text = is_episode_env(env)
     found: dict[str, Any] = {}
@@ -166,8 +166,8 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         single = single and not (policy.sequential and config.num_episodes is None)
         if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
             raise ValueError(
-                "minibatch_size is 1 and normalize_advantage 'minibatch': an advantage normalised by itself is lost. "
-                "Set normalize_advantage=False, or larger minibatches"
+                "minibatch_size is 1 and normalize_advantage is 'minibatch': normalizing a single advantage gives 0. "
+                "Set normalize_advantage=False, or use larger minibatches"
             )
     if found:
         logger.info("%s: %s", type(config).__name__, ", ".join(f"{name}={value}" for name, value in found.items()))
@@ -201,45 +201,45 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     """
     if not isinstance(env, VectorEnv):
         raise TypeError(
-            f"env is {env!r:.100}, expected a vector environment: make it by gymnasium.make_vec(id, num_envs=8)"
+            f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, num_envs=8)"
         )
     check_policy(policy, call="PPO(env, policy)")
     space = env.single_action_space
     if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
         raise ValueError(
-            "this environment charges the KL step by step (KLReward); our agents charge it in batches: "
-            "use TextVectorEnv with KLPenalty, or the KL would be charged twice"
+            "this environment charges the KL at every step (KLReward), and our agents charge it in batches, so it "
+            "would be charged twice: use TextVectorEnv with KLPenalty"
         )
     if is_episode_env(env.unwrapped) and not is_episode_env(env):
         raise ValueError(
-            f"{type(env).__name__} wraps a text environment and hides its whole episodes: give the environment itself"
+            f"{type(env).__name__} wraps a text environment and hides its whole episodes: pass the unwrapped one"
         )
     if not is_episode_env(env):
         autoreset_mode(env)
     observed = env.single_observation_space
     if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not is_episode_env(env):
         raise ValueError(
-            f"{type(env).__name__} steps text environments one by one: give a TextVectorEnv, or gymnasium.make_vec(id)"
+            f"{type(env).__name__} steps text environments one by one: use a TextVectorEnv, or gymnasium.make_vec(id)"
         )
     check_spaces(env, policy)
     actions = policy.num_actions
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(
-            f"the policy chooses from {actions} actions, the environment has {space.n}: "
+            f"the policy chooses from {actions} actions, but the environment has {space.n}: "
             "make both from the same tokenizer or space"
         )
     if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
         raise TypeError(
-            f"a {type(policy).__name__} acts on values and has no probabilities that a gradient could follow: train it "
-            "by DQN, or take an MLPPolicy"
+            f"a {type(policy).__name__} chooses actions by their values, so its action probabilities have no gradient: "
+            "train it with DQN, or use an MLPPolicy"
         )
     if policy.sampling_only:
         raise ValueError(
-            "the policy samples by top_k or top_p, which its log-probabilities while training do not know: ratios and "
-            "KL would be wrong. Train with both None, and set them for generation afterwards."
+            "the policy samples with top_k or top_p, but its log-probabilities in training ignore them, so ratios and "
+            "KL would be wrong: train with both None, and set them for generation afterwards."
         )
     if is_episode_env(env) and config.num_episodes is None:
         raise ValueError(
             f"config.num_steps is {config.num_steps}, but a text environment is collected in whole episodes: "
-            "set num_steps=None and num_episodes, or start from algos.presets.TEXT"
+            "set num_steps=None and num_episodes, or use algos.presets.TEXT"
         )

@@ -46,7 +46,7 @@ class Collector:
         env: a vector environment in any of Gymnasium's three autoreset modes, or one of whole episodes
             (`textenv.rollout.EpisodeEnv`).
         policy: the policy that acts.
-        seed: of the environment's first reset; None takes a random one.
+        seed: seed of the environment's first reset; None takes a random one.
 
     Example:
         >>> env = gymnasium.make_vec("CartPole-v1", num_envs=2)  # doctest: +SKIP
@@ -55,7 +55,7 @@ class Collector:
     """
 
     _last: ClassVar[WeakKeyDictionary[VectorEnv, "Collector"]] = WeakKeyDictionary()
-    """Last collector that ran each environment: episodes of another one are not continued."""
+    """Last collector of each environment: a collector continues only its own episodes."""
 
     def __init__(self, env: VectorEnv, policy: Policy, *, seed: int | None = None) -> None:
         self.env, self.policy = env, policy
@@ -124,11 +124,11 @@ class Collector:
         return self._collect_episodes(np.bincount(np.arange(num_episodes) % slots, minlength=slots), deterministic)
 
     def resume(self) -> None:
-        """Continue in an environment whose state was restored to match this collector's."""
+        """Continue mid-episode, after the environment's state was restored to match this collector's."""
         self._last[self.env] = self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place where the next rollout starts; the environment's own state is saved separately."""
+        """Return the state from which the next rollout starts; the environment's own state is saved separately."""
         return {
             "seed": self.seed,
             "observation": self.observation,
@@ -200,12 +200,12 @@ class Collector:
                 _wipe(columns, int(slot), since=int(first[slot]))
             left -= done & ~failed if replay else done
             first[done] = len(columns["mask"])
-        self.observation = None  # the slots are in mid-episode: the next call resets them
+        self.observation = None  # the slots are mid-episode: the next call resets them
         # In a group, an episode that was given up keeps its row.
         return _rollout(columns)[torch.from_numpy(dealt)]
 
     def _begin(self, *, seed: list[int] | None = None) -> None:
-        """Reset the environment unless it is already there; with seeds, always reset, one seed per slot."""
+        """Reset the environment unless its episodes are this collector's; with seeds, reset each slot with its own."""
         env = self.env
         if seed is None and self.observation is not None and self._last.get(env) is self:
             return
@@ -284,17 +284,17 @@ def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         ValueError: if the environment does not support it; Gymnasium's own batched ones do not.
     """
     advice = (
-        "group_size needs an environment that is reset by a seed for each slot: "
+        "group_size needs an environment that accepts one reset seed per slot: "
         'gymnasium.make_vec(id, num_envs=n, vectorization_mode="sync")'
     )
     try:
         observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
     except (TypeError, gymnasium.error.Error) as error:
-        raise ValueError(f"{type(env.unwrapped).__name__} takes no list of seeds ({error}): {advice}") from error
+        raise ValueError(f"{type(env.unwrapped).__name__} accepts no list of seeds ({error}): {advice}") from error
     seen = flatten(env.single_observation_space, observation)
     first = {seed: slot for slot, seed in reversed(list(enumerate(seeds)))}
     if not all(np.array_equal(seen[slot], seen[first[seed]]) for slot, seed in enumerate(seeds)):
-        raise ValueError(f"{type(env.unwrapped).__name__} starts differently from equal seeds: {advice}")
+        raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
     return observation, info
 
 
@@ -308,7 +308,7 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     if not isinstance(mode, AutoresetMode):
         raise ValueError(
             f"{type(env.unwrapped).__name__}.metadata['autoreset_mode'] is {mode!r}, expected a member of "
-            "gymnasium.vector.AutoresetMode: set it to what step() does after an episode's end, for example "
+            "gymnasium.vector.AutoresetMode: set the mode that step() implements, for example "
             "metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}"
         )
     return mode
@@ -319,7 +319,7 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     if np.shape(final) != shape:
         raise ValueError(
             f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
-            "changes only the first. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
+            "does not change final_obs. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
             "gymnasium.make_vec(id, wrappers=[...])"
         )
     return final
@@ -340,7 +340,7 @@ def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
     rows = [np.asarray(row) if said else open_everywhere for row, said in zip(info["action_mask"], here, strict=True)]
     if any(row.shape != open_everywhere.shape for row in rows):
         raise ValueError(
-            f"info['action_mask'] is of shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
+            f"info['action_mask'] has shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
             f"action of {space}"
         )
     return torch.from_numpy(np.stack(rows).astype(bool))

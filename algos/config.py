@@ -16,7 +16,7 @@ from textenv.names import NamedFields
 
 
 class FieldRule(NamedTuple):
-    """Values that a field may have; the type of the field is annotated with it."""
+    """Rule for the values of a field, attached to its type by `Annotated`."""
 
     allows: Callable[[Any], bool]
     expected: str
@@ -115,7 +115,7 @@ class Config(NamedFields):
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_episodes is None):
             given = f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}"
-            raise ValueError(f"{given}: give one, and None for the other")
+            raise ValueError(f"{given}: give one of them, and set the other to None")
         check_fields(self)
 
 
@@ -151,7 +151,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Add the value of the last state when a time or length limit truncates an episode. None: yes in control, no for
     text, where the limit is part of the task and no entry trains that state's value."""
     value_learning_rate: Positive | None = None
-    """Learning rate of parameters that only the value uses (head or critic), same schedule; None: the same rate."""
+    """Learning rate of parameters that only the value uses (head or critic), same schedule; None: ``learning_rate``."""
     value_max_grad_norm: Positive | None = None
     """Maximum gradient norm of these parameters, clipped separately; None clips all parameters together."""
 
@@ -213,7 +213,7 @@ class TRPOConfig(ActorCriticConfig):
     damping: NotNegative = 0.1
     """Added to the diagonal of the KL's Hessian."""
     line_search_steps: Count = 10
-    """Step sizes to try until one improves the policy inside the trust region; if none does, no step is taken."""
+    """Maximum number of step sizes to try; if none improves the policy inside the trust region, no step is taken."""
     line_search_factor: Positive = 0.8
     """Ratio of each step size in the line search to the previous one."""
     critic_epochs: Count = 10
@@ -227,10 +227,10 @@ class TRPOConfig(ActorCriticConfig):
         if self.line_search_factor >= 1:
             raise ValueError(f"TRPOConfig.line_search_factor is {self.line_search_factor}, expected less than 1")
         if self.ent_coef or self.micro_batch_size:
-            raise ValueError("TRPO has no entropy bonus and no micro-batches: leave them at 0 and None")
+            raise ValueError("TRPO does not use ent_coef and micro_batch_size: leave them at 0 and None")
         if self.value_learning_rate is not None or self.value_max_grad_norm is not None:
             raise ValueError(
-                "TRPO's learning_rate and max_grad_norm are the critic's already: leave value_learning_rate and "
+                "TRPO's learning_rate and max_grad_norm already apply to the critic: leave value_learning_rate and "
                 "value_max_grad_norm at None"
             )
 
@@ -281,7 +281,7 @@ class GroupsConfig(WholeEpisodesConfig):
         if not isinstance(self.group_size, int) or self.group_size < 2 or self.num_episodes % self.group_size:
             raise ValueError(
                 f"{type(self).__name__}.group_size is {self.group_size} and num_episodes is {self.num_episodes}: "
-                "expected groups of at least 2, and a number of episodes that divides into them"
+                "expected a group_size of at least 2 that divides num_episodes"
             )
 
 
@@ -330,9 +330,9 @@ class DQNConfig(Config):
     target_update_gradient_steps: Count = 250
     """Gradient steps between updates of the target network (Stable-Baselines3's interval counts environment steps)."""
     loss: ValueLossChoice = "mse_loss"
-    """Loss of the values ``[b]`` against their targets: the name of one in `torch.nn.functional`, or a function.
-    ``"huber_loss"`` bounds the gradient of each entry, as Mnih et al. do with rewards of at most 1. Of large values
-    it learns the median, which the few episode ends do not move, so values can grow without limit (CartPole's do)."""
+    """Loss of the values ``[b]`` against their targets: a name from `torch.nn.functional`, or a function.
+    ``"huber_loss"`` bounds the gradient of each entry, as in Mnih et al., whose rewards are at most 1. For large values
+    it fits the targets' median, which rare terminations do not change, so values can grow without limit (CartPole)."""
     double: bool = True
     """Double DQN: the online network chooses the next action, the target network evaluates it."""
     exploration_fraction: UnitInterval = 0.2
@@ -343,11 +343,11 @@ class DQNConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_steps is None:
-            raise ValueError("DQNConfig.num_steps is None: DQN learns from steps, so give a number of them")
+            raise ValueError("DQNConfig.num_steps is None, expected a number of steps: DQN learns from steps")
         if self.buffer_size < max(self.learning_starts, self.batch_size):
             raise ValueError(
-                f"DQNConfig.buffer_size is {self.buffer_size}, but learning waits for learning_starts "
-                f"({self.learning_starts}) and batch_size ({self.batch_size}) remembered steps: remember as many"
+                f"DQNConfig.buffer_size is {self.buffer_size}, expected at least learning_starts "
+                f"({self.learning_starts}) and batch_size ({self.batch_size}), or learning would never start"
             )
 
 
@@ -379,5 +379,5 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
     if config.normalize_advantage == "minibatch":
         raise ValueError(
             f"{type(config).__name__}.normalize_advantage is 'minibatch', but the policy takes one step on the whole "
-            "rollout: give 'rollout' or False"
+            "rollout: set it to 'rollout' or False"
         )

@@ -48,7 +48,7 @@ class DQN(Agent[DQNConfig]):
         self, env: VectorEnv, policy: QPolicy | None = None, config: DQNConfig | None = None, **fields: Any
     ) -> None:
         if not isinstance(policy, QPolicy | None):
-            raise TypeError(f"DQN trains a QPolicy, which knows what actions are worth, not {type(policy).__name__}")
+            raise TypeError(f"policy is a {type(policy).__name__}, but DQN trains only a QPolicy: omit it or pass one")
         refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
         super().__init__(env, policy, config, **fields)
         config = self.config
@@ -149,7 +149,7 @@ def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
     """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs every storage that it creates
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # torchrl logs every storage that it creates
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
     buffer.set_rng(generator)
     return buffer

@@ -53,7 +53,7 @@ def evaluate(
         policy: the policy to evaluate; its generator and its memory of slots are restored afterwards.
         num_episodes: exact number of episodes.
         deterministic: take the most probable action instead of a sample.
-        seed: of prompts or start states, and of the sampled actions.
+        seed: seed of prompts or start states, and of the sampled actions.
 
     Returns:
         Returns of the episodes and the rollout: ``evaluate(env, policy).mean_return``, or unpacked as a tuple.
@@ -87,7 +87,7 @@ def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
         inner = env.unwrapped
         return inner.vector if isinstance(inner, TextEnv) else SyncVectorEnv([lambda: env])
     if not isinstance(env, VectorEnv):
-        raise TypeError(f"env is {env!r:.100}, expected an environment, a vector environment or an id of Gymnasium's")
+        raise TypeError(f"env is {env!r:.100}, expected an environment, a vector environment or a Gymnasium id")
     return env
 
 

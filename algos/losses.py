@@ -87,7 +87,7 @@ def dual_clipped_policy_loss(
         ValueError: if the limit is not above 1.
     """
     if not limit > 1:
-        raise ValueError(f"limit is {limit}, expected a ratio above 1 (Ye et al. take 3)")
+        raise ValueError(f"limit is {limit}, expected a ratio above 1 (3 in Ye et al.)")
     loss = clipped_policy_loss(log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range)
     most = -limit * torch.where(mask, advantage, 0.0)
     return torch.where(mask & (advantage < 0), torch.minimum(loss, most), loss)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make_vector_environment(
     env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
 ) -> VectorEnv:
-    """Make the native vector environment where there is one, else one that steps its copies in turn in this process.
+    """Make the native vector environment if there is one, else one that steps its copies one by one in this process.
 
     Args:
         env_id: Gymnasium id; ``module:id`` first imports the module that registers it.
@@ -44,9 +44,9 @@ def make_vector_environment(
         read_module(module)
     limit = arguments.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None for the usual")
+        raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
     if process_timeout is not None and is_text(env_id):
-        raise ValueError(f"process_timeout is {process_timeout}, but {env_id} is text, which runs in this process")
+        raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
     try:
         spec = gymnasium.spec(env_id)
         if process_timeout is not None:
@@ -63,8 +63,8 @@ def make_vector_environment(
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(
             f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
-            "gymnasium.pprint_registry() lists the others. One of your own is given as module:id; a saved agent is "
-            "played on it by algos.evaluate(env, algos.load(folder))."
+            "gymnasium.pprint_registry() lists the others. Give your own as module:id, or evaluate a saved agent on it "
+            "with algos.evaluate(env, algos.load(folder))."
         ) from error
 
 
@@ -90,7 +90,7 @@ def is_ours(env_id: str) -> bool:
 
 
 def is_text(env_id: str) -> bool:
-    """True if the id is a text environment: ours, or registered by its class or by a function annotated with it."""
+    """True if the id is a text environment: ours, or one whose entry point is an EpisodeEnv class or returns one."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     entry: Any = None if spec is None else spec.vector_entry_point
     if callable(entry) and not isinstance(entry, type):
@@ -133,12 +133,12 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
     saved = description["environment"]
     if saved is None and env_id is None:
         raise ValueError(
-            "this agent's environment was made by hand and has no name: name one by --env, or use "
+            "this agent was trained in an environment without an id: give one with --env, or call "
             "algos.evaluate(env, policy)"
         )
     if env_id is None and saved.get("module"):
         raise ValueError(
-            f"this agent was trained on {saved['id']}, which the module {saved['module']!r:.100} registers; it is "
+            f"this agent was trained on {saved['id']} from the module {saved['module']!r:.100}; the module is "
             f"imported only if you name it: --env {saved['module']}:{saved['id']}"
         )
     wanted = saved["id"] if env_id is None else env_id

@@ -105,7 +105,7 @@ def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor)
 def add_advantages(agent: Learner, rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
-    The rollout keeps the raw rewards; the advantages use scaled ones if the config says so.
+    The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
 
     Args:
         agent: its policy provides the values, its config the discount, trace decay, reward scaling, and whether to
@@ -273,7 +273,7 @@ def minibatches(
         return
     for _ in range(num_epochs):
         if size is None or size >= len(units):
-            yield units.clone()  # all, so order does not matter; cloned, so that writes stay out of the next epoch
+            yield units.clone()  # all, so order does not matter; cloned, so that writes do not affect the next epoch
             continue
         order = torch.randperm(len(units), generator=generator)
         # One gather per epoch and views of it, rather than a gather per minibatch.
@@ -330,7 +330,7 @@ class Optimizer:
         )
 
     def schedule(self, progress: float) -> None:
-        """Set the learning rate for a fraction of the training that is done, 0 to 1.
+        """Set the learning rate for a training progress from 0 to 1.
 
         It rises linearly over the warm-up to its initial value, then falls linearly to its final value, if any.
         """
@@ -374,13 +374,13 @@ class Optimizer:
         losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
         for compute in (*losses, *others):
             loss, terms = compute()
-            loss.backward(inputs=self.parameters)  # only these, where others share the graph
+            loss.backward(inputs=self.parameters)  # only these, because others may share the graph
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
         norms = [self.optimizer.clip_grad_norm_(limit, groups) for groups, limit in self._clips.items()]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        # Each is read from the device; only the first read has to wait.
+        # Each is read from the device, but only the first read waits for it.
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
             if self.config.skip_nonfinite:
                 return {}
@@ -406,8 +406,8 @@ def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, 
 
     Args:
         terms: keyed by their names in the log.
-        weight: of each entry in the loss (`algos.losses.Aggregation`).
-        share: of each entry in the log: one over the number of True entries of the whole minibatch.
+        weight: weight of each entry in the loss (`algos.losses.Aggregation`).
+        share: weight of each entry in the log: 1 / (number of True entries of the whole minibatch).
 
     Returns:
         The loss, and each term's mean over the True entries.

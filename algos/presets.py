@@ -195,7 +195,7 @@ class Recipe:
         """Make the agent.
 
         Args:
-            seed: of environment, weights, sampled actions and minibatch order.
+            seed: seed of environment, weights, sampled actions and minibatch order.
             env: the result of `environment`; None makes it.
         """
         from algos.make import make_agent

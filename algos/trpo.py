@@ -35,7 +35,7 @@ from algos.training.invariants import check_advantages
 class TRPO(Agent[TRPOConfig]):
     """GAE × natural gradient with a line search; the critic is trained separately.
 
-    The critic step changes only parameters that the action probabilities do not depend on (of a language model the
+    The critic step changes only parameters that the action probabilities do not depend on (for a language model the
     value head or a separate critic), since a step of a shared trunk would leave the trust region.
 
     Args:
@@ -58,7 +58,7 @@ class TRPO(Agent[TRPOConfig]):
     ) -> None:
         super().__init__(env, policy, config, **options)
         if self.penalty is not None and self.penalty.place == "loss":
-            raise ValueError("the penalty is charged in the loss, which TRPO has not: KLPenalty(..., place='reward')")
+            raise ValueError("TRPO cannot charge the penalty in the loss: use KLPenalty(..., place='reward')")
         self._actor: list[nn.Parameter] = []
         self._critic: Optimizer | None = None
 

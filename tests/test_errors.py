@@ -174,7 +174,7 @@ def test_policy_and_environment_of_different_tokenizers():
 
 def test_a_wrapped_text_environment_that_hides_its_episodes():
     wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_env())
-    with refused(ValueError, "RecordEpisodeStatistics", "environment itself"):
+    with refused(ValueError, "RecordEpisodeStatistics", "pass the unwrapped one"):
         PPO(wrapped, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), PPOConfig(num_steps=None, num_episodes=4))
 
 

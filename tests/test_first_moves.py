@@ -116,7 +116,7 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     policy = made(env)
     with refused(TypeError, "expected an algos.Policy", r"evaluate\(env, policy\), in this order"):
         evaluate(policy, env)
-    with refused(TypeError, "env is 3, expected an environment, a vector environment or an id"):
+    with refused(TypeError, "env is 3, expected an environment, a vector environment or a Gymnasium id"):
         evaluate(3, policy)
     with refused(ValueError, "CartPol", "Did you mean: `CartPole`"):
         evaluate("CartPol-v1", policy)
@@ -127,11 +127,11 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
             with refused(ValueError, "spaces of all 4 slots", "env.single_observation_space"):
                 call(wrong)
     other = MLPPolicy(spaces.Box(-1, 1, (5,)), spaces.Discrete(2))
-    with refused(ValueError, r"MLPPolicy reads Box.*\(5,\)", r"shows Box.*\(4,\)", "from the same space"):
+    with refused(ValueError, r"MLPPolicy reads Box.*\(5,\)", r"environment has Box.*\(4,\)", "from the same space"):
         evaluate(env, other)
     with (
         closing(gymnasium.make_vec("textenv/Copy-v0", num_envs=2)) as text,
-        refused(TypeError, "take an algos.LMPolicy"),
+        refused(TypeError, "use an algos.LMPolicy"),
     ):
         evaluate(text, policy)
 
@@ -335,10 +335,10 @@ def test_flags_that_are_misspelt_are_answered_with_the_nearest(wrong, ours, caps
 def test_a_policy_for_other_actions_is_refused_and_so_is_a_folder_that_holds_a_model(tmp_path):
     env = gymnasium.make_vec("Pendulum-v1", num_envs=2)
     for actions in (spaces.Box(-2, 2, (3,)), spaces.Discrete(2), spaces.Discrete(2, start=1)):
-        with refused(ValueError, "chooses from", "the environment takes"):
+        with refused(ValueError, "chooses from", "but the environment takes"):
             PPO(env, MLPPolicy(env.single_observation_space, actions))
     make_gpt2().save_pretrained(tmp_path)
-    with refused(ValueError, "holds a model of transformers", "algos.LMPolicy.load"):
+    with refused(ValueError, "holds a transformers model", "algos.LMPolicy.load"):
         algos.load(tmp_path)
 
 

@@ -40,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             | Annotated[Check, tyro.conf.subcommand("check")]
             | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
         )
-        description = "Train and compare policies for control and text by one kit of algorithms."
+        description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         with _code_of_models(command, given):
             result = command.run(arguments) if isinstance(command, Train) else command.run()
     except Interrupted as stop:
-        print(f"algos: {stop}; go on by: algos train --resume {command.folder}", file=sys.stderr)
+        print(f"algos: {stop}; to continue: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
-        notes = TracebackException.from_exception(error).__notes__ or []  # they name the files that a failed run saved
+        notes = TracebackException.from_exception(error).__notes__ or []  # paths of the files that a failed run saved
         print("\n".join(f"algos: {printable(line)}" for line in (str(error), *notes)), file=sys.stderr)
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if command.json:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raise a ValueError that suggests our flag for one of another library, or for a config flag without its prefix."""
+    """Raise a ValueError that suggests our flag for another library's, or for a config flag without its prefix."""
     commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
     if not arguments or arguments[0] not in commands:
         return
@@ -80,13 +80,13 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
-    """Let models run code of their own in this context, if the user's arguments allow it (a run's file cannot)."""
+    """Allow models to run their own code in this context, if the user asks for it now (a run's file cannot)."""
     if not (isinstance(command, ModelCommand) and command.trust_remote_code):
         return nullcontext()
     if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
         raise ValueError(
-            f"the run was started with --trust-remote-code, which {ARGUMENTS} cannot grant: give it again if you "
-            "trust the model's code"
+            f"the run was started with --trust-remote-code, which is never read from {ARGUMENTS}: give it again if "
+            "you trust the model's code"
         )
     return trust_remote_code()
 

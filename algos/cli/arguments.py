@@ -1,4 +1,4 @@
-"""Arguments of the commands: the words of ``algos train`` (by which a run was started, and goes on), JSON, threads.
+"""Command-line arguments: those of ``algos train`` (stored to resume a run), JSON options, number of threads.
 
 ``switches`` are the names of the options that take no value.
 """
@@ -29,7 +29,7 @@ class ModelCommand(Command):
     """Options of the commands that load a model."""
 
     trust_remote_code: bool = False
-    """Text only: run Python code that comes with the model. Only for a model that you trust like a program."""
+    """Text only: run Python code that comes with the model. Only for a model whose code you trust."""
 
 
 def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str]:
@@ -45,12 +45,12 @@ def with_remembered(arguments: list[str], switches: Collection[str]) -> list[str
         return _words(env, given)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{run} holds no run that can go on ({ARGUMENTS} is missing): give its --run-dir; or the environment and "
-            "the other arguments too, to start one there"
+            f"{run} holds no run to resume ({ARGUMENTS} is missing): give the folder of a run, or add the environment "
+            "and the other arguments to start a run there"
         )
-    remembered = read_json(path, what="a list of arguments: write them anew", kind=list)
+    remembered = read_json(path, what="a list of arguments: repair the file", kind=list)
     if not all(isinstance(word, str) for word in remembered):
-        raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: write them anew")
+        raise ValueError(f"{path} holds {remembered!r:.200}, expected a list of arguments: repair the file")
     first, before = options(remembered, switches)
     if env and env != first:
         raise ValueError(f"{run} holds a run on {first}, not on {env}: leave {env} out, or give another folder")

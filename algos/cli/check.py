@@ -45,12 +45,12 @@ class Check(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReward(Command):
-    """Look for common bugs of reward functions, and show what cheating earns; exit status 1 if one is found."""
+    """Look for common bugs of reward functions, and show the rewards of cheating; exit status 1 if one is found."""
 
     function: tyro.conf.Positional[str]
-    """Function to check, my_rewards.py:name or package.module:name."""
+    """Function to check: my_rewards.py:name or package.module:name."""
     prompts: Path | None = None
-    """File of prompts, with the columns that the function needs and optionally completion; default: reviews."""
+    """File of prompts with the columns that the function needs, and optionally completions; default: reviews."""
     rows: int = 32
     """Number of prompts to use from the file."""
 

@@ -13,7 +13,7 @@ from algos.config import field_values
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Train any environments with any algorithms and compare them, on a page and in CSV files."""
+    """Train algorithms on environments and compare the runs in an HTML page and CSV files."""
 
     cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
     """ENV or ENV:ALGO,ALGO, such as CartPole-v1:ppo,a2c textenv/Reviews-v0:ppo,grpo."""
@@ -24,7 +24,7 @@ class Compare(Command):
     run_dir: Path = Path("runs/compare")
     """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
     overwrite: bool = False
-    """Remove existing runs of these cases and seeds from the folder; without it they are refused."""
+    """Remove existing runs of these cases and seeds from the folder; without this option they are an error."""
 
     def run(self) -> dict[str, Any]:
         """Train the cases and write the report."""

@@ -52,9 +52,9 @@ class Merge(Command):
         from algos.training.save import load, read_description
 
         if self.to.exists():
-            raise FileExistsError(f"{self.to} is there already: give a folder that is not")
+            raise FileExistsError(f"{self.to} exists already: give a folder that does not")
         name = read_description(self.folder)["policy"]
         if name != "LMPolicy":
-            raise ValueError(f"{self.folder} holds a {name}, and only language models have adapters")
+            raise ValueError(f"{self.folder} holds a {name}, but only a language model has an adapter to merge")
         policy: Any = load(self.folder)
         return {"merged": str(policy.merge(self.to))}

@@ -42,8 +42,8 @@ class Train(ModelCommand, Generic[AnyConfig]):
     run_dir: Path | None = None
     """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
-    """Control only: mlp (actor and critic), cnn for images, or lstm; auto takes cnn for images, else mlp. For lstm,
-    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN's is q."""
+    """Control only: mlp (actor and critic), cnn for images, or lstm; auto means cnn for images, else mlp. For lstm,
+    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN uses q."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"
@@ -60,10 +60,10 @@ class Train(ModelCommand, Generic[AnyConfig]):
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
     resume: Path | None = None
-    """Run folder, or one of its checkpoints, to resume; its other arguments are remembered. With ENV and the others
-    given too, it starts the run if there is no checkpoint yet: one command for a supervisor to repeat."""
+    """Run folder or checkpoint to resume, with the arguments that started the run. With ENV and all arguments, it also
+    starts the run if there is no checkpoint yet: the same command starts and resumes."""
     overwrite: bool = False
-    """Remove the run that is in the folder; without it, a folder with a run is refused."""
+    """Remove the run that is in the folder; without this option, a folder with a run is an error."""
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
@@ -79,7 +79,7 @@ class Train(ModelCommand, Generic[AnyConfig]):
         if not here:
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
-            raise ValueError("--resume goes on with the run that --overwrite would remove: give one of them")
+            raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
         recipe = self._recipe()
         env = recipe.environment()
         one_thread()
@@ -118,7 +118,7 @@ class Train(ModelCommand, Generic[AnyConfig]):
         from algos.make import is_text
 
         if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
-            raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is none")
+            raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is not one: omit them")
         return presets.Recipe(
             env=self.env,
             algorithm=self.algo,

@@ -55,7 +55,7 @@ def _check_different(cases: Sequence[Case]) -> None:
     if not cases or len(set(names)) < len(names):
         raise ValueError(
             f"cases are {', '.join(names) or 'none'}: give each once, such as CartPole-v1:ppo,a2c, or "
-            "names of their own (in Python name=...)"
+            "give them different names (in Python name=...)"
         )
 
 
@@ -76,7 +76,7 @@ def compare(
         seeds: runs per case, at least 1; with 5 or more the report has 95 % limits.
         run_dir: folder for the report and a run folder for each training.
         total_steps: steps of every run; None takes each case's own.
-        processes: runs at a time, each in its own process on one thread; 0 trains in this one, one run after another.
+        processes: runs at a time, each in its own process on one thread; 0 trains in this process, one after another.
         overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
 
@@ -124,7 +124,7 @@ def train_all(
         deterministic: evaluate with the most probable actions.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
-        raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or no total_steps)")
+        raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or total_steps=None)")
     if any(case.env_name.startswith("textenv/") for case in cases):
         from textenv.lm.loading import EMBEDDED, model_folder
 

@@ -42,7 +42,7 @@ ROW_LABELS = {
     "normalised score, interquartile mean": "the same, interquartile mean",
     "area under the curve": "sample efficiency: mean normalised score while training",
     "reached 0.9": "share of runs whose training score reached .9",
-    "steps to 0.9": "steps until it did",
+    "steps to 0.9": "steps until the score reached .9",
     **{name: label for name, label in QUANTITIES.items() if name != "normalised score"},
     "steps": "steps",
     "seconds": "seconds of training",
@@ -71,7 +71,7 @@ def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
 
 
 def _format_figure(figure: Figure | None) -> tuple[str, str]:
-    """Format a mean and, where the seeds differ, its limits or, of few seeds, each seed's value."""
+    """Format a mean and, if the seeds differ, its limits (with few seeds, the value of each)."""
     if figure is None:
         return MISSING, ""
     mean, *values = map(_format_number, (figure.mean, *figure.values))
@@ -184,22 +184,22 @@ def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> s
     seeds = len(next(iter(cases.values())))
     bands = "bands 95 % limits" if seeds >= MIN_SEEDS else "thin lines single seeds"
     unknown = sorted({run.env for run in every if run.best is None})
-    aside = f" {', '.join(unknown)}: no such figure, so 1 is the best evaluation of these runs." if unknown else ""
+    aside = f" {', '.join(unknown)}: no threshold, so 1 is the best evaluation of these runs." if unknown else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
-<h1>The same kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
+<h1>One kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
 differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
-are of evaluation episodes, sampled (text: prompts never trained on). Everything took {seconds:.0f} s.</p>
+are from evaluation episodes with sampled actions (text: held-out prompts). The total time was {seconds:.0f} s.</p>
 <div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} Where that is no more
-than the untrained policy gets there is no score. Other quantities are means over the iterations. KL of an update: of
-the new policy from the old, over all its gradient steps, on the rollout that it learnt from.</small></p>
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
+if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
+KL(old‖new) over all its gradient steps, on the rollout that it used.</small></p>
 <h2>While learning</h2>
-<p><small>Lines are means over the seeds, {bands}. Each case has a budget of its own, so the axis is the share
-of it that is spent (the steps are in <code>curves.csv</code>). What an algorithm does not have is not drawn. Once every
-episode earns the same, there is no variance left for the value to explain, and the share that it explains means
+<p><small>Lines are means over the seeds, {bands}. Each case has its own budget, so the horizontal axis is the fraction
+of it that is spent (<code>curves.csv</code> has the steps). A panel leaves out the cases without its quantity. When
+all episodes have the same return, there is no variance to explain, and the explained variance means
 nothing.</small></p>
 <img alt="Learning curves of all cases" src="data:image/png;base64,{picture}">
 {_samples_html(cases)}
@@ -214,7 +214,7 @@ def _samples_html(cases: Cases) -> str:
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
             table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
-            parts.append(f"<h2>What the language model writes: {_escape(name)}</h2>\n{table}")
+            parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 
 

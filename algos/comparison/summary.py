@@ -96,14 +96,14 @@ class Figure(NamedTuple):
 
     mean: float
     low: float | None
-    """95 % limits of the mean, by the bootstrap; None with fewer than `MIN_SEEDS` seeds."""
+    """95 % bootstrap limits of the mean; None with fewer than `MIN_SEEDS` seeds."""
     high: float | None
     values: tuple[float, ...]
     """Value of each seed."""
 
 
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
-    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020); a ``diagnose`` of `algos.training.loop.learn`.
+    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020): a ``diagnose`` for `algos.training.loop.learn`.
 
     Every algorithm is measured in the same way, after its last step. Empty for Q-learning, which updates no
     distribution.
@@ -135,7 +135,7 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
         study: all runs of the comparison.
 
     Returns:
-        Function from returns to scores; None where 1 is no better than 0, since the scale would be reversed.
+        Function from returns to scores; None if the solved return is not above the untrained policy's.
     """
     zero = float(np.mean([run.before["mean_return"] for run in runs]))
     here = [run for run in (*runs, *study) if run.env == runs[0].env]
@@ -202,9 +202,9 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
 
 
 RESAMPLES = 2_000
-"""Resamples of a bootstrap; 95 % limits then vary by about a percent of their width."""
+"""Number of bootstrap resamples; 95 % limits then vary by about a percent of their width."""
 MIN_SEEDS = 5
-"""Fewest seeds with limits; with fewer, limits would be little more than the smallest and the largest value."""
+"""Minimum number of seeds for limits; with fewer, they would be about the smallest and the largest value."""
 
 
 def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -226,10 +226,10 @@ def bootstrap_interval(
     Args:
         x: ``[seeds, *]``, one row per seed.
         statistic: called with ``axis``.
-        seed: of the random resampling.
+        seed: seed of the resampling.
 
     Returns:
-        Low and high, ``[*]`` each; of one seed both are its value, and with fewer than `MIN_SEEDS` they mean little.
+        Low and high, ``[*]`` each; with one seed both are its value, and below `MIN_SEEDS` seeds they mean little.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     found = statistic(x[chosen], axis=1)

@@ -1,8 +1,8 @@
 """Worker process for one environment of a `SubprocessVectorEnv`, which alone communicates with it.
 
 It imports neither torch nor the caller's script. It ends with its parent, even after a crash: a thread polls for the
-parent and kills this process and all that the environment has started. If a step blocks all Python threads, a watchdog
-outside the interpreter ends the process after twice the time limit.
+parent and kills this process and all its children. If a step blocks all Python threads, a watchdog outside the
+interpreter ends the process after twice the time limit.
 """
 
 import contextlib
@@ -102,9 +102,9 @@ def check_observation(space: spaces.Space, observation: Any) -> None:
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
         if array.shape != space.shape:
-            raise ValueError(f"the observation is of shape {array.shape}, expected {space.shape}")
+            raise ValueError(f"the observation has shape {array.shape}, expected {space.shape}")
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise ValueError(f"the observation is of {array.dtype}, expected {space.dtype}")
+            raise ValueError(f"the observation has dtype {array.dtype}, expected {space.dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"the observation is not finite: {array}")
     elif isinstance(space, spaces.Dict):
@@ -152,11 +152,11 @@ def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
     except (EOFError, ConnectionError):  # the parent is gone
         raise
     except Exception as error:  # for example, an info that cannot be pickled
-        pipe.send((number, False, f"what it returned cannot be sent: {error}"))
+        pipe.send((number, False, f"the returned value cannot be sent: {error}"))
 
 
 def _end_with(parent: int) -> None:
-    """Kill this process and all that it started, once the parent has ended."""
+    """Wait until the parent has ended, then kill this process and all processes that it started."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os.killpg(0, signal.SIGKILL)

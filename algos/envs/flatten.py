@@ -11,7 +11,7 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
 
     Args:
         space: space of one observation.
-        reader: name of the policy, for the error.
+        reader: name of the policy, for the error message.
 
     Raises:
         ValueError: if a part of the space has no fixed size (Text, Sequence, Graph).
@@ -28,8 +28,8 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
             parts += part.values() if isinstance(part, spaces.Dict) else part
         elif not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise ValueError(
-                f"observation_space is {space}, of which {reader} cannot read {part}, expected Box, Discrete, "
-                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: encode it by "
+                f"observation_space is {space}, but {reader} cannot read {part}, expected Box, Discrete, "
+                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: encode it with "
                 "gymnasium.wrappers.TransformObservation"
             )
     return (spaces.flatdim(space),)

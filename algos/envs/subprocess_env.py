@@ -30,7 +30,7 @@ serve({}, {}, {})"""
 
 
 class WorkerError(Exception):
-    """Failure of an environment, described in words."""
+    """Failure of an environment, with its cause as message."""
 
 
 class SubprocessVectorEnv(VectorEnv):
@@ -38,7 +38,7 @@ class SubprocessVectorEnv(VectorEnv):
 
     It steps like Gymnasium's ``SyncVectorEnv`` in SAME_STEP mode. An environment fails if its process dies, it raises,
     it exceeds the time limit, or it returns an invalid observation, a reward that is not finite, or a flag that is not
-    a bool. Its process and all that it started are then killed; a new one is reset with a seed derived from the last
+    a bool. Its process and all its children are then killed; a new one is reset with a seed derived from the last
     one; the log names the environment, the seed, the episode and the step. To the caller, the episode is truncated at
     its last good observation, with reward 0 and ``info["worker_failed"]`` True; `algos.collect` masks that step. A
     failed reset is first retried with the same seed.
@@ -66,8 +66,8 @@ class SubprocessVectorEnv(VectorEnv):
     ) -> None:
         if not (math.isfinite(timeout) and timeout > 0 and max_restarts >= 0 and env_fns):
             raise ValueError(
-                f"timeout is {timeout}, max_restarts {max_restarts}, with {len(env_fns)} environments: expected a time "
-                "above 0, a number of at least 0, and at least one environment"
+                f"timeout is {timeout}, max_restarts is {max_restarts}, with {len(env_fns)} environments: expected a "
+                "timeout above 0, max_restarts of at least 0, and at least one environment"
             )
         self.timeout, self.max_restarts, self.num_envs = timeout, max_restarts, len(env_fns)
         self._env_fns = list(env_fns)
@@ -83,7 +83,7 @@ class SubprocessVectorEnv(VectorEnv):
             made = [process.answer() for process in self.processes]
         except WorkerError as error:
             self.close()
-            raise ValueError(f"an environment cannot be made in a process of its own: {error}") from error
+            raise ValueError(f"an environment cannot be made in its own process: {error}") from error
         self._made = made[0]
         if any(_spaces(one) != _spaces(made[0]) for one in made):
             self.close()
@@ -184,7 +184,7 @@ class SubprocessVectorEnv(VectorEnv):
             try:
                 self.processes[slot] = process = _Process(self._env_fns[slot], self.timeout)
                 if _spaces(process.answer()) != _spaces(self._made):
-                    raise WorkerError("made again, it has other spaces")
+                    raise WorkerError("after a restart, its spaces differ")
                 process.ask("reset", seed, options)
                 return process.answer()
             except WorkerError as again:
@@ -192,7 +192,7 @@ class SubprocessVectorEnv(VectorEnv):
 
     def _report(self, slot: int, error: WorkerError, seed: int | None) -> None:
         """Log a failure; RuntimeError if the environment failed more than ``max_restarts`` times."""
-        where = f"seed {self._seeds[slot]}, its episode {self._episodes[slot]}, after {self._steps[slot]} steps"
+        where = f"seed {self._seeds[slot]}, episode {self._episodes[slot]}, after {self._steps[slot]} steps"
         failures = self._failures[slot]
         failures.append(f"{error} ({where})")
         if len(failures) > self.max_restarts:
@@ -201,10 +201,10 @@ class SubprocessVectorEnv(VectorEnv):
             told = "\n".join(f"{number}. {failure}" for number, failure in enumerate(failures, start=1))
             raise RuntimeError(
                 f"environment {slot} failed {len(failures)} times, max_restarts is {self.max_restarts}; all processes "
-                f"were ended. Raise the limits if it may, or find the cause:\n{told}"
+                f"were ended. Raise max_restarts or timeout, or find the cause:\n{told}"
             ) from error
         logging.getLogger(__name__).warning(
-            "environment %d failed: %s; restart %d of %d, seed %s, its step is left out",
+            "environment %d failed: %s; restart %d of %d, seed %s, the failed step is masked out",
             slot, failures[-1], len(failures), self.max_restarts, seed,
         )  # fmt: skip
 
@@ -214,7 +214,7 @@ class SubprocessVectorEnv(VectorEnv):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise gymnasium.error.ClosedEnvironmentError(f"{type(self).__name__} is closed: make it again")
+            raise gymnasium.error.ClosedEnvironmentError(f"{type(self).__name__} is closed: make a new one")
 
 
 class _Process:
@@ -273,7 +273,7 @@ class _Process:
         raise TimeoutError
 
     def kill(self) -> None:
-        """Kill the process and all that it started, only once: its id may be reused later."""
+        """Kill the process and all its children, only once: its id may be reused later."""
         self.pipe.close()
         if not self.ended:
             self.ended = True

@@ -61,7 +61,7 @@ class Adam(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step, with the gradients divided as `clip_grad_norm_` found."""
+        """Take one step, with the gradients scaled by the factor from `clip_grad_norm_`."""
         for number, kinds in enumerate(self._kinds):
             for (device, _), parameters in kinds.items():
                 self._step_kind(self.param_groups[number], device, parameters, self._scales[number])

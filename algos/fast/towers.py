@@ -170,7 +170,7 @@ def _look_at(tower: nn.Module) -> _Layers:
 
 
 def _arrays(seen: _Layers, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Views of the weights for NumPy, renewed if the weights moved in memory; empty if torch takes so many rows."""
+    """Views of the weights for NumPy, renewed if the weights moved in memory; empty if NumPy's limit is exceeded."""
     weights: list[Any] = [layer._parameters[name] for layer in seen.linear for name in ("weight", "bias")]
     places = [x if x is None else (x.data_ptr(), x.shape, x.stride()) for x in weights]
     if places != seen.places:

@@ -91,7 +91,7 @@ def check_packing(lm: LanguageModel) -> None:
         gap, found = math.inf, str(error)
     if gap > torch.finfo(alone.dtype).eps ** 0.5 * max(1.0, alone.abs().max().item()):
         raise ValueError(
-            f"{type(lm.model).__name__} does not keep the examples of a packed row apart ({found}): set packing=False"
+            f"{type(lm.model).__name__} does not separate the examples of a packed row ({found}): set packing=False"
         )
 
 
@@ -120,7 +120,7 @@ def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -
         ValueError: if the entry has none of these forms, or the tokenizer has no EOS.
     """
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no EOS, so no answer would ever end: set tokenizer.eos_token")
+        raise ValueError("the tokenizer has no EOS, so no answer would end: set tokenizer.eos_token")
     if isinstance(example, str):
         ids = [*prompt_ids(as_prompt(index, without_end(example, tokenizer)), tokenizer), int(tokenizer.eos_token_id)]
         return Example(ids, [False] + [True] * (len(ids) - 1))
@@ -160,7 +160,7 @@ def _chat(index: int, messages: Any, tokenizer: PreTrainedTokenizerBase) -> Exam
     if not first or roles[first:] != expected:
         raise ValueError(
             f"example {index} is a chat of {', '.join(roles) or 'no messages'}; expected at least one message before "
-            "the assistant's first, and from there on assistant and user in turn, as in an environment"
+            "the assistant's first, then assistant and user in alternation, as in an environment"
         )
     said = [message["content"] for message in content]
     return _answered(Prompt(content[:first]), said[first:], tokenizer)

@@ -49,7 +49,7 @@ def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> R
     if len(set(kinds)) != 1:
         raise ValueError(
             f"data has {kinds.count('scores')} scored answers and {kinds.count('pairs')} pairs, expected one kind and "
-            "at least one row: train on one of the two"
+            "at least one row: keep one of the two"
         )
     rows = [_reward_row(index, row, kinds[0], model) for index, row in enumerate(data)]
     kept = [row for row in rows if row is not None]
@@ -69,7 +69,7 @@ def _kind(index: int, row: Any) -> Kind:
 
 
 def _reward_row(index: int, row: Mapping[str, Any], kind: Kind, model: RewardModel) -> RewardRow | None:
-    """Read a row; None if a person has not answered it."""
+    """Read a row; None if a person did not answer it."""
     answers, number = (("chosen", "rejected"), "margin") if kind == "pairs" else (("completion",), "score")
     if any(row[name] is None for name in (answers if kind == "pairs" else ["score"])):
         return None
@@ -88,7 +88,7 @@ def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel)
     if isinstance(row["prompt"], str) != isinstance(row[answer], str):
         raise ValueError(
             f"row {index} has the prompt {row['prompt']!r:.100} and the {answer} answer {row[answer]!r:.100}, expected "
-            "text of both, or chat messages of both"
+            "both as text, or both as chat messages"
         )
     if isinstance(row[answer], str):
         warn_of_spelling(row[answer], model.tokenizer)

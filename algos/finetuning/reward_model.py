@@ -15,7 +15,7 @@ from algos.finetuning.reward_data import Kind, RewardRow, RewardRows, read_rewar
 from textenv.rewards.reward_model import RewardModel
 
 SUREST = 0.99
-"""For the log-likelihood, predicted scores of 0-1 data are clipped to [1 - SUREST, SUREST] as probabilities."""
+"""Maximum probability: for the log-likelihood of 0-1 data, predictions are clipped to [1 - SUREST, SUREST]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def train_reward_model(
         data: see `algos.finetuning.reward_data.read_reward_rows`.
         config: hyper-parameters.
         held_out: rows for evaluation. Without them a fraction of the prompts is held out, by a hash of their content,
-            so no prompt is on both sides (for rows without a prompt, no answer).
+            so no prompt is in both parts (for rows without a prompt, no answer).
 
     Raises:
         ValueError: if the model has several outputs, a row has another form, a prompt is in both ``data`` and
@@ -88,7 +88,7 @@ def train_reward_model(
     config = RewardModelConfig() if config is None else config
     if model.index is not None:
         raise ValueError(
-            f"the model has {model.model.config.num_labels} outputs, expected one, the reward: make it with "
+            f"the model has {model.model.config.num_labels} outputs, expected one (the reward): make it with "
             "num_labels=1"
         )
     model.model.config.trained_with_eos = True
@@ -124,7 +124,7 @@ def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> T
     """
     if not chosen.shape == rejected.shape == margin.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (chosen, rejected, margin))
-        raise ValueError(f"chosen, rejected and margin have shapes {shapes}: they must be equal")
+        raise ValueError(f"chosen, rejected and margin have shapes {shapes}, expected equal ones")
     return -logsigmoid(chosen - rejected - margin)
 
 
@@ -139,17 +139,17 @@ def _split(
     else:
         training, measured = data.rows, given.rows
         if given.kind != data.kind:
-            raise ValueError(f"data is of {data.kind}, held_out of {given.kind}: expected one kind")
+            raise ValueError(f"data holds {data.kind}, but held_out holds {given.kind}: give the same kind")
         both = {row.key for row in training} & {row.key for row in measured}
         if both:
             raise ValueError(
-                f"{len(both)} prompts of held_out stand in data too: take them out of one, or leave held_out out and "
-                "a share of the prompts is held out"
+                f"{len(both)} prompts are in both data and held_out: remove them from one, or omit held_out to hold "
+                "out a fraction of data"
             )
     if not training or not measured:
         raise ValueError(
-            f"{len(training)} rows are left to train on and {len(measured)} to measure on, expected at least one "
-            "each: give more rows, held_out, or another held_out_fraction"
+            f"{len(training)} training rows and {len(measured)} held-out rows are left, expected at least one of each: "
+            "give more rows, held_out, or another held_out_fraction"
         )
     return training, measured
 

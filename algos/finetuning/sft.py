@@ -21,7 +21,7 @@ from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
 
 DEFAULT_MAX_LENGTH = 1024
-"""Upper limit of the default ``max_length``, tokens; the context of some models is too long for the memory."""
+"""Upper limit of the default ``max_length``, tokens; the context of some models is too long for memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def sft(
 def check_context(lm: LanguageModel, max_length: int) -> None:
     """Raise a ValueError if ``max_length`` exceeds the model's context length."""
     if lm.context is not None and max_length > lm.context:
-        raise ValueError(f"max_length is {max_length}, the model reads {lm.context} tokens: set max_length to that")
+        raise ValueError(f"max_length is {max_length}, but the model's context is {lm.context} tokens: lower it")
 
 
 def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
@@ -118,14 +118,14 @@ def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name:
     kept = [example for example in cut if any(example.learnt)]
     if not kept:
         raise ValueError(
-            f"none of the {len(whole)} {name} has a token to learn among its first {max_length}: give more, "
+            f"none of the {len(whole)} {name} has a target in its first {max_length} tokens: give more examples, "
             "shorten the prompts, or raise max_length"
         )
     shortened = sum(len(example.ids) > max_length for example in whole)
     if shortened or len(kept) < len(cut):
         warnings.warn(
-            f"of {len(whole)} {name} {shortened} are longer than max_length={max_length} and lost their end; "
-            f"{len(cut) - len(kept)} were left out, for nothing in them was left to learn",
+            f"of {len(whole)} {name}, {shortened} were longer than max_length={max_length} and were truncated; "
+            f"{len(cut) - len(kept)} were dropped, because they have no target tokens left",
             stacklevel=3,
         )
     return kept

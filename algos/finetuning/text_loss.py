@@ -68,7 +68,7 @@ class TextLoss:
         """Loss term of the next batch, a differentiable float32 scalar."""
         if not (isinstance(policy, TextPolicy) and isinstance(policy.lm, LanguageModel)):
             raise TypeError(
-                f"the policy is a {type(policy).__name__}, and only a language model (LMPolicy) has a TextLoss"
+                f"policy is a {type(policy).__name__}, expected an LMPolicy: TextLoss needs a language model"
             )
         rollout = self.next_rollout(policy.lm)
         log_prob = policy.lm.evaluate(rollout).log_prob
@@ -103,5 +103,5 @@ class TextLoss:
         texts = (prompt_ids(text, tokenizer) + end for text in plain)
         ids = np.concatenate([np.array(text, dtype=np.int64) for text in texts])
         if len(ids) < 2:
-            raise ValueError(f"the texts are {len(ids)} token long, expected at least 2: give more of them")
+            raise ValueError(f"the texts have {len(ids)} tokens in total, expected at least 2: give more text")
         return [ids[start : start + self.max_length + 1] for start in range(0, len(ids) - 1, self.max_length)]

@@ -17,7 +17,7 @@ SMALLEST = 8
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
 SMALL_KERNELS = ((32, 3, 1), (64, 3, 2))
-"""The same for smaller images, where NATURE has no output left: kernels of 3, first stride 1 (Young & Tian 2019)."""
+"""The same for smaller images, for which NATURE is too large: kernels of 3, first stride 1 (Young & Tian 2019)."""
 CHUNK = 1024
 """Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
 
@@ -120,19 +120,19 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     shape = tuple(space.shape or ())
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
         raise ValueError(
-            f"observation_space is {space}, CNNPolicy reads a uint8 Box of 2 or 3 dimensions, one of them the "
-            "channels: leave pixels as they are, join stacked colour frames along the channels, or use MLPPolicy"
+            f"observation_space is {space}, expected a uint8 Box of 2 or 3 dimensions (3 with channels): do not "
+            "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy"
         )
     if len(shape) == 3 and shape[0] == shape[2]:
         raise ValueError(
-            f"observations have shape {shape}, so the channels, the shorter one of first and last dimension, cannot "
-            "be told: reshape them by gymnasium.wrappers.vector.ReshapeObservation or crop"
+            f"observations have shape {shape}, so the channels are ambiguous (the shorter one of first and last): "
+            "reshape them with gymnasium.wrappers.vector.ReshapeObservation, or crop them"
         )
     channels_first = len(shape) == 3 and shape[0] < shape[2]
     sides = shape[1:] if channels_first else shape[:2]
     if min(sides) < SMALLEST:
         raise ValueError(
             f"images of {sides[0]} x {sides[1]} pixels in observations of shape {shape} are too small for "
-            f"convolutions, expected {SMALLEST} at least: flatten and use MLPPolicy"
+            f"convolutions, expected at least {SMALLEST}: flatten them and use MLPPolicy"
         )
     return shape, channels_first

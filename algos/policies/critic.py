@@ -66,9 +66,9 @@ class Critic(nn.Module):
         name, score = type(model).__name__, dict(model.named_modules(remove_duplicate=False)).get("score")
         if model.config.num_labels != 1 or not isinstance(score, nn.Linear):
             raise ValueError(
-                f"a critic is made from a causal model with one raw score, and {name} has {model.config.num_labels} "
-                f"labels and {score} as its score: give a decoder of AutoModelForSequenceClassification with "
-                "num_labels=1 (no encoder such as BERT; an adapter on the score is to be merged first)"
+                f"a critic needs a causal model with one raw score, but {name} has {model.config.num_labels} "
+                f"labels and the score layer {score}: give a decoder of AutoModelForSequenceClassification with "
+                "num_labels=1 (not an encoder such as BERT; merge an adapter on the score first)"
             )
         trunk = merged_trunk(reward_model.model).float().requires_grad_(True)
         critic = cls(trunk, copy.deepcopy(score).requires_grad_(True), reward_model.tokenizer)
@@ -91,7 +91,7 @@ class Critic(nn.Module):
         return cls(trunk, head, tokenizer)
 
     def save(self, folder: Path, *, metadata: dict[str, str]) -> None:
-        """Write a plain `transformers` folder (of `AutoModel`), and the head with this metadata into it."""
+        """Write a plain `transformers` folder (for `AutoModel`), with the head and this metadata in it."""
         from safetensors.torch import save_file
 
         save_model(self.trunk, folder)
@@ -111,8 +111,8 @@ class Critic(nn.Module):
         strange = [token for token, index in lm.tokenizer.get_vocab().items() if read.get(token) != index]
         if strange:
             raise ValueError(
-                f"the critic's tokenizer has {len(strange)} tokens of the policy's not, or under other ids (such as "
-                f"{min(strange)!r}): a critic reads the policy's ids, so make both from one tokenizer"
+                f"{len(strange)} tokens of the policy are missing or have other ids in the critic's tokenizer (such as "
+                f"{min(strange)!r}): a critic reads the policy's ids, so use the same tokenizer for both"
             )
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
@@ -139,8 +139,8 @@ class Critic(nn.Module):
         if gap > rounding_tolerance(reward_model.model.dtype) * max(1.0, scores.abs().max().item()):
             raise ValueError(
                 f"the values of {type(reward_model.model).__name__} at the tokens of a text differ by up to {gap:.3g} "
-                "from its scores of the text up to there: it reads ahead, or does more than a linear layer after its "
-                "trunk. Give a causal model of AutoModelForSequenceClassification."
+                "from its scores of the prefixes that end there: it is not causal, or has more than a linear layer "
+                "after its trunk. Give a causal model of AutoModelForSequenceClassification."
             )
 
 

@@ -177,8 +177,8 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
     if isinstance(space, spaces.Box):
         return Gaussian(space)
     raise ValueError(
-        f"action_space is {space}, policies choose from Discrete, Box, MultiDiscrete or MultiBinary: "
-        "give the environment one of these by gymnasium.wrappers.TransformAction"
+        f"action_space is {space}, expected Discrete, Box, MultiDiscrete or MultiBinary: "
+        "convert it with gymnasium.wrappers.TransformAction"
     )
 
 
@@ -224,4 +224,4 @@ def _check_floats(space: spaces.Box) -> None:
 
 def _refuse_mask(action_mask: Tensor | None) -> None:
     if action_mask is not None:
-        raise ValueError("the environment gives an action_mask, which only Discrete actions can have: leave it out")
+        raise ValueError("the environment gives an action_mask, which only Discrete actions support: leave it out")

@@ -24,7 +24,7 @@ class StateDependentGaussian(Gaussian):
     gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
     matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
     Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
-    features get no gradient from here. σ is trained, one per feature and dimension. Samples are not squashed.
+    features get no gradient from the noise. σ is trained, one per feature and dimension. Samples are not squashed.
 
     Args:
         space: the action space.
@@ -40,7 +40,7 @@ class StateDependentGaussian(Gaussian):
 
     def __init__(self, space: spaces.Space, *, features: int) -> None:
         if not isinstance(space, spaces.Box):
-            raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) is for a Box: take an MLPPolicy")
+            raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) needs a Box: use an MLPPolicy")
         super().__init__(space, features)
         self.features = features
 

@@ -37,7 +37,7 @@ class LMPolicy(nn.Module, Policy):
     model's dtype, or from a critic with its own trunk.
 
     Args:
-        model: a decoder-only `transformers` model, trained in place; of a `peft` model only the adapters inside its
+        model: a decoder-only `transformers` model, trained in place; for a `peft` model only the adapters inside its
             layers are trained.
         tokenizer: the model's tokenizer.
         temperature: temperature for both acting and scoring; a `reference` has the same.
@@ -80,10 +80,10 @@ class LMPolicy(nn.Module, Policy):
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k is {top_k}, expected at least 1, or None for all tokens")
         if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}, expected a probability above 0, or None for all tokens")
+            raise ValueError(f"top_p is {top_p}, expected a number in (0, 1], or None for all tokens")
         if critic is not None and detach_value:
             raise ValueError(
-                "detach_value is for the head on the policy's trunk, and a critic has its own: leave it out"
+                "detach_value is for a value head on the policy's trunk, but a critic has its own: omit it"
             )
         self.top_k, self.top_p = top_k, top_p
         self.lm = LanguageModel(
@@ -165,9 +165,7 @@ class LMPolicy(nn.Module, Policy):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is that of `TextVectorEnv`. Only tokens not yet in the cache are read."""
         if not isinstance(observation, dict):
-            raise TypeError(
-                "a language model reads the observations of a text environment: give it one, or an MLPPolicy"
-            )
+            raise TypeError("a language model needs the observations of a text environment: use one, or an MLPPolicy")
         tokens, length = observation["tokens"], observation["length"].reshape(-1)
         if self._decoder is None or self._decoder.shape != tokens.shape:
             self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
@@ -185,7 +183,7 @@ class LMPolicy(nn.Module, Policy):
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the cache of these slots, and start the streams of their seeds; see `Policy.reset`."""
         if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
-            self._decoder = None  # the policy is on another device now
+            self._decoder = None  # the policy was moved to another device
         if self._decoder is not None:
             self._decoder.reset(rows)
         if seeds is None:

@@ -80,8 +80,8 @@ class LSTMPolicy(ControlPolicy):
         before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden))
         if len(before) != len(features):
             raise ValueError(
-                f"the observation has {len(features)} slots, the state is that of {len(before)}: call reset() before "
-                "acting in another environment, or play it by algos.evaluate, which leaves the state alone"
+                f"the observation has {len(features)} slots, but the state has {len(before)}: call reset() before "
+                "acting in another environment, or use algos.evaluate, which restores the state"
             )
         _, after = self.lstm(features.unsqueeze(1), _pair(before))
         self.memory["state"] = state = torch.cat(after).transpose(0, 1)

@@ -55,7 +55,7 @@ class MLPPolicy(ControlPolicy):
         self.critic = towers.tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
         if log_std_init != 0:
             if not isinstance(action_space, spaces.Box):
-                raise ValueError(f"action_space is {action_space}, only a Box has a log_std: leave log_std_init out")
+                raise ValueError(f"action_space is {action_space}, but only a Box has a log_std: omit log_std_init")
             self.log_std.data.fill_(log_std_init)
 
     @property

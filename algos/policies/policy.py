@@ -48,7 +48,7 @@ class Policy(Protocol):
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
-    """True if the actions follow from values, so that no gradient of their probabilities exists (DQN)."""
+    """True if the actions follow from values (DQN), so that their probabilities have no gradient."""
     observation_space: spaces.Space | None = None
     """Observation space of one environment; None for text."""
     action_space: spaces.Space | None = None
@@ -103,7 +103,7 @@ class Policy(Protocol):
         return frozen_copy(self)
 
     def fork(self) -> Self:
-        """Copy with the same weights and generator and an empty memory, to play other episodes in between."""
+        """Copy with the same weights and generator and an empty memory, to play other episodes meanwhile."""
         other = copy.copy(self)
         other.memory = {}
         return other
@@ -117,8 +117,8 @@ class Policy(Protocol):
             ValueError: by default.
         """
         raise ValueError(
-            f"the exact KL needs {type(self).__name__}.divergence(rollout, other) -> [B, T], which it does not have: "
-            "write it, or take another estimator ('k1' in the reward, 'k2' in the loss)"
+            f"{type(self).__name__} has no divergence(rollout, other) -> [B, T], which the exact KL needs: "
+            "implement it, or use another estimator ('k1' in the reward, 'k2' in the loss)"
         )
 
     def update_normalizer(self, rollout: TensorDict) -> None:
@@ -154,8 +154,8 @@ def check_same_kind(policy: Any, other: Any) -> None:
     """Raise a TypeError unless both policies are of one class, so that their exact KL can be computed."""
     if type(other) is not type(policy):
         raise TypeError(
-            f"the exact KL of a {type(policy).__name__} needs a reference of its kind, not {type(other).__name__}: "
-            "pass policy.reference(), or take an estimator that only needs log-probabilities (k1, k2)"
+            f"the exact KL of a {type(policy).__name__} needs a reference of its class, not {type(other).__name__}: "
+            "pass policy.reference(), or use an estimator that only needs log-probabilities (k1, k2)"
         )
 
 
@@ -163,7 +163,7 @@ def check_policy(policy: Any, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
-            f"policy is {policy!r:.100}, expected an algos.Policy (a class of your own inherits it), such as "
+            f"policy is {policy!r:.100}, expected an algos.Policy (your own must inherit it), such as "
             "MLPPolicy(env.single_observation_space, env.single_action_space), or LMPolicy.load(name) for text: call "
             f"{call}"
         )
@@ -181,7 +181,7 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
         return
     name, single = type(policy).__name__, env.single_observation_space
     if is_episode_env(env):
-        raise TypeError(f"a {name} cannot read text in whole episodes: take an algos.LMPolicy")
+        raise TypeError(f"a {name} cannot play a text environment: use an algos.LMPolicy")
     batched = (read, env.observation_space, single), (chosen, env.action_space, env.single_action_space)
     if any(own == of_all and own != of_one for own, of_all, of_one in batched):
         raise ValueError(
@@ -189,11 +189,11 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             "env.single_observation_space and env.single_action_space"
         )
     if flat_shape(read, name) != flat_shape(single, name):
-        raise ValueError(f"the {name} reads {read}, the environment shows {single}: make it from the same space")
+        raise ValueError(f"the {name} reads {read}, but the environment has {single}: make it from the same space")
     if not _same_actions(chosen, env.single_action_space):
         raise ValueError(
-            f"the {name} chooses from {chosen}, the environment takes {env.single_action_space}: make it from the same "
-            "space"
+            f"the {name} chooses from {chosen}, but the environment takes {env.single_action_space}: make it from the "
+            "same space"
         )
 
 

@@ -48,7 +48,7 @@ class QPolicy(ControlPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"action_space is {action_space}, QPolicy compares the actions of a Discrete(n): take PPO")
+            raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
         self.distribution, self.hidden = Categorical(action_space), widths(hidden)
         self.network = tower(
             math.prod(self._shape), self.hidden, self.distribution.size, gain=1.0, generator=self.generator,

@@ -27,7 +27,7 @@ def find_policy(name: str) -> Any:
     for short, home in CONTROL_POLICIES.items():
         if name in (short, home.partition(":")[2]):
             return resolve_name(home)
-    raise ValueError(f"policy is {name!r}, expected auto, {', '.join(CONTROL_POLICIES)}")
+    raise ValueError(f"policy is {name!r}, expected one of auto, {', '.join(CONTROL_POLICIES)}")
 
 
 def make_policy(
@@ -49,9 +49,7 @@ def make_policy(
 
     if is_episode_env(env):
         if policy != "auto":
-            raise ValueError(
-                f"policy is {policy!r}, but a text environment is played by a language model: leave it out"
-            )
+            raise ValueError(f"policy is {policy!r}, but a text environment needs a language model: leave it out")
         from algos.policies.lm import LMPolicy
 
         return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options))

@@ -34,7 +34,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         OSError: if it cannot be written (a full disk, a read-only folder).
         ValueError: if the files read back differ from those written.
 
-    Both name the last good checkpoint.
+    Both messages name the last good checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -57,7 +57,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         force_to_disk(home)
     except (OSError, ValueError, SafetensorError) as failure:
         error = OSError(str(failure)) if isinstance(failure, SafetensorError) else failure
-        kept = f"the last good one is {before[-1]}" if before else "there is none before it"
+        kept = f"the last good one is {before[-1]}" if before else "there is no earlier one"
         error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
         raise error from (failure if error is not failure else None)
     found = checkpoints(run_dir)
@@ -87,19 +87,19 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         folder = found[-1]
     elif not folder.is_dir():
         there = ", ".join(path.name for path in checkpoints(folder.parent.parent)) or "none"
-        raise FileNotFoundError(f"there is no checkpoint {folder}, in this run are: {there}")
+        raise FileNotFoundError(f"there is no checkpoint {folder}, this run has: {there}")
     try:
         _verify(folder)
     except ValueError as error:
         older = [path for path in checkpoints(folder.parent.parent) if path.name < folder.name]
-        advice = f"go on from the one before it: --resume {older[-1]}" if older else "there is none before it"
+        advice = f"resume from the one before it: --resume {older[-1]}" if older else "there is no earlier one"
         raise ValueError(f"{error}; {advice}") from error
     try:
         state = from_json(read_json(folder / STATE, what="the state of a run"), load_file(folder / TENSORS))
     except Exception as error:  # complete, but not written by `write_checkpoint`: anything may fail
         raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected what a run saves")
+        raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected the state of a run")
     return state
 
 
@@ -112,11 +112,11 @@ def _verify(folder: Path) -> None:
         raise ValueError(f"the checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
     if version != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"the checkpoint {folder} has format {version}, this version of algos reads {CHECKPOINT_FORMAT}: "
-            "go on with the version that wrote it"
+            f"the checkpoint {folder} has format {version}, but this version of algos reads {CHECKPOINT_FORMAT}: "
+            "resume with the version that wrote it"
         )
     for name in (STATE, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"the checkpoint {folder} is damaged: {name} is missing")
         if files.get(name) != checksum(folder / name):
-            raise ValueError(f"the checkpoint {folder} is damaged: {name} is not what was written (its checksum)")
+            raise ValueError(f"the checkpoint {folder} is damaged: the checksum of {name} differs")

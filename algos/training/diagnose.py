@@ -17,10 +17,10 @@ BATCH_FILE, REPORT_FILE = "violation.safetensors", "violation.json"
 """Files in the run's folder: the batch's columns, and a description of the violation."""
 
 TERM = (
-    "What goes into this term is finite: rewards too large to be squared in float32, or a loss of your own that "
-    "divides by 0, or takes a log of it?"
+    "The inputs of this term are finite. Are rewards too large to be squared in float32, or does a loss of your own "
+    "divide by 0 or take its log?"
 )
-GRADIENT = "Every term of the loss is finite: a learning rate that is too high, or a function without a slope there?"
+GRADIENT = "Every term of the loss is finite. Is the learning rate too high, or a function without a gradient there?"
 
 LossOf = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
 """Function from a part of a minibatch to its loss, and quantities for the log."""
@@ -62,7 +62,7 @@ def explain_step(
         advice = GRADIENT if tensor == "gradient" else TERM
     figures = ", ".join(f"{name} {x.item():.3g}" for name, x in quantities.items())
     return NonFiniteError(
-        f"not finite, so {step} was not taken and the weights were left as they are ({figures}). {advice}",
+        f"not finite, so {step} was not taken and the weights are unchanged ({figures}). {advice}",
         tensor=tensor,
         batch=batch,
         bad=bad,
@@ -101,13 +101,13 @@ def _find_tensor(
     weights = dict(policy.named_parameters()) if isinstance(policy, nn.Module) else {}
     for name, weight in weights.items():
         if not weight.isfinite().all():
-            return name, everywhere, "The weights are not finite themselves: what was loaded, or an earlier step?"
+            return name, everywhere, "The weights themselves are not finite: since loading, or since an earlier step?"
     if policy is not None:
         with torch.no_grad():
             evaluation = policy.evaluate(units)
         for name, said in evaluation._asdict().items():
             if said is not None and (bad := not_finite(said, units)).any():
-                return f"evaluate().{name}", bad, "Did the policy overflow? A lower learning rate, or another dtype?"
+                return f"evaluate().{name}", bad, "Did the policy overflow? Try a lower learning rate or another dtype."
     if (term := _first_term(loss_of(units)[1])) is not None:
         return term, everywhere, TERM
     spoilt = _spoilt_parameters(loss_of, units, parameters)

@@ -38,7 +38,7 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
     except TypeError as error:
         if env not in _TOLD:
             _TOLD.add(env)
-            logger.warning("%s: a run that goes on resets the environment, and differs", error)
+            logger.warning("%s: a resumed run resets the environment, and gives different results", error)
         return None
 
 
@@ -47,14 +47,14 @@ def _state_of(part: Any) -> dict[str, Any]:
     if isinstance(part, Stateful):
         return {"class": _name(part), "state": part.state_dict()}
     if not _known(part):
-        raise TypeError(f"{_name(part)} cannot be saved in mid-episode, only what runs here and is Gymnasium's or ours")
+        raise TypeError(f"{_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
     state, objects = attributes(part), {}
     for name, value in vars(part).items():
         if name in state or _inert(value):
             continue
         objects[name] = attributes(value) if _known(value) else {}
         if not objects[name] or objects[name].keys() != vars(value).keys():
-            raise TypeError(f"{_name(part)} cannot be saved in mid-episode: its {name} is a {type(value).__name__}")
+            raise TypeError(f"{_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
     return {"class": _name(part), "state": state, "objects": objects}
 
 
@@ -72,8 +72,8 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
     parts = list(_parts(env))
     if [_name(part) for part in parts] != [saved["class"] for saved in state]:
         raise ValueError(
-            f"the environment is {' > '.join(map(_name, parts))}, the saved one was "
-            f"{' > '.join(saved['class'] for saved in state)}: make it as the run made it"
+            f"the environment is {' > '.join(map(_name, parts))}, but the saved one was "
+            f"{' > '.join(saved['class'] for saved in state)}: make it in the same way as for the run"
         )
     for part, saved in zip(parts, state, strict=True):
         if isinstance(part, Stateful):
@@ -89,7 +89,7 @@ def _known(part: Any) -> bool:
 
 
 def _inert(value: Any) -> bool:
-    """True for values without episode state, and for those handled separately: spaces, functions, environments."""
+    """True for values that hold no episode state, or that are handled separately: spaces, functions, environments."""
     if isinstance(value, (list, tuple)):
         return all(_inert(item) for item in value)
     if isinstance(value, dict):

@@ -22,16 +22,16 @@ EVEN = 1e-5
 """Relative spread below which float32 advantages count as equal, since whitening would only amplify rounding."""
 
 CAUSES = {
-    "observation": "The environment returned it: look at its reset() and step().",
-    "reward": "The environment paid it, or a KL penalty charged it: look at what it divides by and takes logs of.",
-    "log_prob": "Are the policy's weights finite, and is any action open there? Did evaluation overflow?",
-    "reference_log_prob": "Does the reference forbid what the policy may choose, or overflow in a short dtype?",
-    "kl": "Does the reference forbid what the policy may choose? An estimator of your own must be finite too.",
-    "value": "Are the critic's weights finite? A lower learning rate, or scaled rewards?",
-    "next_observation": "The environment returned it: look at its step(), and at final observations.",
+    "observation": "The environment returned it: check its reset() and step().",
+    "reward": "The environment or a KL penalty returned it: check its divisions and logarithms.",
+    "log_prob": "Are the policy's weights finite, and is any action available there? Did evaluation overflow?",
+    "reference_log_prob": "Does the reference forbid an action that the policy allows, or overflow in a short dtype?",
+    "kl": "Does the reference forbid an action that the policy allows? Is an estimator of your own finite?",
+    "value": "Are the critic's weights finite? Try a lower learning rate, or scaled rewards.",
+    "next_observation": "The environment returned it: check its step() and its final observations.",
     "next_value": "Are the critic's weights finite, and the final observations?",
-    "advantage": "Are rewards or values so great that their sums overflow?",
-    "value_target": "Are rewards or values so great that their sums overflow?",
+    "advantage": "Are rewards or values so large that their sums overflow?",
+    "value_target": "Are rewards or values so large that their sums overflow?",
 }
 """Columns of a rollout, in the order in which non-finite values spread, with advice for each."""
 
@@ -41,9 +41,9 @@ class NonFiniteError(InvariantError, FloatingPointError):
 
 
 def scoring_dtype(policy: Any) -> torch.dtype:
-    """Return the dtype of a policy's log-probabilities: its autocast's, else the one of its weights with fewest digits.
+    """Return the dtype of a policy's log-probabilities: its autocast's, else the least precise one of its weights.
 
-    With a float32 adapter on bfloat16 weights that is the base model's.
+    For a float32 adapter on bfloat16 weights, it is the base model's dtype.
     """
     autocast = policy.autocast
     floating = (p.dtype for p in policy.parameters() if p.dtype.is_floating_point)
@@ -54,7 +54,7 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
     """Check that the named columns are finite at the True entries; missing columns pass.
 
     Raises:
-        NonFiniteError: names the column that is not, or an earlier one in `CAUSES` that made it so.
+        NonFiniteError: names the column that is not, or an earlier one in `CAUSES` that caused it.
     """
     for name in names:
         column = rollout.get(name, None)
@@ -104,8 +104,8 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
         if column is not None and torch.count_nonzero(column.masked_fill(mask, 0)):
             bad = (column != 0) & ~mask
             raise InvariantError(
-                f"found {column[bad][:3].tolist()} where the mask is False, expected 0: what the policy did not choose "
-                "would be learnt from. Whatever made this column left the mask out.",
+                f"found {column[bad][:3].tolist()} where the mask is False, expected 0: actions that the policy did "
+                "not choose would affect the loss. Apply the mask where this column is computed.",
                 tensor=name,
                 batch=rollout,
                 bad=bad,
@@ -139,12 +139,12 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
     before = raw[mask].double()
     deviation, largest = before.std(correction=0).item(), before.abs().max().item()
     if deviation > max(EVEN * largest, 1e-6):
-        cause = "Was the mask left out, or the mean of something else taken off?"
+        cause = "Was the mask omitted, or another mean subtracted?"
         if largest**2 > torch.finfo(raw.dtype).max:
             cause = f"Advantages of {largest:.3g} overflow when they are squared: scale the rewards down."
         raise InvariantError(
             f"after whitening the mean is {mean:.3g} and the standard deviation {spread:.3g}, expected 0 and 1 "
-            f"(tolerance {WHITE_TOLERANCE}; before it was {before.mean().item():.3g} and {deviation:.3g}). {cause}",
+            f"(tolerance {WHITE_TOLERANCE}; before whitening {before.mean().item():.3g} and {deviation:.3g}). {cause}",
             tensor="advantage",
             batch=batch.copy().set("advantage_before", raw),
             bad=mask,
@@ -157,7 +157,7 @@ def check_first(
     """Check, before the first step of an update, that all ratios are 1 and that discrete entropies are not negative.
 
     Args:
-        log_ratio: of the minibatch, 0 where the mask is False.
+        log_ratio: log-ratios of the minibatch, 0 where the mask is False.
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
         dtype: dtype in which the policy computes.
@@ -179,9 +179,9 @@ def check_first(
         raise InvariantError(
             f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
             f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
-            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Dropout, temperature, a mask or stale state "
-            "in one of them? Or only rounding, which a low temperature multiplies: then raise ratio_tolerance in the "
-            "config.",
+            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Does dropout, temperature, a mask or state "
+            "differ between them? If it is only rounding, which a low temperature amplifies, raise ratio_tolerance in "
+            "the config.",
             tensor="log_prob",
             batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,
@@ -192,8 +192,8 @@ def check_first(
     if entropy.numel() and not entropy.min().item() >= -ENTROPY_TOLERANCE:
         bad = ~(entropy >= -ENTROPY_TOLERANCE)
         raise InvariantError(
-            f"evaluate() says {entropy[bad][:3].tolist()} nats, but of actions that can be counted it is at least 0: "
-            "-Σ p log p. A sign, or probabilities that do not add up to 1?",
+            f"evaluate() returned {entropy[bad][:3].tolist()} nats, but the entropy of discrete actions, -Σ p log p, "
+            "is at least 0. Is a sign wrong, or do the probabilities not sum to 1?",
             tensor="entropy",
             batch=batch.copy().set("entropy", entropy),
             bad=bad,
@@ -204,7 +204,7 @@ def check_finite_gradient(grad_norm: Tensor) -> None:
     """Raise a NonFiniteError before a non-finite gradient reaches the weights."""
     if not math.isfinite(grad_norm.item()):
         raise NonFiniteError(
-            f"the norm is {grad_norm.item()}: the weights were left as they are. Look for rewards of great "
-            "size, a learning rate that is too high, or log-probabilities of forbidden actions.",
+            f"the norm is {grad_norm.item()}: the weights are unchanged. Look for very large rewards, a learning rate "
+            "that is too high, or log-probabilities of forbidden actions.",
             tensor="gradient",
         )

@@ -26,7 +26,7 @@ class Learner(Protocol):
     generator: torch.Generator
     """Generator for minibatch order."""
     progress: float
-    """Fraction of the training that is done, 0 to 1."""
+    """Training progress from 0 to 1."""
 
     @property
     def config(self) -> Any:

@@ -52,7 +52,7 @@ def learn(
             without the interruption, to the last bit on a CPU (except for environments that `algos.training.env_state`
             cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
             no agent yet, training starts from the beginning: the same call starts and resumes a run.
-        overwrite: first remove the run in ``run_dir``; without it such a folder is refused.
+        overwrite: first remove the run in ``run_dir``; if False, such a folder is an error.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean return paid by
@@ -70,7 +70,7 @@ def learn(
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
     if resume is not None and overwrite:
-        raise ValueError("resume goes on with a run and overwrite removes one: give one of them")
+        raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     with hold(run_dir, goes_on=here, overwrite=overwrite):
         fresh = resume is None or (here and starts_again(resume))
@@ -102,13 +102,13 @@ def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str 
         raise ValueError(f"total_steps is {total_steps!r}, expected at least 1")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
-            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}: give a number of steps, and a folder"
+            f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}, expected at least 1 step and a folder"
         )
 
 
 @contextmanager
 def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
-    """If training ends by an error, save what it has produced: the agent, unscored answers, the offending batch."""
+    """If training fails, save its results: the agent, unscored answers, the offending batch."""
     try:
         yield
     except BaseException as error:  # Ctrl-C too
@@ -131,11 +131,11 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
-        error.add_note(f"its batch is in {path}: safetensors.torch.load_file reads it")
+        error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
     if not checkpoints(run_dir):
         (run_dir / UNFINISHED).touch()
     run.agent.save(run_dir)
-    error.add_note(f"the agent, as far as it was trained, is saved in {run_dir}")
+    error.add_note(f"the agent in its present state is saved in {run_dir}")
 
 
 def iterate(
@@ -151,8 +151,8 @@ def iterate(
         metrics |= agent.env.metrics
     if not metrics["rollout/steps"]:
         raise ValueError(
-            f"nothing of this rollout counts: none of its {len(rollout)} rows has an entry to learn from. Did "
-            "the reward leave out every answer, by None or by failing on it?"
+            f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
+            "the reward return None or fail for every answer?"
         )
     rollout = rollout.to(next(agent.policy.parameters()).device)
     check_finite(rollout, "observation", "reward", "log_prob")

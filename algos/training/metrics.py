@@ -28,8 +28,8 @@ class EpisodeMeter:
         if len(self._total) != len(mask):
             self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
-        # An entry is inside an episode if the last event before it was a start and not an end. Times are counted in
-        # halves, and carried-over episodes come first.
+        # An entry is inside an episode if the last event before it was a start, not an end. In column t, a start has
+        # time 2t + 1 and an end 2t + 2; carried-over episodes start at 0.
         times = np.arange(1, 2 * mask.shape[1], 2)
         begun = np.maximum.accumulate(np.where(begins, times, np.where(self._open, 0, -1)[:, None]), axis=1)
         ended = np.maximum.accumulate(np.where(done, times + 1, -1), axis=1)
@@ -44,7 +44,7 @@ class EpisodeMeter:
         carried = ~begins[:, 0]
         totals[part[carried, 0]] += self._total[carried]
         steps[part[carried, 0]] += self._steps[carried]
-        # An end without a step that is also a start marks a failed environment: no episode finished.
+        # A False entry with both a start and an end marks a failed environment: no episode finished.
         finished = part.T[(inside & done & ~(begins & ~mask)).T]  # in time order
         self._total, self._steps = totals[part[:, -1]], steps[part[:, -1]]
         self._open = inside[:, -1] & ~done[:, -1]
@@ -79,8 +79,8 @@ def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float | None,
 
     Args:
         log_ratio: 0 where the mask is False.
-        share: one over the number of True entries of the whole minibatch, at each of them; 0 elsewhere.
-        clip_range: of the loss; None if the update takes a single step, before which the policy has not changed.
+        share: 1 / (number of True entries of the whole minibatch) at each of them; 0 elsewhere.
+        clip_range: clip range of the loss; None if the update takes a single step, with the policy still unchanged.
         first: True before the first step of an update, while the policy is the one that acted.
 
     Returns:

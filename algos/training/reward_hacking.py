@@ -14,7 +14,7 @@ WINDOW = 5
 COLLAPSE = 0.5
 """Fraction of its initial value below which the variety of the texts has collapsed."""
 RISE = 0.1
-"""Rise of the score that counts, relative to the size of its initial value."""
+"""Minimum rise of the score for a warning, relative to the size of its initial value."""
 
 PANELS = {"episode/length": "tokens an answer", "text/repeated_4": "repeated 4-grams", VARIETY: "distinct 2-grams"}
 

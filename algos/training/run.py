@@ -111,7 +111,7 @@ class Run:
         run, state = cls(agent), read_checkpoint(folder)
         if state.get("algorithm") != type(agent).__name__:
             other = state.get("algorithm")
-            raise ValueError(f"{folder} is a training by {other}, this agent is {type(agent).__name__}")
+            raise ValueError(f"{folder} is a run of {other}, but this agent is {type(agent).__name__}")
         try:
             run._restore(state, Path(folder))
         except Exception as error:  # another agent's checkpoint may fail in any way
@@ -124,8 +124,8 @@ class Run:
         agent = self.agent
         if state["num_envs"] != agent.env.num_envs:
             raise ValueError(
-                f"the run has {state['num_envs']} environments side by side and this one {agent.env.num_envs}: make as "
-                "many (leave --num-envs out)"
+                f"the run has {state['num_envs']} environment slots, but this agent has {agent.env.num_envs}: make the "
+                "same number (leave --num-envs out)"
             )
         if state["seed"] != agent.config.seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
@@ -146,7 +146,7 @@ class Run:
         lines = path.read_bytes().count(b"\n") if path.is_file() else 0
         if lines < len(self.history):
             logger.warning(
-                "%s has %d of %d iterations: the others are taken from the checkpoint", path, lines, len(self.history)
+                "%s has %d of %d iterations: the rest are taken from the checkpoint", path, lines, len(self.history)
             )
         for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(owner, saved)

@@ -35,7 +35,7 @@ def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
     """Raise a FileExistsError, with advice, for a folder in which a new run would replace another one's files."""
     if holds_run(folder) and not overwrite:
         raise FileExistsError(
-            f"{folder} holds a run already: go on with it (--resume {folder}, in Python resume=...), give another "
+            f"{folder} holds a run already: resume it (--resume {folder}, in Python resume=...), give another "
             "folder, or remove what is there (--overwrite, in Python overwrite=True)"
         )
 
@@ -106,7 +106,7 @@ def starts_again(resume: str | Path) -> bool:
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
     if left and not (folder / UNFINISHED).exists():
         raise FileExistsError(
-            f"{folder} holds a trained agent ({', '.join(left)}) and no checkpoint to go on from: starting again would "
+            f"{folder} holds a trained agent ({', '.join(left)}) but no checkpoint to resume: a new run would "
             "replace it. Give another folder, or remove what is there (--overwrite, in Python overwrite=True)"
         )
     return True

@@ -66,18 +66,18 @@ def load(folder: str | Path) -> Policy:
     name = description["policy"]
     known = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]
     if name not in known and name != "LMPolicy":
-        raise ValueError(f"{folder} holds a {name}, known are {', '.join(known)} and LMPolicy")
+        raise ValueError(f"{folder} holds a {name}, expected one of {', '.join(known)}, LMPolicy")
     try:
         if name == "LMPolicy":
             from algos.policies.lm import LMPolicy
 
             return LMPolicy.load(weights)
         return find_policy(name).load(weights, description["policy_arguments"])
-    except ImportError:  # says what to install
+    except ImportError:  # its message names what to install
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = error if type(error) is ValueError else repr(error)
-        raise ValueError(f"{weights} holds no {name} as config.json describes it: {reason}") from error
+        raise ValueError(f"{weights} does not match the {name} in config.json: {reason}") from error
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
@@ -90,11 +90,11 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         )
     description = read_json(path, what="the description of an agent", kind=dict)
     if "model_type" in description:
-        raise ValueError(f"{folder} holds a model of transformers, not an agent: read it by algos.LMPolicy.load")
+        raise ValueError(f"{folder} holds a transformers model, not an agent: load it with algos.LMPolicy.load")
     if description.get("format") not in (2, 3, FORMAT):
         raise ValueError(
-            f"{path} has format {description.get('format')}, this version reads 2 to {FORMAT}: "
-            "load it by the version of algos that wrote it"
+            f"{path} has format {description.get('format')}, but this version reads 2 to {FORMAT}: "
+            "load it with the version of algos that wrote it"
         )
     match description:
         case {"environment": None | {"id": str(), "kwargs": dict()}, "policy": str(), "policy_arguments": dict()}:
@@ -118,8 +118,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
     if ":" in environment["id"]:  # Gymnasium would import the part before it
         raise ValueError(
-            f"{path} names the environment {environment['id']!r}, for which a module would be imported: name it "
-            f"yourself if you trust it, algos evaluate {path.parent} --env module:id"
+            f"{path} names the environment {environment['id']!r}, whose module would be imported: if you trust it, "
+            f"name it yourself (algos evaluate {path.parent} --env module:id)"
         )
     return description
 

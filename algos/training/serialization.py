@@ -46,7 +46,7 @@ def restore_state(owner: Any, state: Any) -> None:
 
 
 class Fields(dict[str, Any]):
-    """Fields of a saved dataclass; `set_attributes` puts them into the present instance."""
+    """Fields of a saved dataclass; `set_attributes` puts them into the existing instance."""
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -69,7 +69,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         if array.dtype.kind in "SU":
             return {"words": array.astype(str).tolist(), "dtype": array.dtype.str}
         if array.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers and words can")
+            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers and text can")
         kind = "array" if isinstance(value, np.ndarray) else "number"
         return {kind: _put(torch.from_numpy(array.copy()), tensors)}
     if isinstance(value, np.random.Generator):
@@ -99,13 +99,13 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
         return array if kind == "array" else array[()]
     if kind == "words":
         if np.dtype(str(saved["dtype"])).kind not in "SU":
-            raise ValueError(f"words of dtype {saved['dtype']!r:.50} were saved, expected bytes or text")
+            raise ValueError(f"text of dtype {saved['dtype']!r:.50} was saved, expected a bytes or str dtype")
         return np.array(content, dtype=saved["dtype"])
     if kind == "numpy_generator":
         state = from_json(content, tensors)
         name = state["bit_generator"]
         if name not in BIT_GENERATORS:
-            raise ValueError(f"a generator named {name!r} was saved, known are {', '.join(BIT_GENERATORS)}")
+            raise ValueError(f"a generator named {name!r} was saved, expected one of {', '.join(BIT_GENERATORS)}")
         bits = BIT_GENERATORS[name]()
         bits.state = state
         return np.random.Generator(bits)
@@ -158,7 +158,7 @@ def trained_weights(module: Any) -> dict[str, Tensor]:
         TypeError: if it is not a `torch.nn.Module`.
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"a {type(module).__name__} cannot be saved: policies with checkpoints are torch.nn.Module")
+        raise TypeError(f"a {type(module).__name__} cannot be saved: checkpoints need a torch.nn.Module as policy")
     return {name: x for name, x in module.named_parameters() if x.requires_grad} | dict(module.named_buffers())
 
 
@@ -174,7 +174,7 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
     other += [name for name in present.keys() & saved.keys() if present[name].shape != saved[name].shape]
     if other:
         raise ValueError(
-            f"the policy is not the one that was saved: {', '.join(other[:5])} differ; make it in the same way"
+            f"the policy is not the one that was saved ({', '.join(other[:5])} differ): make it in the same way"
         )
     for name, tensor in present.items():
         tensor.copy_(saved[name])

@@ -313,8 +313,8 @@ WRONG = [
     (lambda: REINFORCEConfig(gamma=1.5), "REINFORCEConfig.gamma is 1.5, expected a number from 0 to 1"),
     (lambda: A2CConfig(gae_lambda=-1), "A2CConfig.gae_lambda is -1"),
     (lambda: A2CConfig(micro_batch_size=0), "A2CConfig.micro_batch_size is 0"),
-    (lambda: TRPOConfig(micro_batch_size=4), "TRPO has no entropy bonus and no micro-batches"),
-    (lambda: TRPOConfig(ent_coef=0.1), "TRPO has no entropy bonus and no micro-batches"),
+    (lambda: TRPOConfig(micro_batch_size=4), "TRPO does not use ent_coef and micro_batch_size"),
+    (lambda: TRPOConfig(ent_coef=0.1), "TRPO does not use ent_coef and micro_batch_size"),
     (lambda: TRPOConfig(line_search_factor=1.0), "line_search_factor is 1.0, expected less than 1"),
     (lambda: TRPOConfig(max_kl=0.0), "TRPOConfig.max_kl is 0.0, expected a number above 0"),
     (lambda: find_algorithm("sarsa"), "algorithm is 'sarsa', expected one of ppo, a2c"),
@@ -342,7 +342,7 @@ def test_steps_are_refused_where_there_are_only_episodes(make):
 
 def test_trpo_refuses_a_penalty_in_the_loss():
     env, policy = text_env(), lm_policy()
-    with pytest.raises(ValueError, match=r"charged in the loss.*place='reward'"):
+    with pytest.raises(ValueError, match=r"in the loss.*place='reward'"):
         TRPO(env, policy, CONFIGS["trpo"], penalty=KLPenalty(policy.reference(), 0.1, "k2", place="loss"))
 
 
@@ -434,8 +434,8 @@ def test_three_signals_are_learnt(algo):
 
 def test_a_config_or_a_policy_of_another_algorithm_is_refused():
     env = cartpole()
-    with pytest.raises(TypeError, match="config is a PPOConfig, REINFORCE needs a REINFORCEConfig"):
+    with pytest.raises(TypeError, match="config is a PPOConfig, but REINFORCE needs a REINFORCEConfig"):
         REINFORCE(env, mlp_for(env), PPOConfig())
     q_policy = QPolicy(env.single_observation_space, env.single_action_space)
-    with pytest.raises(TypeError, match="QPolicy acts on values .* DQN"):
+    with pytest.raises(TypeError, match="QPolicy chooses actions by their values.* DQN"):
         PPO(env, q_policy, PPOConfig())

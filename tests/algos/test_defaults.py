@@ -98,13 +98,13 @@ def test_advantages_are_normalised_over_the_rollout_where_episodes_are_collected
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: PPOConfig(normalize_advantage="batch"), "normalize_advantage is 'batch', expected 'rollout', 'minibatch'"),
-    (lambda: A2CConfig(normalize_advantage="minibatch"), "one step on the whole rollout: give 'rollout' or False"),
-    (lambda: TRPOConfig(normalize_advantage="minibatch"), "one step on the whole rollout: give 'rollout' or False"),
-    (lambda: PPO(cartpole(), mlp_for(cartpole()), PPOConfig(minibatch_size=1)), "normalised by itself is lost"),
-    (lambda: agent_of(text_env(), lm_policy(), minibatch_size=1, normalize_advantage="minibatch"), "by itself is lost"),
+    (lambda: A2CConfig(normalize_advantage="minibatch"), "the whole rollout: set it to 'rollout' or False"),
+    (lambda: TRPOConfig(normalize_advantage="minibatch"), "the whole rollout: set it to 'rollout' or False"),
+    (lambda: PPO(cartpole(), mlp_for(cartpole()), PPOConfig(minibatch_size=1)), "normalizing a single advantage"),
+    (lambda: agent_of(text_env(), lm_policy(), minibatch_size=1, normalize_advantage="minibatch"), "single advantage"),
     (lambda: PPOConfig(adam_betas=(0.9, 1.0)), r"adam_betas is \(0.9, 1.0\), expected two numbers from 0 to below 1"),
     (lambda: PPOConfig(adam_eps=0.0), "PPOConfig.adam_eps is 0.0, expected a number above 0"),
-    (lambda: TRPOConfig(value_learning_rate=1e-3), "learning_rate and max_grad_norm are the critic's already"),
+    (lambda: TRPOConfig(value_learning_rate=1e-3), "learning_rate and max_grad_norm already apply to the critic"),
     (lambda: PPOConfig(aggregation="mean"), "aggregation is 'mean', expected a function, or one of 'token_mean'"),
     (lambda: GRPOConfig(policy_loss=3), "policy_loss is 3, expected a function, or one of 'clipped_policy_loss'"),
 ])  # fmt: skip

@@ -112,5 +112,5 @@ def test_an_exact_kl_needs_a_reference_of_the_same_kind_and_a_policy_that_can():
         def evaluate(self, rollout):
             return policy.evaluate(rollout)
 
-    with pytest.raises(ValueError, match="OnlyLogProbs.divergence"):
+    with pytest.raises(ValueError, match="OnlyLogProbs has no divergence"):
         KLPenalty(policy.reference(), 0.1, "exact", "loss")(rollout, OnlyLogProbs())

@@ -284,9 +284,9 @@ def test_wrong_configs_are_refused(options, message):
 
 def test_policies_and_spaces_of_another_kind_are_refused():
     env = cartpole()
-    with pytest.raises(TypeError, match="QPolicy.*not MLPPolicy"):
+    with pytest.raises(TypeError, match="MLPPolicy, but DQN trains only a QPolicy"):
         DQN(env, mlp_for(env))
-    with pytest.raises(ValueError, match=r"Discrete\(n\): take PPO"):
+    with pytest.raises(ValueError, match=r"Discrete\(n\): use PPO"):
         QPolicy(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)))
 
 

@@ -385,7 +385,7 @@ def test_steps_and_groups_take_turns_on_one_cursor():
 
 def test_the_native_cartpole_is_refused_with_advice():
     env = gym.make_vec("CartPole-v1", num_envs=4)
-    with pytest.raises(ValueError, match=r"CartPoleVectorEnv takes no list of seeds.*vectorization_mode=.sync"):
+    with pytest.raises(ValueError, match=r"CartPoleVectorEnv accepts no list of seeds.*vectorization_mode=.sync"):
         collect(env, mlp_for(env), num_episodes=4, group_size=2)
 
 
@@ -403,7 +403,7 @@ class Moody(gym.Env):
 
 def test_an_environment_that_heeds_no_seed_is_refused():
     env = SyncVectorEnv([Moody] * 2)
-    with pytest.raises(ValueError, match="starts differently from equal seeds"):
+    with pytest.raises(ValueError, match="starts differently with equal seeds"):
         collect(env, mlp_for(env), num_episodes=2, group_size=2)
 
 

@@ -379,13 +379,13 @@ def saved_environments(dice):
     remake_environment(read_description(folder), num_envs=1).close()
 
 
-@target(says="checkpoint|step-|a training by")
+@target(says="checkpoint|step-|a run of")
 def checkpoints(dice):
     """Checkpoints: damaged by accident, or made to look whole."""
     read_checkpoint(damaged_checkpoint(dice))
 
 
-@target(says="checkpoint|step-|a training by")
+@target(says="checkpoint|step-|a run of")
 def resumed(dice):
     """Such checkpoints, where they can be read, gone on from."""
     Run.from_checkpoint(agent(), damaged_checkpoint(dice))

@@ -180,7 +180,7 @@ def test_a_broken_description_of_an_agent_is_refused(content, tmp_path):
 
 def test_an_agent_whose_weights_or_arguments_are_broken_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DESCRIBED))
-    with pytest.raises(ValueError, match="holds no MLPPolicy as config.json describes it: KeyError"):
+    with pytest.raises(ValueError, match="does not match the MLPPolicy in config.json: KeyError"):
         load(tmp_path)
 
 

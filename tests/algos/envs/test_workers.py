@@ -222,11 +222,11 @@ def test_a_process_imports_no_torch_and_not_the_callers_script():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(ValueError, match="expected a time above 0"):
+    with pytest.raises(ValueError, match="expected a timeout above 0"):
         SubprocessVectorEnv([counting()], timeout=0)
-    with pytest.raises(ValueError, match="cannot be made in a process of its own: .*NameNotFound"):
+    with pytest.raises(ValueError, match="cannot be made in its own process: .*NameNotFound"):
         SubprocessVectorEnv([partial(gymnasium.make, "Nothing-v0")])
-    with pytest.raises(ValueError, match="is text, which runs in this process"):
+    with pytest.raises(ValueError, match="expected None for a text environment"):
         make_vector_environment("textenv/Copy-v0", 2, process_timeout=60)
     with closing(SubprocessVectorEnv([counting()])) as env:
         with pytest.raises(ValueError, match="expected one for each of 1"):
@@ -252,7 +252,7 @@ def test_a_step_that_fails_is_reported_and_the_others_go_on(name, tmp_path, capl
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         said = record.getMessage()
-        assert "environment 1 failed: " in said and "seed 20, its episode 1, after 2 steps" in said
+        assert "environment 1 failed: " in said and "seed 20, episode 1, after 2 steps" in said
         assert "restart 1 of 10, seed " in said
         assert re.search(words, said), said
         # The other has taken its third step, this one starts anew; its last good observation was its second.
@@ -281,7 +281,7 @@ def test_a_reset_without_a_seed_keeps_the_name_of_the_last_one(tmp_path, caplog)
         env.reset(seed=5)
         env.reset()
         info = steps(env, 3)[-1][-1]
-        assert "seed 5, its episode 2, after 2 steps" in caplog.text and info["seeded"][0] not in (5, -1)
+        assert "seed 5, episode 2, after 2 steps" in caplog.text and info["seeded"][0] not in (5, -1)
 
 
 def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_limit(tmp_path, caplog):
@@ -346,7 +346,7 @@ def test_what_an_observation_is():
     for wrong, words in [
         ({"a": 2}, "expected a dictionary of a, b"),
         ({"a": 3, "b": (np.zeros(2, dtype=np.uint8),)}, "expected one of Discrete"),
-        ({"a": 2, "b": (np.zeros(2),)}, "is of float64, expected uint8"),
+        ({"a": 2, "b": (np.zeros(2),)}, "has dtype float64, expected uint8"),
         ({"a": 2, "b": ()}, "expected a tuple of 1"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -50,7 +50,7 @@ def test_bradley_terry_by_hand():
         margin=torch.tensor([0.0, 0.0, log3, 400.0]),
     )
     torch.testing.assert_close(found, torch.tensor([math.log(2), math.log(4 / 3), math.log(2), 200.0]))
-    with pytest.raises(ValueError, match=r"shapes \(2,\), \(2, 1\), \(2,\): they must be equal"):
+    with pytest.raises(ValueError, match=r"shapes \(2,\), \(2, 1\), \(2,\), expected equal ones"):
         bradley_terry_loss(chosen=torch.zeros(2), rejected=torch.zeros(2, 1), margin=torch.zeros(2))
 
 
@@ -189,7 +189,7 @@ def test_no_prompt_is_on_both_sides_whatever_its_spacing():
     train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
     assert not train & held_out and len(train) + len(held_out) == len(LONG)
     assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
-    with pytest.raises(ValueError, match="1 prompts of held_out stand in data too"):
+    with pytest.raises(ValueError, match="1 prompts are in both data and held_out"):
         train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
 
 
@@ -262,8 +262,8 @@ def test_it_is_the_reward_of_an_environment_at_once():
         ([SCORED[0] | {"score": "up"}], "row 0 has the score 'up'"),
         ([SCORED[0] | {"score": float("nan")}], "row 0 has the score nan"),
         ([PAIRS[0] | {"margin": "wide"}], "row 0 has the margin 'wide'"),
-        ([SCORED[0] | {"completion": []}], "expected text of both, or chat"),
-        ([SCORED[0] | {"score": None}], "0 rows are left to train on and 0 to measure on"),
+        ([SCORED[0] | {"completion": []}], "expected both as text, or both as chat"),
+        ([SCORED[0] | {"score": None}], "0 training rows and 0 held-out rows are left"),
     ],
 )
 def test_wrong_rows_are_refused(data, said):
@@ -274,7 +274,7 @@ def test_wrong_rows_are_refused(data, said):
 def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
     with pytest.raises(ValueError, match="the model has 2 outputs, expected one"):
         train_reward_model(judge("bert", labels=2), SCORED)
-    with pytest.raises(ValueError, match="data is of scores, held_out of pairs"):
+    with pytest.raises(ValueError, match="data holds scores, but held_out holds pairs"):
         train_reward_model(judge(), SCORED[:2], held_out=PAIRS[4:])
     with pytest.raises(ValueError, match=r"RewardModelConfig\.held_out_fraction is 1\.5"):
         RewardModelConfig(held_out_fraction=1.5)

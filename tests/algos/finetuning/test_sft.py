@@ -254,7 +254,7 @@ def test_an_error_leaves_dropout_off():
     lm = make_lm()
     with torch.no_grad():
         lm.model.lm_head.weight.fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="weights were left as they are"):
+    with pytest.raises(FloatingPointError, match="weights are unchanged"):
         sft(lm, ANSWERS, SFTConfig(packing=False, **SMALL))
     assert not any(module.training for module in lm.model.modules())
 
@@ -272,12 +272,12 @@ def test_what_is_too_long_is_cut_at_the_end_and_counted():
     lm = make_lm()
     long = {"prompt": "a b", "completion": "c c c c c c c"}
     asked = {"prompt": "a b c d a b c d", "completion": "good"}
-    with pytest.warns(UserWarning, match=r"of 3 examples 2 are longer than max_length=8 .* 1 were left out"):
+    with pytest.warns(UserWarning, match=r"of 3 examples, 2 were longer than max_length=8 .* 1 were dropped"):
         history = sft(lm, [long, asked, "a b"], SFTConfig(max_length=8))
     assert history[0]["steps"] == 6 + 2
-    with pytest.raises(ValueError, match="none of the 1 examples has a token to learn among its first 8"):
+    with pytest.raises(ValueError, match="none of the 1 examples has a target in its first 8 tokens"):
         sft(lm, [asked], SFTConfig(max_length=8))
-    with pytest.raises(ValueError, match="max_length is 1024, the model reads 64 tokens"):
+    with pytest.raises(ValueError, match="max_length is 1024, but the model's context is 64 tokens"):
         sft(lm, ["a b"], SFTConfig(max_length=1024))
     assert sft(lm, ["a b"])[0]["steps"] == 2  # without a number it is what the model reads
 

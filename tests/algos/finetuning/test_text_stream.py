@@ -110,7 +110,7 @@ def test_wrong_arguments_are_refused(arguments, said):
 
 def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
     policy = make_policy()
-    with pytest.raises(ValueError, match="max_length is 65, the model reads 64 tokens"):
+    with pytest.raises(ValueError, match="max_length is 65, but the model's context is 64 tokens"):
         TextLoss(TEXTS, coef=1.0, max_length=65)(policy)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         TextLoss(["a", ""], coef=1.0, max_length=5)(policy)

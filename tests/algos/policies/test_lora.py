@@ -354,7 +354,7 @@ def test_merging_writes_a_plain_folder_that_transformers_reads(trained_on_a_fold
     torch.testing.assert_close(value, policy.evaluate(rollout).value, atol=1e-5, rtol=0)
     plain = AutoModelForCausalLM.from_pretrained("plain")
     assert type(plain).__name__ == "GPT2LMHeadModel"
-    for folder, to, said in (("run", "plain", "is there already"), ("nowhere", "x", "no saved agent")):
+    for folder, to, said in (("run", "plain", "exists already"), ("nowhere", "x", "no saved agent")):
         with pytest.raises(SystemExit) as stop:
             main(["merge", folder, to])
         assert stop.value.code == 2 and said in capsys.readouterr().err

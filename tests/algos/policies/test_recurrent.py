@@ -187,7 +187,7 @@ def test_acting_in_other_slots_without_a_reset_is_refused():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
     policy.act(np.zeros((2, 4), np.float32))
-    with refused(ValueError, "3 slots", "of 2", "reset\\(\\)", "algos.evaluate"):
+    with refused(ValueError, "3 slots", "has 2", "reset\\(\\)", "algos.evaluate"):
         policy.act(np.zeros((3, 4), np.float32))
     policy.reset()
     policy.act(np.zeros((3, 4), np.float32))

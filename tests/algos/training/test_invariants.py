@@ -132,7 +132,7 @@ def test_a_language_model_with_dropout_is_caught_at_its_rows(tmp_path):
     agent.collect()  # a policy that begins to act with dropout on is refused
     policy.lm.model.train()
     error, batch, rollout = caught(agent, tmp_path, "log_prob")
-    assert "Dropout" in str(error) and batch["mask"].shape[0] == 2
+    assert "dropout" in str(error) and batch["mask"].shape[0] == 2
     same_entries(batch, rollout, "log_prob", "observation")
     assert all(rollout["mask"][row, column] for row, column in error.rows)
 
@@ -236,7 +236,7 @@ def test_a_loss_that_divides_by_zero_is_caught_at_its_rows(micro, tmp_path):
     agent = control(policy_loss=divides_by_zero, micro_batch_size=micro)
     before = [p.clone() for p in agent.policy.parameters()]
     error, batch, rollout = caught(agent, tmp_path, "policy/loss", kind=NonFiniteError)
-    assert "step 1 of the optimiser" in str(error) and "divides by 0" in str(error)
+    assert "step 1 of the optimiser" in str(error) and "divide by 0" in str(error)
     assert all(torch.equal(p, old) for p, old in zip(agent.policy.parameters(), before, strict=True))
     wrong = {(int(row), int(column)) for row, column in zip(batch["row"], batch["column"], strict=True)}
     assert len(batch["advantage"]) == 16 and {tuple(place) for place in error.rows} <= wrong
@@ -248,7 +248,7 @@ def test_a_loss_that_divides_by_zero_is_caught_at_its_rows(micro, tmp_path):
 
 def test_a_function_without_a_slope_is_caught_in_the_gradient(tmp_path):
     error, _, _ = caught(control(policy_loss=without_a_slope), tmp_path, "gradient of actor.0.weight")
-    assert "without a slope" in str(error) and isinstance(error, NonFiniteError)
+    assert "without a gradient" in str(error) and isinstance(error, NonFiniteError)
 
 
 def test_a_value_that_only_evaluate_gets_wrong_is_caught_at_its_rows(tmp_path):
@@ -529,5 +529,5 @@ def test_the_command_line_tells_a_violation_in_lines_and_by_its_status(tmp_path,
         sys.modules.pop("endless", None)
     said = capsys.readouterr().err
     assert stop.value.code == 1 and "Traceback" not in said
-    assert "algos: reward: found [inf" in said and "algos: its batch is in" in said
+    assert "algos: reward: found [inf" in said and "algos: the batch is in" in said
     assert (tmp_path / "run" / "violation.safetensors").is_file()

@@ -104,8 +104,8 @@ def short_run(folder, **options):
     ("damage", "said"),
     [
         (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
-        (lambda folder: flip(folder / "state.safetensors"), "state.safetensors is not what was written"),
-        (lambda folder: flip(folder / "state.json"), "state.json is not what was written"),
+        (lambda folder: flip(folder / "state.safetensors"), "the checksum of state.safetensors differs"),
+        (lambda folder: flip(folder / "state.json"), "the checksum of state.json differs"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
         (lambda folder: newer(folder / "manifest.json"), "has format 99"),
     ],
@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
     assert read_checkpoint(tmp_path)["a"].tolist() == [1, 1, 1]
     assert "File too large" in agent[0] and str(tmp_path) in agent[0]
     assert algos.load(tmp_path).hidden == (8, 8), "the agent that was there is still whole"
-    assert "there is none before it" in first[1] and "not everything could be saved" in first[2]
+    assert "there is no earlier one" in first[1] and "not everything could be saved" in first[2]
     assert len(logged(tmp_path / "other")) == 1
     assert not list(tmp_path.rglob(".draft*"))
 
@@ -191,7 +191,7 @@ def test_a_folder_that_becomes_unwritable_in_mid_run_says_which_checkpoint_is_go
     with pytest.raises(OSError, match="checkpoints") as caught:
         short_run(tmp_path, on_iteration=spoil)
     assert "could not be written" in caught.value.__notes__[0]
-    assert "the agent, as far as it was trained, is saved" in caught.value.__notes__[1]
+    assert "the agent in its present state is saved" in caught.value.__notes__[1]
     assert algos.load(tmp_path).hidden == (8, 8)
 
 
@@ -223,7 +223,7 @@ def test_what_is_not_on_the_disk_as_it_was_written_never_becomes_a_checkpoint(na
             flip(path)
 
     monkeypatch.setattr(os, "fsync", spoils)
-    with pytest.raises(ValueError, match=f"{name} is not what was written") as caught:
+    with pytest.raises(ValueError, match=f"the checksum of {name} differs") as caught:
         write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=20)
     assert f"the last good one is {good}" in caught.value.__notes__[0]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
@@ -240,7 +240,7 @@ def test_two_checkpoints_are_kept(tmp_path):
     assert [folder.name for folder in checkpoints(tmp_path)] == ["step-000000000320", "step-000000000384"]
     with pytest.raises(FileNotFoundError, match="has no checkpoint"):
         read_checkpoint(tmp_path / "policy")
-    with pytest.raises(FileNotFoundError, match="in this run are: step-000000000320, step-000000000384"):
+    with pytest.raises(FileNotFoundError, match="this run has: step-000000000320, step-000000000384"):
         read_checkpoint(tmp_path / "checkpoints" / "step-000000000001")
 
 
@@ -259,7 +259,7 @@ def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_wh
     history = ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True)
     assert len(history) == len(logged(tmp_path)) == 2 and not checkpoints(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "notes"
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="give only one of them"):
         ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True, resume=tmp_path)
 
 
@@ -333,7 +333,7 @@ def test_metrics_that_are_lost_come_back_from_the_checkpoint_and_that_is_said(da
     history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=tmp_path)
     after = (tmp_path / "metrics.jsonl").read_text()
     assert after.startswith(before) and len(after.splitlines()) == len(history) == 8
-    assert "of 6 iterations: the others are taken from the checkpoint" in caplog.text
+    assert "of 6 iterations: the rest are taken from the checkpoint" in caplog.text
 
 
 def test_a_history_is_the_same_after_it_was_saved():
@@ -363,7 +363,7 @@ def test_every_iteration_is_reported_and_anything_true_stops(answer, stops):
 def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
     short_run(tmp_path)
     env = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
-    with pytest.raises(ValueError, match="the run has 4 environments side by side and this one 8: make as many"):
+    with pytest.raises(ValueError, match="the run has 4 environment slots, but this agent has 8: make the same number"):
         PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32)).learn(1, resume=tmp_path)
 
 
@@ -381,7 +381,7 @@ def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, 
         return agent
 
     make().learn(64, run_dir=tmp_path, checkpoint_every=64)
-    assert "NormalizeReward cannot be saved in mid-episode: its secret is a object" in caplog.text
+    assert "NormalizeReward cannot be saved mid-episode: its secret is a object" in caplog.text
 
 
 def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, caplog):
@@ -393,16 +393,16 @@ def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, capl
         return PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32))
 
     make().learn(64 * 2, run_dir=tmp_path, checkpoint_every=64)
-    assert caplog.text.count("Foreign cannot be saved in mid-episode") == 1
+    assert caplog.text.count("Foreign cannot be saved mid-episode") == 1
     history = make().learn(64 * 4, run_dir=tmp_path, resume=tmp_path)
     assert [metrics["iteration"] for metrics in history] == list(range(1, len(history) + 1)) and len(history) > 3
 
 
 def test_another_agent_policy_or_environment_is_refused(tmp_path):
     short_run(tmp_path)
-    with pytest.raises(ValueError, match="a training by PPO, this agent is A2C"):
+    with pytest.raises(ValueError, match="a run of PPO, but this agent is A2C"):
         a2c().learn(1, resume=tmp_path)
-    with pytest.raises(ValueError, match="make it as the run made it"):
+    with pytest.raises(ValueError, match="make it in the same way as for the run"):
         ppo_cartpole().learn(1, resume=tmp_path)
     env = ppo_sync().env
     wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 9))
@@ -495,7 +495,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
     assert 256 <= steps[0] < 512 <= steps[1] and last_step(tmp_path / "run") == steps[1]
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(tmp_path)])
-    assert stop.value.code == 2 and "holds no run that can go on" in capsys.readouterr().err
+    assert stop.value.code == 2 and "holds no run to resume" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["train", "Acrobot-v1", "--resume", run])
     assert stop.value.code == 2 and "a run on CartPole-v1, not on Acrobot-v1" in capsys.readouterr().err
@@ -514,8 +514,8 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
     before = contents(tmp_path)
     for arguments, said in (
         ([*TRAIN, "--run-dir", run], "holds a run already"),
-        (["train", "--resume", run, "--overwrite"], "give one of them"),
-        (["train", "--resume", run, "--num-envs", "8"], "4 environments side by side and this one 8"),
+        (["train", "--resume", run, "--overwrite"], "give only one of them"),
+        (["train", "--resume", run, "--num-envs", "8"], "4 environment slots, but this agent has 8"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)

@@ -147,5 +147,5 @@ def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
     PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4)).save(tmp_path)
     assert (tmp_path / "policy" / file).is_file()
     (tmp_path / "policy" / file).write_bytes(content)
-    with pytest.raises(ValueError, match=r"holds no LMPolicy|cannot load"):
+    with pytest.raises(ValueError, match=r"does not match the LMPolicy|cannot load"):
         algos.load(tmp_path)

@@ -174,7 +174,7 @@ def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_a
         Decoder(lm, num_slots=3, max_length=ORIGINAL + 1)
     with pytest.raises(ValueError, match="17 tokens long, but the model has 16 positions"):
         lm.hidden(torch.from_numpy(texts))
-    with pytest.raises(ValueError, match="max_length is 17, the model reads 16 tokens"):
+    with pytest.raises(ValueError, match="max_length is 17, but the model's context is 16 tokens"):
         check_context(lm, ORIGINAL + 1)
 
 

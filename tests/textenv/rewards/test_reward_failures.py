@@ -324,7 +324,7 @@ def test_a_step_after_a_failed_reward_is_refused():
 def test_a_reward_that_leaves_everything_out_ends_the_training_in_words():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
-    with pytest.raises(ValueError, match="nothing of this rollout counts: none of its 8 rows"):
+    with pytest.raises(ValueError, match="no trainable steps: mask is False everywhere in this rollout .8 rows"):
         PPO(make_env(lambda completions: [None] * len(completions)), policy, config).learn(100)
 
 
