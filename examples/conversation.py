@@ -13,7 +13,7 @@ TEXT = spaces.Text(400, charset="abcdefghijklmnopqrstuvwxyz ,.'?\n")
 
 
 class Interview(gymnasium.Env):
-    """Asks about three things in an order of its own; an answer that speaks of the right one is paid 1."""
+    """Asks about three things in random order; an answer that names the right one gets reward 1."""
 
     observation_space = action_space = TEXT
     THINGS = ("music", "plot", "ending")
@@ -41,7 +41,7 @@ def main(total_steps=120_000):
         print(f"{metrics['steps']:>6} steps  return {metrics['episode/return']:.2f} of 3")
 
     rollout = collect(env, policy, num_episodes=4)
-    for row in range(4):  # what the policy said is underlined, redder where it was less likely
+    for row in range(4):  # tokens of the policy are underlined; redder means less likely
         print(render_rollout(rollout, row, tokenizer))
     return history
 

@@ -15,10 +15,10 @@ torch.set_num_threads(1)  # fastest for networks of this size
 
 
 class Chase(gymnasium.Env):
-    """Follow a point on a line: observe where it is from here, move by up to .2, pay the distance at every step."""
+    """Follow a point on a line: observe the distance to it, move by up to .2; each step costs the distance."""
 
     observation_space = spaces.Box(-2, 2, (1,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)  # about 1 wide: a policy starts with noise of this size
+    action_space = spaces.Box(-1, 1, (1,), np.float32)  # a new policy has noise of standard deviation 1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,7 +28,7 @@ class Chase(gymnasium.Env):
     def step(self, action):
         self.distance -= 0.2 * float(action[0])
         self.steps += 1
-        truncated = self.steps == 20  # a time limit is a truncation: PPO counts the value of what would follow
+        truncated = self.steps == 20  # a time limit truncates: PPO adds the value of the last state
         return np.array([self.distance], dtype=np.float32), -abs(self.distance), False, truncated, {}
 
 

@@ -8,7 +8,7 @@ from textenv import TextVectorEnv
 
 
 def mentions_music(prompts, completions, **columns):
-    """1 for an answer that speaks of music or songs, else 0."""
+    """1 for an answer that mentions music or a song, else 0."""
     return [float("music" in text or "song" in text) for text in completions]
 
 

@@ -1,4 +1,4 @@
-"""Train a language model on a one-turn task of your own: where prompts come from, and what an answer earns.
+"""Train a language model on a one-turn task of your own, which samples prompts and scores answers.
 
 python examples/custom_task.py
 """
@@ -10,12 +10,12 @@ from textenv import Prompt, TextVectorEnv, check_text_env
 
 
 class WordCount:
-    """Review a film in just so many words. Score: 1 for the right number, 1/2 for one more or less, and so on."""
+    """Review a film in exactly 6 words. Score: 1 for the exact number, 1/2 for one more or less, and so on."""
 
     SUBJECTS = ("this film", "the new comedy", "her second drama")
 
     def sample_prompts(self, numbers, *, seed):
-        """Prompt i of the endless order that the seed means: a function of seed and number, and nothing else."""
+        """One prompt per number; each depends on seed and number only."""
         prompts = []
         for number in numbers:
             rng = np.random.default_rng([seed, number])
@@ -23,14 +23,14 @@ class WordCount:
         return prompts
 
     def score(self, turns):
-        """One number for each finished answer, in one call for all of them."""
+        """Score each finished answer; one call gets all of them."""
         return [1 / (1 + abs(len(turn.completion.split()) - turn.prompt.columns["words"])) for turn in turns]
 
 
 def main(total_steps=40_000):
     policy = LMPolicy.load("embedded", seed=1)
     env = TextVectorEnv(WordCount(), tokenizer=policy.tokenizer, num_envs=64, max_new_tokens=24)
-    check_text_env(env)  # seconds now rather than an hour later
+    check_text_env(env)  # finds a bug in seconds, before the training
     agent = PPO(env, policy, presets.TEXT, kl_coef=0.02)
     history = agent.learn(total_steps)
     for metrics in history:

@@ -1,10 +1,10 @@
-"""PPO on grade-school arithmetic (GSM8K) with a numeric reward: the last number of an answer against the data's.
+"""PPO on grade-school arithmetic (GSM8K): the reward is 1 if the last number of an answer is that of the data.
 
 python examples/gsm8k.py --data ../shared/data/gsm8k/prompts.jsonl --model path/or/hub-name
 
-With an instruction-tuned model of half a billion parameters or more this is the task that the big libraries report.
-Without --model a tiny GPT-2 from scratch, allowed to write digits only, shows that all parts fit together: it cannot
-reason and stays at what guessing earns, about one answer in a hundred.
+Give --model an instruction-tuned model of at least half a billion parameters, as the large libraries do for this task.
+Without --model, a tiny GPT-2 from scratch that may only write digits shows that all parts fit together. It cannot
+reason, and stays at the score of guessing, about one answer in a hundred.
 """
 
 import argparse
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     parser.add_argument("--total-steps", type=int, default=6_000)
     arguments = parser.parse_args()
     if not Path(arguments.data).exists():
-        parser.error(f"there is no {arguments.data}: give GSM8K's prompts.jsonl, with a prompt and an answer a line")
+        parser.error(f"there is no {arguments.data}: give GSM8K's prompts.jsonl, with prompt and answer in each line")
     main(arguments.data, arguments.model, arguments.total_steps)

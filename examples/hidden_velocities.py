@@ -1,4 +1,4 @@
-"""Train PPO on CartPole-v1 with the velocities hidden, by a policy that remembers. The same PPO as in cartpole.py.
+"""Train PPO on CartPole-v1 with hidden velocities and a recurrent policy. The same PPO as in cartpole.py.
 
 python examples/hidden_velocities.py
 """
@@ -13,7 +13,7 @@ torch.set_num_threads(1)  # fastest for networks of this size
 
 
 def make_env(num_envs):
-    """CartPole that shows the cart's position and the pole's angle only."""
+    """CartPole that only shows the position of the cart and the angle of the pole."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
     space = env.single_observation_space
     shown = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])

@@ -1,14 +1,14 @@
-"""Train a language model on your own thumbs for a handful of its responses; a reward model scores the rest.
+"""Train a language model on your thumbs up or down for a few of its responses; a reward model scores the others.
 
 python examples/human_feedback.py
 
-Your answers are in runs/thumbs.jsonl as you give them. Quit when you like: the same command asks only what is missing.
+Each of your answers is saved to runs/thumbs.jsonl at once. You can quit: the same command asks only for the others.
 """
 
 from algos import PPO, LMPolicy, presets
 from textenv import FeedbackStopped, HumanReward, RewardModel, TerminalAnnotator, TextVectorEnv
 
-PER_BATCH = 4 / presets.TEXT.num_episodes  # of the 128 responses between two updates, you are asked about 4
+PER_BATCH = 4 / presets.TEXT.num_episodes  # you score 4 of the 128 responses between two updates
 
 
 def main(total_steps=6_000, annotator=None, file="runs/thumbs.jsonl"):

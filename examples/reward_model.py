@@ -1,10 +1,10 @@
-"""Train reward models from scratch on what people and checkers said: thumbs, scores and preferences.
+"""Train reward models from scratch on labels of people and checkers: thumbs, scores and preferences.
 
     python examples/reward_model.py --data ../shared/data
 
 Three data sets: SST-2's sentences as thumbs up or down, solutions to grade-school maths (GSM8K) scored 1 or 0 by a
-checker, and pairs of a right and a wrong solution to one question. Each model is then a reward function for PPO. What
-is printed was measured on prompts that were not trained on; "chance" is what always saying the same would get.
+checker, and pairs of a right and a wrong solution to one question. Each model is then a reward function for PPO. The
+printed figures are measured on held-out prompts; "chance" is the accuracy of a constant answer.
 """
 
 import argparse
@@ -22,13 +22,13 @@ CONTEXT = 384  # tokens that the models read; a longer text loses its beginning
 
 
 def sst2(file):
-    """Sentences of film reviews without a prompt; the score is 1 where the label is positive."""
+    """Sentences of film reviews without a prompt; the score is 1 if the label is positive."""
     rows = [line.rsplit("\t", 1) for line in file.read_text(encoding="utf-8").splitlines()]
     return [{"prompt": "", "completion": text, "score": int(label)} for text, label in rows]
 
 
 def gsm8k(file):
-    """Questions and solutions to them; split by question."""
+    """Questions with solutions, split by question."""
     rows = [row | {"prompt": row["prompt"] + "\n"} for row in load_prompts(file)]
     return split_prompts(rows, "train"), split_prompts(rows, "test")
 
@@ -39,7 +39,7 @@ def texts(rows):
 
 
 def make_tokenizer(texts, size):
-    """A byte-level BPE, so that no text is impossible; every text begins with <cls>, where BERT is read."""
+    """A byte-level BPE, which can encode every text; each text begins with <cls>, where BERT's output is read."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -80,7 +80,7 @@ def make_reward_model(tokenizer):
 
 
 def chance(rows):
-    """Accuracy of the best answer that does not look."""
+    """Accuracy of the best constant answer."""
     if "score" not in rows[0]:
         return 0.5
     up = sum(row["score"] for row in rows) / len(rows)

@@ -1,17 +1,17 @@
-"""Reinforcement learning from human feedback, all of it: language model, SFT, preferences, reward model, PPO.
+"""Reinforcement learning from human feedback, complete: language model, SFT, preferences, reward model, PPO.
 
     python examples/rlhf.py --data ../shared/data --critic model
 
-Every model is trained here, from the 6,920 sentences of film reviews in SST-2 alone, whose labels are the human
-preference. ``--critic model`` makes PPO of four models, as Ouyang et al. 2022 do: policy, reference, reward model, and
-a critic that starts as the reward model. ``--critic head`` needs no fourth: its value is a head on the policy's trunk
-(Ziegler et al. 2019). What is printed in the end was measured on beginnings of sentences of dev.tsv, which nothing was
-trained on; the judge counts words, and was taught by labels that the reward model has not seen.
+Every model is trained here, on nothing but the 6,920 sentences of film reviews in SST-2; their labels are the human
+preference. ``--critic model`` is PPO with four models, as in Ouyang et al. 2022: policy, reference, reward model, and
+a critic that starts as the reward model. ``--critic head`` has three: the value is a head on the policy's trunk
+(Ziegler et al. 2019). The figures at the end are measured on beginnings of sentences of dev.tsv, on which no model was
+trained. The judge counts words; it was trained on labels that the reward model has not seen.
 
-What to look for: SFT teaches to end. PPO raises the score, and the judge comes to rate the answers as it rates the
-positive sentences of people (.75). The price shows in the other rows and in the texts: they are shorter and less
-varied, turn to praise where the beginning blames, lean on a few words ("and heart"), and the model has become worse at
-predicting what people wrote. So small a model writes no good English before PPO, and none after it.
+What to expect: SFT teaches the model to end its answers. PPO raises the score, until the judge rates the answers like
+the positive sentences of people (.75). The other rows and the texts show the cost: answers are shorter and less varied,
+praise even after a negative beginning, repeat a few words ("and heart"), and the model predicts the sentences of people
+less well. A model of this size does not write good English, before PPO or after it.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from textenv.rewards.metrics import distinct
 from textenv.rollout import sequences
 
 CONTEXT = 256  # tokens that every model here reads at most
-HELD_OUT = 12  # the last sentences of train.tsv, one in so many, train nothing: settings were chosen on them
+HELD_OUT = 12  # the last 1/12 of train.tsv is not trained on: settings were chosen on it
 PARAGRAPH = 4  # sentences in a plain text
 PROMPT_WORDS = (3, 4, 5)
-MOST_WORDS = 20  # in a sentence to imitate, so that answers are short
+MOST_WORDS = 20  # longest sentence to imitate, so that answers are short
 NEW_TOKENS = 24
-UNFINISHED = 1.0  # what an answer that does not end itself pays
+UNFINISHED = 1.0  # penalty for an answer without EOS
 KL_COEFFICIENT = 0.2  # reward per nat
 TOTAL_STEPS = 40_000
 LANGUAGE = SFTConfig(num_epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
@@ -60,13 +60,13 @@ def read(path):
 
 
 def paragraphs(rows):
-    """Plain running text: some sentences a paragraph, each on a line of its own."""
+    """Plain texts: paragraphs of a few sentences, one per line."""
     texts = [text for text, _ in rows]
     return ["\n".join(texts[i : i + PARAGRAPH]) + "\n" for i in range(0, len(texts), PARAGRAPH)]
 
 
 def beginnings(rows):
-    """Of each sentence that has more than 5 words the first 3, 4 or 5 in turn, and the rest."""
+    """Split each sentence of more than 5 words after the first 3, 4 or 5, in turn."""
     split = [text.split(" ") for text, _ in rows]
     cut = [
         (words, PROMPT_WORDS[i % 3]) for i, words in enumerate(split) if max(PROMPT_WORDS) < len(words) <= MOST_WORDS
@@ -75,7 +75,7 @@ def beginnings(rows):
 
 
 def preferences(rows):
-    """Pairs of a liked and a disliked sentence that share their first word, the prompt; no sentence is wasted."""
+    """Pairs of a liked and a disliked sentence with the same first word, the prompt; every such sentence is used."""
     rest = {0: {}, 1: {}}
     for text, label in rows:
         first, _, after = text.partition(" ")
@@ -89,7 +89,7 @@ def preferences(rows):
 
 
 def make_tokenizer(texts, size=2048):
-    """A byte-level BPE: frequent words are one token, and no text is impossible."""
+    """A byte-level BPE: frequent words are one token, and every text can be encoded."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -107,7 +107,7 @@ def make_tokenizer(texts, size=2048):
 
 
 def train_language_model(rows, tokenizer, held_out):
-    """A GPT-2 of two layers, 64 wide, on plain text: it knows the language, and not when to stop."""
+    """A GPT-2 of two layers, 64 wide, on plain text: it does not learn when to stop."""
     torch.manual_seed(0)
     shape = dict(n_layer=2, n_embd=64, n_head=2, n_inner=128, n_positions=CONTEXT, vocab_size=len(tokenizer))
     dropout = dict(embd_pdrop=0.15, resid_pdrop=0.15, attn_pdrop=0.0)
@@ -120,13 +120,13 @@ def train_language_model(rows, tokenizer, held_out):
 
 
 def fine_tune(lm, rows, held_out):
-    """A copy that answers: given a beginning it writes one sentence, and ends."""
+    """A copy that completes a beginning to one sentence, and ends."""
     tuned = copy.deepcopy(lm)
     return tuned, sft(tuned, beginnings(rows), FINE_TUNING, held_out=beginnings(held_out))
 
 
 def make_reward_model(lm):
-    """The fine-tuned model with one score in place of its logits; the last token of a text says it."""
+    """The fine-tuned model with one score, read at the last token, in place of its logits."""
     torch.manual_seed(1)
     config = copy.deepcopy(lm.model.config)
     config.num_labels = 1
@@ -136,7 +136,7 @@ def make_reward_model(lm):
 
 
 def pair_accuracy(reward_model, pairs):
-    """Share of the pairs whose better sentence gets more."""
+    """Fraction of pairs in which the better sentence has the higher score."""
     chosen, rejected = (
         reward_model.scores([pair["prompt"] + pair[name] for pair in pairs]) for name in ("chosen", "rejected")
     )
@@ -160,7 +160,7 @@ class WordCounts:
         return torch.tensor([sum(self.log_odds.get(word, 0.0) for word in text.split()) for text in texts]).sigmoid()
 
     def accuracy(self, rows):
-        """Share of labels that it guesses."""
+        """Fraction of labels that it predicts."""
         likely = self.scores([text for text, _ in rows]) > 0.5
         return (likely == torch.tensor([label == 1 for _, label in rows])).float().mean().item()
 
@@ -169,7 +169,7 @@ class WordCounts:
 
 
 def make_environment(prompts, reward_model, tokenizer):
-    """A beginning, and what follows it; an answer earns the reward model's score, less a penalty if it has no end."""
+    """Complete a beginning; an answer gets the score of the reward model, minus a penalty if it has no EOS."""
     reward = Rewards({"score": reward_model, "unfinished": unfinished(UNFINISHED)})
     return TextVectorEnv(
         prompts=prompts, reward=reward, tokenizer=tokenizer, num_envs=128, max_new_tokens=NEW_TOKENS,
@@ -178,7 +178,7 @@ def make_environment(prompts, reward_model, tokenizer):
 
 
 def train_policy(tuned, reward_model, prompts, critic, seed):
-    """PPO from the fine-tuned model, with a penalty for leaving it; the value is a model's or a head's."""
+    """PPO from the fine-tuned model, with a KL penalty to it; the value is a separate model or a head."""
     value_model = Critic.from_reward_model(reward_model) if critic == "model" else None
     policy = LMPolicy(copy.deepcopy(tuned.model), tuned.tokenizer, critic=value_model)
     env = make_environment(prompts, reward_model, tuned.tokenizer)
@@ -188,7 +188,7 @@ def train_policy(tuned, reward_model, prompts, critic, seed):
 
 
 def measure(lm, reference, reward_model, judge, prompts, sentences):
-    """One answer to every prompt: figures, and the texts with a bar where the answer begins."""
+    """Metrics of one answer to every prompt, and the texts with a bar where the answer begins."""
     tokenizer, count = lm.tokenizer, len(prompts)
     policy = LMPolicy(lm.model, tokenizer)
     _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer), policy, num_episodes=count)
@@ -218,7 +218,7 @@ def report(columns):
 
 
 def run(rows, dev, critic, seeds):
-    """All stages; returns figures of the classifiers, and of every stage its figures and answers."""
+    """Run all stages; returns metrics of the classifiers, and metrics and answers of every stage."""
     start = time.perf_counter()
 
     def say(text):
@@ -258,7 +258,7 @@ def run(rows, dev, critic, seeds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds sst2/train.tsv and sst2/dev.tsv")
-    parser.add_argument("--critic", choices=["head", "model"], default="model", help="what says the value; see above")
+    parser.add_argument("--critic", choices=["head", "model"], default="model", help="value head or model; see above")
     parser.add_argument("--seeds", type=int, default=3, help="runs of PPO")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """Real text: PPO makes a small language model write positive phrases about films.
 
-Everything is trained here, from the sentences of SST-2 alone: a language model, the classifier that pays the
-reward, and a second classifier of another kind that only looks on. Then PPO raises the first one's mean probability
-of "positive" for 12-token continuations of the first words of sentences that nothing was trained on.
+All models are trained here, on the sentences of SST-2 only: a language model, a classifier that is the reward, and a
+second classifier of another kind that is only measured. Then PPO raises the first one's mean probability of "positive"
+for 12-token continuations. Their prompts are the first words of sentences on which no model was trained.
 
     python examples/sst2_sentiment.py --data ../shared/data/sst2
 """
@@ -34,7 +34,7 @@ from textenv import KLPenalty, RewardModel, TextVectorEnv
 from textenv.rollout import sequences
 
 CONTEXT = 64  # tokens that every model here reads at most
-HELD_OUT = 600  # last sentences of train.tsv: they choose the epoch whose weights are kept
+HELD_OUT = 600  # last sentences of train.tsv, on which the best epoch is chosen
 PROMPT_WORDS = (3, 4, 5)
 NEW_TOKENS = 12
 TEMPERATURE = 0.9
@@ -50,7 +50,7 @@ def read(path):
 
 
 def make_tokenizer(texts, size):
-    """A byte-level BPE: frequent words are one token, and no text is impossible."""
+    """A byte-level BPE: frequent words are one token, and every text can be encoded."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -77,19 +77,19 @@ def batches(rows, size=32):
 
 
 def token_ids(texts, tokenizer):
-    """Ids of each text, at most `CONTEXT`; what a text spells is never a special token."""
+    """Ids of each text, at most `CONTEXT`; a spelled-out special token is read as letters."""
     return tokenizer(texts, truncation=True, split_special_tokens=True)["input_ids"]
 
 
 def sentence_ids(texts, tokenizer):
-    """Ids of each sentence and of its end: EOS is appended as an id, because its spelling would be read as letters."""
+    """Ids of each sentence, and the id of EOS, whose spelling would be read as letters."""
     return [[*ids, tokenizer.eos_token_id][:CONTEXT] for ids in token_ids(texts, tokenizer)]
 
 
 def fit(model, loss_of, rows, pad, *, num_epochs, learning_rate):
-    """AdamW on a cosine; keeps the weights of the epoch with the least loss on the last `HELD_OUT` rows of ids.
+    """AdamW with a cosine schedule; keeps the epoch with the lowest loss on the last `HELD_OUT` rows of ids.
 
-    ``loss_of(ids, known, index)`` gets padded ids, which of them are no padding, and the numbers of the rows.
+    ``loss_of(ids, known, index)`` gets padded ids, a mask that is False on padding, and the row numbers.
     """
     rows = [torch.tensor(ids) for ids in rows]
     held = torch.arange(len(rows) - HELD_OUT, len(rows))
@@ -121,7 +121,7 @@ def fit(model, loss_of, rows, pad, *, num_epochs, learning_rate):
 
 
 def train_language_model(texts, tokenizer):
-    """A GPT-2 of two layers, 128 wide, on sentences each of which ends with the EOS id."""
+    """A GPT-2 of two layers, 128 wide, on sentences that end with the EOS id."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -143,7 +143,7 @@ def train_language_model(texts, tokenizer):
     )
 
     def loss_of(ids, known, index):
-        # Logits at real tokens only; padding is on the right, where causal attention does not look.
+        # Logits at real tokens only; padding is on the right, which causal attention ignores.
         inputs, following = ids[:, :-1], known[:, 1:]
         hidden = model.transformer(input_ids=inputs, attention_mask=torch.ones_like(inputs)).last_hidden_state
         return cross_entropy(model.lm_head(hidden[following]), ids[:, 1:][following])
@@ -154,7 +154,7 @@ def train_language_model(texts, tokenizer):
 
 
 class BagOfWords(nn.Module):
-    """The mean of the words' embeddings and one linear layer: blind to the order of words."""
+    """The mean of the token embeddings and one linear layer; ignores word order."""
 
     def __init__(self, tokenizer):
         super().__init__()
@@ -176,7 +176,7 @@ class BagOfWords(nn.Module):
 
 
 def make_bert(tokenizer):
-    """A transformer of one layer, 96 wide: it knows the order of words."""
+    """A transformer of one layer, 96 wide, which reads word order."""
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=len(tokenizer),
@@ -193,14 +193,14 @@ def make_bert(tokenizer):
 
 
 def train_classifier(model, texts, labels, tokenizer, *, num_epochs, learning_rate):
-    """Train on whole sentences and on beginnings, since continuations of fixed length are fragments."""
+    """Train on whole sentences and on beginnings, because continuations of fixed length are fragments."""
 
     def loss_of(ids, known, index):
         if model.training:
             length = known.sum(1, keepdim=True)
             beginning = 6 + (torch.rand(length.shape) * (length - 5)).long()
             length = torch.where(torch.rand(length.shape) < 0.4, beginning, length)
-            # Hidden words keep it from resting on any single one.
+            # Masked words, so that it does not depend on a single one.
             known = known & (torch.arange(ids.shape[1]) < length) & (torch.rand(ids.shape) > 0.15)
             known[:, 0] = True
         logits = model(input_ids=ids, attention_mask=known.long()).logits
@@ -208,7 +208,7 @@ def train_classifier(model, texts, labels, tokenizer, *, num_epochs, learning_ra
             return cross_entropy(logits, labels[index], weight)
         return (logits.argmax(-1) != labels[index]).float().mean()
 
-    weight = len(labels) / labels.bincount()  # both labels count the same, whatever their share
+    weight = len(labels) / labels.bincount()  # both labels count the same, whatever their frequency
     rows = token_ids(texts, tokenizer)
     fit(model, loss_of, rows, tokenizer.pad_token_id, num_epochs=num_epochs, learning_rate=learning_rate)
 
@@ -223,13 +223,13 @@ def beginnings(texts):
 
 
 def distinct_2(texts):
-    """Different pairs of neighbouring words, as a share of all."""
+    """Distinct pairs of adjacent words, as a fraction of all pairs."""
     pairs = [pair for text in texts for pair in zip(text.split(), text.split()[1:], strict=False)]
     return len(set(pairs)) / len(pairs)
 
 
 def measure(env, policy, reference, second):
-    """One continuation of every prompt: figures, and the texts."""
+    """Metrics of one continuation of every prompt, and the texts."""
     episodes = len(env.task.prompts)
     scores, rollout = evaluate(env, policy, num_episodes=episodes)
     KLPenalty(reference, coef=0.0)(rollout, policy)
@@ -248,7 +248,7 @@ def measure(env, policy, reference, second):
 
 
 def make_environment(prompts, classifier, tokenizer, num_envs):
-    """Prompt, 12 tokens (the end of the text is forbidden), and the probability that the whole is positive."""
+    """Continue a prompt by 12 tokens (EOS is forbidden); the reward is the probability that the whole is positive."""
     return TextVectorEnv(
         prompts=prompts, reward=classifier, tokenizer=tokenizer, num_envs=num_envs, max_new_tokens=NEW_TOKENS,
         forbidden=[tokenizer.eos_token_id, tokenizer.pad_token_id],
@@ -256,7 +256,7 @@ def make_environment(prompts, classifier, tokenizer, num_envs):
 
 
 def train_policy(model, tokenizer, classifier, second, train_prompts, unseen_prompts, seed):
-    """One run of PPO from the language model; figures and samples before and after."""
+    """One run of PPO from the language model; metrics and samples before and after."""
     policy = LMPolicy(copy.deepcopy(model), tokenizer, temperature=TEMPERATURE)
     reference = policy.reference()
     env, unseen = (make_environment(each, classifier, tokenizer, 128) for each in (train_prompts, unseen_prompts))
@@ -267,7 +267,7 @@ def train_policy(model, tokenizer, classifier, second, train_prompts, unseen_pro
 
 
 def report(rows, before, after):
-    """A table of the runs and ten samples side by side."""
+    """Print a table of the runs, and ten samples before and after."""
     print(f"\n{'':22}" + "".join(f"   seed {seed:<12}" for seed in range(1, len(rows) + 1)))
     for name in rows[0][0]:
         print(f"{name:22}" + "".join(f"   {one[name]:7.3f} -> {two[name]:7.3f}" for one, two in rows))
@@ -305,7 +305,7 @@ def main():
     print(f"{time.perf_counter() - start:4.0f} s: classifiers trained, accuracy on dev.tsv {accuracy}", flush=True)
 
     train_prompts = sorted({prompt for each in beginnings(texts) for prompt in each})
-    # One beginning of each sentence, of 3, 4 and 5 words in turn, and none that was trained on.
+    # One beginning of each sentence, of 3, 4 and 5 words in turn, without those of the training set.
     unseen_prompts = [each[i % len(PROMPT_WORDS)] for i, each in enumerate(beginnings(dev_texts))]
     unseen_prompts = sorted(set(unseen_prompts) - set(train_prompts))
     rows = []

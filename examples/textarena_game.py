@@ -1,6 +1,6 @@
-"""Train a language model on a game of the package textarena, which becomes a Gymnasium environment of strings.
+"""Train a language model on a game of the package textarena, as a Gymnasium environment of strings.
 
-A number from 1 to 9 in three guesses: the mean reward goes from 0.25 to 0.57; halving wins 7 games of 9.
+Guess a number from 1 to 9 in three turns: the mean reward rises from 0.25 to 0.57; binary search wins 7 of 9 games.
 
 pip install textarena
 python examples/textarena_game.py
@@ -15,21 +15,21 @@ from textenv import TokenVectorEnv
 
 
 class TextArena(gymnasium.Env[str, str]):
-    """A game of textarena for one player; what the player wrote is not said back, as it is in the text already."""
+    """A game of textarena for one player; the player's own messages are left out, as they are already in the text."""
 
     def __init__(self, name, *, rules=None, **settings):
         self.game = textarena.make(f"{name}-raw", **settings)
-        self.rules = rules  # in place of the game's own, which are too long for a tiny model
+        self.rules = rules  # replace the game's own rules, which are too long for a tiny model
         self.observation_space = self.action_space = spaces.Text(100_000, min_length=0)
 
     def reset(self, *, seed=None, options=None):
-        """Begin a game and tell its rules."""
+        """Start a game; the observation is its rules."""
         super().reset(seed=seed)
         self.game.reset(num_players=1, seed=int(self.np_random.integers(2**31)))
         return self._said(), {}
 
     def step(self, action):
-        """Pass the text on; textarena pays when the game is over."""
+        """Pass the action to the game; textarena gives the reward at the end of the game."""
         done, info = self.game.step(action)
         if not done:
             return self._said(), 0.0, False, False, info
@@ -47,10 +47,10 @@ class TextArena(gymnasium.Env[str, str]):
 
 
 class Bracketed(gymnasium.ActionWrapper):
-    """The game reads numbers in brackets."""
+    """Puts actions in brackets, as the game expects them."""
 
     def action(self, action):
-        """Put what was said into brackets."""
+        """Put the action in brackets."""
         return f"[{action.strip()}]"
 
 
