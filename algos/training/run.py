@@ -157,7 +157,7 @@ class Run:
         self.seconds = seconds
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
         if not self.history:
-            metrics["update/path"] = len(TAKEN)
+            metrics["update/path"] = int(bool(TAKEN))
         metrics |= {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
         self.history.append(metrics)
         self.watch.look(metrics)
