@@ -12,11 +12,11 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector, autoreset_mode
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PolicyName, PPOConfig
+from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.optimize import Metrics, Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
-from algos.policies.registry import make_policy
+from algos.policies.registry import PolicyName, make_policy
 from algos.training.loop import learn
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights

@@ -358,7 +358,6 @@ CONFIGS: dict[str, type[Config]] = {
     "trpo": TRPOConfig, "dqn": DQNConfig,
 }  # fmt: skip
 """Config of each algorithm."""
-"""Values of ``--policy``; ``auto`` is a CNN for images and two MLPs (actor, critic) otherwise, ``q`` is DQN's."""
 GROUPED = ("rloo", "grpo")
 """Algorithms that compare episodes with the same start: a control environment is then reset with one seed per slot."""
 

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 import algos
 import textenv
@@ -30,6 +31,7 @@ from algos import (
 from algos.cli import main
 from algos.config import Config
 from algos.make import remake_environment
+from algos.policies.policy import check_spaces
 from algos.training.save import read_description
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -111,6 +113,14 @@ def test_a_text_environment_is_played_by_its_id_and_by_itself():
 # --- wrong calls ------------------------------------------------------------------------------------------------------
 
 
+class Shown(gymnasium.vector.VectorEnv):
+    """Spaces alone."""
+
+    def __init__(self, space):
+        self.num_envs, self.single_observation_space, self.single_action_space = 2, space, spaces.Discrete(2)
+        self.observation_space, self.action_space = (batch_space(one, 2) for one in (space, spaces.Discrete(2)))
+
+
 def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     env = gymnasium.make_vec("CartPole-v1", num_envs=4)
     policy = made(env)
@@ -129,6 +139,10 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     other = MLPPolicy(spaces.Box(-1, 1, (5,)), spaces.Discrete(2))
     with refused(ValueError, r"MLPPolicy reads Box.*\(5,\)", r"environment has Box.*\(4,\)", "from the same space"):
         evaluate(env, other)
+    box, plane = spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,))
+    turned = MLPPolicy(spaces.Tuple((plane, box)), spaces.Discrete(2))
+    with refused(ValueError, "MLPPolicy reads Tuple", "from the same space"):
+        check_spaces(Shown(spaces.Tuple((box, plane))), turned)
     with (
         closing(gymnasium.make_vec("textenv/Copy-v0", num_envs=2)) as text,
         refused(TypeError, "use an algos.LMPolicy"),

@@ -20,7 +20,8 @@ from algos.cli.arguments import (
     place_of_environment,
     to_remember,
 )
-from algos.config import CONFIGS, AlgorithmName, Config, PolicyName
+from algos.config import CONFIGS, AlgorithmName, Config
+from algos.policies.registry import PolicyName
 from algos.training.run_folder import check_new, run_of
 from textenv.rewards.calling import read_module
 
@@ -42,8 +43,8 @@ class Train(ModelCommand, Generic[AnyConfig]):
     run_dir: Path | None = None
     """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
-    """Control only: mlp (actor and critic), cnn for images, or lstm; auto means cnn for images, else mlp. For lstm,
-    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. DQN uses q."""
+    """Control only; auto means cnn for images, else mlp, and q for DQN. For lstm, --config.minibatch-size is a number
+    of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     model: str = "embedded"

@@ -1,4 +1,8 @@
-"""Flatten observations of any fixed size into one Box, the input of policies."""
+"""Flatten observations of any fixed size into one Box, the input of policies.
+
+`algos.collection` flattens what it collects, and policies flatten what they are asked to act on. The parts of a Dict or
+Tuple come in the order and with the sizes of `gymnasium.spaces.flatten`.
+"""
 
 from typing import Any
 

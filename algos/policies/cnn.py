@@ -9,15 +9,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.policies.distributions import action_distribution
-from algos.policies.layers import SQRT_2, convolution, linear
+from algos.policies.layers import image_trunk, linear
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 
 SMALLEST = 8
 """Minimum side of an image, pixels."""
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
-SMALL_KERNELS = ((32, 3, 1), (64, 3, 2))
-"""The same for smaller images, for which NATURE is too large: kernels of 3, first stride 1 (Young & Tian 2019)."""
 CHUNK = 1024
 """Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
 
@@ -51,7 +47,8 @@ class CNNPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         self.hidden, self._channels_first = hidden, channels_first
         self.distribution = action_distribution(action_space)
-        self.trunk = self._make_trunk()
+        channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
+        self.trunk = image_trunk(channels, height, width, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
 
@@ -78,16 +75,6 @@ class CNNPolicy(ControlPolicy):
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON."""
         return {"hidden": self.hidden}
-
-    def _make_trunk(self) -> nn.Sequential:
-        channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
-        layers: list[nn.Module] = []
-        for after, kernel, stride in NATURE if min(height, width) >= 36 else SMALL_KERNELS:
-            layers += [convolution(channels, after, kernel, stride, self.generator), nn.ReLU()]
-            channels = after
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        flat = linear(channels * height * width, self.hidden, SQRT_2, self.generator)
-        return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
 
     def _features(self, observation: Tensor) -> Tensor:
         """Trunk features ``[*, hidden]`` of images with any leading dimensions."""

@@ -188,7 +188,10 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
             "env.single_observation_space and env.single_action_space"
         )
-    if flat_shape(read, name) != flat_shape(single, name):
+    # A policy may read an environment that a wrapper flattened; parts in another order have the same size.
+    parts = type(read) is type(single) and isinstance(read, (spaces.Dict, spaces.Tuple))
+    same_parts = not parts or describe_space(read) == describe_space(single)
+    if flat_shape(read, name) != flat_shape(single, name) or not same_parts:
         raise ValueError(f"the {name} reads {read}, but the environment has {single}: make it from the same space")
     if not _same_actions(chosen, env.single_action_space):
         raise ValueError(
@@ -210,7 +213,10 @@ BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32"
 
 
 class ControlPolicy(nn.Module, Policy):
-    """Base of policies for control; a subclass adds ``distribution``, networks, `act`, `evaluate` and `output`.
+    """Base of policies for control; a subclass adds ``distribution`` and ``critic``, and the methods that raise here.
+
+    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`); `act` also those of an
+    environment, which `_flatten` flattens. `algos.policies.registry` names the policies of ``--policy``.
 
     Args:
         observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).

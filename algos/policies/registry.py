@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector import VectorEnv
-
-from algos.config import PolicyName
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
@@ -19,7 +17,12 @@ CONTROL_POLICIES = {
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
-"""Module and class of each policy that is saved as one weights file and JSON arguments."""
+"""Module and class of each policy that is saved as one weights file and JSON arguments, by its name; the only list."""
+if TYPE_CHECKING:
+    PolicyName = str
+else:
+    PolicyName = Literal[("auto", *CONTROL_POLICIES)]
+    """Values of ``--policy``."""
 
 
 def find_policy(name: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 import algos
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, presets
 from algos.cli import main
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import TextVectorEnv
@@ -126,6 +126,16 @@ def test_wrong_input_on_the_command_line_exits_with_2_and_a_sentence(tmp_path, c
             main(arguments)
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith("algos: ")
+
+
+def test_an_option_without_a_value_may_stand_before_the_environment(tmp_path, capsys):
+    """Its preset is taken all the same, and the run resumes by its folder alone."""
+    main(["train", "--overwrite", "--json", "CartPole-v1", "--total-steps", "256", "--run-dir", str(tmp_path)])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["environment"]["id"] == "CartPole-v1"
+    assert config["config"]["learning_rate"] == presets.CARTPOLE.learning_rate != PPOConfig().learning_rate
+    main(["train", "--json", "--resume", str(tmp_path), "--total-steps", "512"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
 
 
 def test_python_m_algos_is_the_program_and_explains_every_field():

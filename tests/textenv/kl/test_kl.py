@@ -34,7 +34,7 @@ from textenv import (
 
 # --- value and gradient of every estimator, by enumeration ------------------------------------------------------------
 
-COMBINATIONS = [(name, place) for name in ("k1", "k2", "k3", "exact") for place in ("reward", "loss")]
+COMBINATIONS = [(name, place) for name in (*ESTIMATORS, EXACT) for place in ("reward", "loss")]
 COMBINATIONS.remove(("k1", "loss"))  # refused
 RIGHT = {("k1", "reward"), ("k2", "loss"), ("exact", "loss")}
 
