@@ -31,6 +31,7 @@ from textenv import (
     k2,
     k3,
 )
+from textenv.kl.estimators import ESTIMATORS, EXACT
 
 # --- value and gradient of every estimator, by enumeration ------------------------------------------------------------
 
