@@ -26,11 +26,7 @@ VALUE_LOSSES = {each.__name__: each for each in (functional.mse_loss, functional
 class DQN(Agent[DQNConfig]):
     """Replay buffer × double Q-learning.
 
-    Args:
-        env: a vector environment with Discrete actions.
-        policy: the Q-network to train; None makes one for the spaces.
-        config: hyper-parameters.
-        fields: config fields to replace.
+    Arguments: see `algos.agent.Agent`. The environment has Discrete actions, the policy is a `QPolicy`.
 
     Raises:
         TypeError: on a policy that is not a `QPolicy`.

@@ -17,11 +17,7 @@ from algos.optimize import Evaluation, Metrics, Term, Terms, by_name, episode_re
 class GRPO(Agent[GRPOConfig]):
     """Episode return, standardized within its group × clipped ratio.
 
-    Args:
-        env: a vector environment; in control one with a reset seed per slot (`SyncVectorEnv`).
-        policy: the policy to train; see `algos.policies.policy`.
-        config: hyper-parameters.
-        penalty: KL penalty to charge; by default the environment's own, if any.
+    Arguments: see `algos.agent.Agent`. In control the environment takes a reset seed per slot (`SyncVectorEnv`).
 
     Example:
         >>> GRPO(env, policy, GRPOConfig(num_episodes=64, group_size=8)).learn(100_000)  # doctest: +SKIP

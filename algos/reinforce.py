@@ -11,11 +11,7 @@ from algos.optimize import Metrics, optimize, policy_gradient
 class REINFORCE(Agent[REINFORCEConfig]):
     """Return to go minus the batch mean × policy gradient, without a learned value.
 
-    Args:
-        env: a vector environment; see `algos.collection`.
-        policy: the policy to train; see `algos.policies.policy`.
-        config: hyper-parameters.
-        penalty: KL penalty to charge; by default the environment's own, if any.
+    Arguments: see `algos.agent.Agent`.
 
     Example:
         >>> REINFORCE(env, policy, REINFORCEConfig(num_episodes=16)).learn(500_000)  # doctest: +SKIP

@@ -12,11 +12,7 @@ from algos.optimize import Metrics, episode_returns, group_metrics, optimize, po
 class RLOO(Agent[RLOOConfig]):
     """Episode return minus the mean return of the group's other episodes × policy gradient, one step per rollout.
 
-    Args:
-        env: a vector environment; in control one with a reset seed per slot (`SyncVectorEnv`).
-        policy: the policy to train; see `algos.policies.policy`.
-        config: hyper-parameters.
-        penalty: KL penalty to charge; by default the environment's own, if any.
+    Arguments: see `algos.agent.Agent`. In control the environment takes a reset seed per slot (`SyncVectorEnv`).
 
     Example:
         >>> RLOO(env, policy, RLOOConfig(num_episodes=64, group_size=4)).learn(100_000)  # doctest: +SKIP

@@ -38,11 +38,7 @@ class TRPO(Agent[TRPOConfig]):
     The critic step changes only parameters that the action probabilities do not depend on (for a language model the
     value head or a separate critic), since a step of a shared trunk would leave the trust region.
 
-    Args:
-        env: a vector environment; see `algos.collection`.
-        policy: the policy to train; its `divergence` must be twice differentiable.
-        config: hyper-parameters.
-        penalty: KL penalty to charge in the reward; by default the environment's own, if any.
+    Arguments: see `algos.agent.Agent`. The policy's `divergence` must be twice differentiable.
 
     Raises:
         ValueError: if the penalty is charged in the loss, which TRPO does not support.

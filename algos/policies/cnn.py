@@ -27,9 +27,8 @@ class CNNPolicy(ControlPolicy):
 
     Args:
         observation_space: that of one environment, a uint8 Box of 2 or 3 dimensions.
-        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of the layer between trunk and heads.
-        seed: seed of the initial weights and of action sampling.
+        others: see `ControlPolicy`.
 
     Raises:
         ValueError: if a space is of an unsupported kind.

@@ -77,13 +77,11 @@ class GSDEPolicy(ControlPolicy):
     so an action has the density that it is scored with, even if σ was updated after the matrix was drawn.
 
     Args:
-        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
         action_space: that of one environment, a Box of floats.
         hidden: width of each hidden layer.
-        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
         sde_sample_freq: steps after which a slot's matrix is resampled (Stable-Baselines3's name).
         log_std_init: initial log standard deviation of each element of the noise matrix.
-        seed: seed of the initial weights and of action sampling.
+        others: see `ControlPolicy`.
 
     Raises:
         ValueError: if a space is of an unsupported kind, or an argument out of range.

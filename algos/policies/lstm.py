@@ -39,11 +39,8 @@ class LSTMPolicy(ControlPolicy):
     policy's recorded state. Initialization as in `MLPPolicy`.
 
     Args:
-        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
-        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of encoder and LSTM.
-        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
-        seed: seed of the initial weights and of action sampling.
+        others: see `ControlPolicy`.
 
     Raises:
         ValueError: if a space is of an unsupported kind; when acting, if the number of slots changes without a reset.

@@ -22,12 +22,9 @@ class MLPPolicy(ControlPolicy):
     2020, "Implementation matters in deep policy gradients"; Huang et al. 2022, "The 37 implementation details").
 
     Args:
-        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
-        action_space: that of one environment; see `algos.policies.distributions`.
         hidden: width of each hidden layer.
-        normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
         log_std_init: for Box actions, the initial log standard deviation.
-        seed: seed of the initial weights and of action sampling.
+        others: see `ControlPolicy`.
 
     Raises:
         ValueError: if a space is of an unsupported kind.

@@ -21,10 +21,9 @@ class QPolicy(ControlPolicy):
     Its value is the Q-value of the best action.
 
     Args:
-        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
         action_space: that of one environment, ``Discrete(n)``.
         hidden: width of each hidden layer.
-        seed: seed of the initial weights and of action sampling.
+        others: see `ControlPolicy`.
 
     Raises:
         ValueError: if a space is of an unsupported kind.
