@@ -98,7 +98,7 @@ def compare(
     if not quiet:
         print_table(result)
         print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
-    flat = {case: {name: figure.mean for name, figure in figures.items()} for case, figures in result.items()}
+    flat = {case: {name: figure.mean for name, figure in metrics.items()} for case, metrics in result.items()}
     return flat | {"report": str(page.resolve()), "seconds": seconds}
 
 

@@ -64,7 +64,7 @@ Summaries = dict[str, dict[str, Figure]]
 def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
     """Return the comparison's table without its header: a row per quantity, a column per case; text and small print."""
     rows = [
-        [(label, ""), *(_format_figure(figures.get(name)) for figures in summaries.values())]
+        [(label, ""), *(_format_figure(metrics.get(name)) for metrics in summaries.values())]
         for name, label in ROW_LABELS.items()
     ]
     return [row for row in rows if any(text != MISSING for text, _ in row[1:])]
@@ -104,10 +104,10 @@ def print_table(summaries: Summaries) -> None:
         "reference/kl": "KL to the reference",
         "steps_per_second": "steps a second",
     }
-    seeds = max(len(figures["mean_return"].values) for figures in summaries.values())
+    seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
     table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
-    for case, figures in summaries.items():
-        cells = [_format_figure(figures.get(name)) for name in chief]
+    for case, metrics in summaries.items():
+        cells = [_format_figure(metrics.get(name)) for name in chief]
         table.add_row(
             Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
         )
@@ -122,8 +122,8 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     (run_dir / "report.png").write_bytes(picture)
     rows = [
         _identity(cases[name][0], seeds=len(cases[name]), quantity=quantity) | figure._asdict()
-        for name, figures in summaries.items()
-        for quantity, figure in figures.items()
+        for name, metrics in summaries.items()
+        for quantity, figure in metrics.items()
     ]
     _write_csv(run_dir / "summary.csv", [row | {"values": " ".join(map(str, row["values"]))} for row in rows])
     rows = [_identity(run, seed=run.seed) | row for run in runs for row in run.history]

@@ -179,26 +179,26 @@ def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Fi
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     """Return the quantities of one run; every mean is over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
-    figures = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
+    metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
     if score is not None:
-        figures["normalised score"] = score(run.after["mean_return"])
+        metrics["normalised score"] = score(run.after["mean_return"])
     learning = curve(run, "normalised score", score)
     if learning:
-        figures["area under the curve"] = float(on_grid([learning], grid).mean())
+        metrics["area under the curve"] = float(on_grid([learning], grid).mean())
         reached = [x * last["steps"] for x, y in learning if y >= REACHED]
-        figures[f"reached {REACHED}"] = float(bool(reached))
+        metrics[f"reached {REACHED}"] = float(bool(reached))
         if reached:
-            figures[f"steps to {REACHED}"] = reached[0]
+            metrics[f"steps to {REACHED}"] = reached[0]
     for name in list(QUANTITIES)[1:]:
         points = curve(run, name, score)
         if points:
-            figures[name] = float(np.mean([y for _, y in points]))
+            metrics[name] = float(np.mean([y for _, y in points]))
     if "kl" in run.after:
-        figures["reference/kl"] = run.after["kl"]
+        metrics["reference/kl"] = run.after["kl"]
     parts = {x: sum(row.get(f"time/{x}", 0.0) for row in run.history) for x in ("collect", "penalty", "update")}
     spent = sum(parts.values())
-    figures |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
-    return figures | {f"share of time: {x}": seconds / spent for x, seconds in parts.items()}
+    metrics |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
+    return metrics | {f"share of time: {x}": seconds / spent for x, seconds in parts.items()}
 
 
 RESAMPLES = 2_000

@@ -98,16 +98,16 @@ def train_reward_model(
     history = _fit(model, training, config, rows.kind)
     rewards = [model.score_rows(list(ids)) for ids in zip(*(row.ids for row in measured), strict=True)]
     if rows.kind == "pairs":
-        figures = _pair_figures(rewards[0] - rewards[1])
+        metrics = _pair_metrics(rewards[0] - rewards[1])
     else:
-        figures = _score_figures(rewards[0], torch.tensor([row.target for row in measured]))
+        metrics = _score_metrics(rewards[0], torch.tensor([row.target for row in measured]))
     return RewardModelReport(
         kind=rows.kind,
         rows=len(training),
         held_out_rows=len(measured),
         skipped=rows.skipped + (0 if given is None else given.skipped),
         history=history,
-        **figures,
+        **metrics,
     )
 
 
@@ -157,7 +157,7 @@ def _split(
 def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
     generator = torch.Generator().manual_seed(config.seed)
     steps = config.num_epochs * -(-len(rows) // config.batch_size)
-    descent = CosineOptimizer(model.model.parameters(), config, steps=steps)
+    optimizer = CosineOptimizer(model.model.parameters(), config, steps=steps)
     lengths, start = [max(map(len, row.ids)) for row in rows], time.perf_counter()
     history: list[dict[str, float]] = []
     for epoch in range(1, config.num_epochs + 1):
@@ -166,7 +166,7 @@ def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, k
             for batch in length_buckets(lengths, size=config.batch_size, generator=generator):
                 losses = _losses(model, [rows[i] for i in batch], kind)
                 losses.mean().backward()
-                descent.step()
+                optimizer.step()
                 total += losses.sum().item()
         seconds = time.perf_counter() - start
         history.append(
@@ -184,7 +184,7 @@ def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
     return (rewards[0] - target).square()
 
 
-def _pair_figures(difference: Tensor) -> dict[str, float]:
+def _pair_metrics(difference: Tensor) -> dict[str, float]:
     """Metrics from reward differences, chosen minus rejected, ``[n]``."""
     right, sure = difference > 0, difference.abs().sigmoid()
     return {
@@ -194,15 +194,15 @@ def _pair_figures(difference: Tensor) -> dict[str, float]:
     }
 
 
-def _score_figures(predicted: Tensor, score: Tensor) -> dict[str, float]:
+def _score_metrics(predicted: Tensor, score: Tensor) -> dict[str, float]:
     squared = (predicted - score).double().square().mean().item()
-    figures = {"mean_squared_error": squared, "spearman": spearman(predicted=predicted, actual=score)}
+    metrics = {"mean_squared_error": squared, "spearman": spearman(predicted=predicted, actual=score)}
     up = score == 1
     if not (up | (score == 0)).all():
-        return figures
+        return metrics
     likely = predicted.clamp(0, 1)
     of_what_was = torch.where(up, likely, 1 - likely).clamp(1 - SUREST, SUREST)
-    return figures | {
+    return metrics | {
         "accuracy": ((likely >= 0.5) == up).double().mean().item(),
         "log_likelihood": of_what_was.double().log().mean().item(),
         "calibration_error": expected_calibration_error(probability=likely, outcome=up),

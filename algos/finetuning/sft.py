@@ -89,13 +89,15 @@ def sft(
     if config.packing:
         check_packing(lm)
     generator = torch.Generator().manual_seed(config.seed)
-    descent = CosineOptimizer(lm.parameters(), config, steps=config.num_epochs * -(-len(training) // config.batch_size))
+    optimizer = CosineOptimizer(
+        lm.parameters(), config, steps=config.num_epochs * -(-len(training) // config.batch_size)
+    )
     history: list[dict[str, float]] = []
     tokens, start = _num_targets(training), time.perf_counter()
     logged = partial(Logs, run_dir, total_steps=config.num_epochs * tokens, progress=progress)
     with hold(run_dir, overwrite=overwrite), logged() as logs:
         for epoch in range(1, config.num_epochs + 1):
-            metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, descent, generator)
+            metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, optimizer, generator)
             if measured is not None:
                 metrics |= _measure(lm, measured, config)
             seconds = time.perf_counter() - start
@@ -132,8 +134,12 @@ def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name:
 
 
 def _epoch(
-    lm: LanguageModel, examples: list[Example], config: SFTConfig, descent: CosineOptimizer, generator: torch.Generator
-) -> dict[str, float]:
+    lm: LanguageModel,
+    examples: list[Example],
+    config: SFTConfig,
+    optimizer: CosineOptimizer,
+    generator: torch.Generator,
+) -> dict[str, float]:  # fmt: skip
     """Train for one epoch; returns the mean loss per token and the mean gradient norm."""
     losses, norms = [], []
     with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator))):
@@ -144,7 +150,7 @@ def _epoch(
             batches = length_buckets(lengths, size=config.batch_size, generator=generator)
         for batch in batches:
             losses.append(_add_gradient(lm, [examples[i] for i in batch], config))
-            norms.append(descent.step())
+            norms.append(optimizer.step())
     loss = torch.stack(losses).sum().item() / _num_targets(examples)
     return {"sft/loss": loss, "sft/grad_norm": torch.stack(norms).mean().item()}
 

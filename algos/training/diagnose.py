@@ -60,9 +60,9 @@ def explain_step(
     else:  # the cause is another loss, or only the sum overflows
         tensor = _first_term(quantities) or "gradient"
         advice = GRADIENT if tensor == "gradient" else TERM
-    figures = ", ".join(f"{name} {x.item():.3g}" for name, x in quantities.items())
+    values = ", ".join(f"{name} {x.item():.3g}" for name, x in quantities.items())
     return NonFiniteError(
-        f"not finite, so {step} was not taken and the weights are unchanged ({figures}). {advice}",
+        f"not finite, so {step} was not taken and the weights are unchanged ({values}). {advice}",
         tensor=tensor,
         batch=batch,
         bad=bad,

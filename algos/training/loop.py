@@ -72,7 +72,7 @@ def learn(
     if resume is not None and overwrite:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
-    with hold(run_dir, goes_on=here, overwrite=overwrite):
+    with hold(run_dir, resumed=here, overwrite=overwrite):
         fresh = resume is None or (here and starts_again(resume))
         run = Run(agent) if resume is None or fresh else Run.from_checkpoint(agent, resume)
         logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)

@@ -70,7 +70,11 @@ def plot_frontier(history: Sequence[Metrics], path: Path) -> None:
     axes[0].plot(x, _column(history, SCORE), color="0.8", zorder=1)
     points = axes[0].scatter(x, _column(history, SCORE), c=steps, s=14, cmap="viridis", zorder=2)
     figure.colorbar(points, ax=axes[0], label="steps")
-    axes[0].set(xlabel="KL to the reference, nats an answer" if has_kl else "steps", ylabel="score", title="frontier")
+    axes[0].set(
+        xlabel="KL to the reference, nats per completion" if has_kl else "steps",
+        ylabel="score",
+        title="reward–KL frontier",
+    )
     for axis, (name, label) in zip(axes[1:], PANELS.items(), strict=True):
         axis.plot(steps, _column(history, name))
         axis.set(xlabel="steps", title=label)

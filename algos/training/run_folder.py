@@ -41,12 +41,12 @@ def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def hold(folder: str | Path | None, *, goes_on: bool = False, overwrite: bool = False) -> Iterator[None]:
+def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Lock a folder for a run, so that no other process writes into it.
 
     Args:
         folder: created if missing; None locks nothing.
-        goes_on: continue the run in the folder; otherwise the folder must hold none.
+        resumed: continue the run in the folder; otherwise the folder must hold none.
         overwrite: remove the files of the run in the folder; other files stay.
 
     Raises:
@@ -67,7 +67,7 @@ def hold(folder: str | Path | None, *, goes_on: bool = False, overwrite: bool = 
             f"{folder} is in use by {_holder(folder)}: wait until it has ended, end it, or give another folder"
         ) from error
     try:
-        if not goes_on:
+        if not resumed:
             check_new(folder, overwrite=overwrite)
             for name in (*PRODUCED, *OTHERS) if overwrite else ():
                 remove(folder / name)

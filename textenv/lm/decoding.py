@@ -176,13 +176,13 @@ class Decoder:
         # Rows with one new token and rows with a whole prompt are read separately, without padding to equal length.
         fresh = new == 1
         if self.cached and fresh.all():
-            return self._go_on(tokens)
+            return self._read_next(tokens)
         one, several = np.flatnonzero(fresh), np.flatnonzero(new > 1)
         out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
         if self.cached and len(one) >= WHOLE * self.num_slots:
             # All slots at once: the other slots also read their next token.
             here = torch.from_numpy(one).to(self.device)
-            out[here] = self._go_on(tokens)[here]
+            out[here] = self._read_next(tokens)[here]
             one = one[:0]
         for rows in (one, several):
             if len(rows):
@@ -202,7 +202,7 @@ class Decoder:
         if other.any():
             self.read[other & (self.read > 0)] = 0
 
-    def _go_on(self, tokens: np.ndarray) -> Tensor:
+    def _read_next(self, tokens: np.ndarray) -> Tensor:
         """Read one more token in every slot and return the logits after it."""
         at = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
         self.read = self.read + 1
