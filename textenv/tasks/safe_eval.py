@@ -67,9 +67,11 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _exponent(node: ast.expr) -> int | None:
-    """Return an integer or fractional exponent as a positive integer, rounded up; None for anything else."""
+    """Return the numerator of an integer or fractional exponent, at least 1; None for anything else."""
     match node:
-        case ast.UnaryOp(op=ast.USub(), operand=inner) | ast.BinOp(op=ast.Div(), left=inner):
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return _exponent(inner)
+        case ast.BinOp(op=ast.Div(), left=inner, right=ast.Constant(value=int(divisor))) if divisor > 0:
             return _exponent(inner)
         case ast.Constant(value=int(value)):
             return max(1, value)
