@@ -20,7 +20,7 @@ class InvariantError(RuntimeError):
     Args:
         message: what was found, what was expected, and the possible cause.
         tensor: name of the offending tensor: a column, a term of the loss, or a parameter.
-        batch: batch that contains the tensor.
+        batch: batch that was processed.
         bad: bool, with the batch's shape: True at the offending entries; None if the tensor is not in the batch.
 
     Example:
@@ -39,7 +39,7 @@ class InvariantError(RuntimeError):
         self.batch = None if batch is None else batch.detach()
         """The offending batch."""
         self.rows: list[list[int]] = []
-        """Row and column of the first offending entries, in the rollout if known, else in the batch."""
+        """Indices of the first `NAMED` offending entries, in the rollout if known, else in the batch."""
         where = ""
         if batch is not None and bad is not None and bad.any():
             self.rows, count = _places(batch, bad), int(bad.sum())

@@ -34,7 +34,7 @@ OURS = {
 }  # fmt: skip
 """Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
 ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "use a GSDEPolicy", "cursor": "use algos.Collector"}
-"""Replacements for former names, and for names of other libraries, that are not fields here."""
+"""Advice for former names, and for names of other libraries, that no field replaces."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -25,8 +25,8 @@ def render_rollout(
         rollout: see `textenv.rollout`.
         row: row of the episode.
         tokenizer: the policy's tokenizer.
-        column: a float column such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; green is
-            above zero and red below, brightest at the row's largest absolute value.
+        column: a float column such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; positive
+            values are green, negative ones red, brightest at the row's largest absolute value.
 
     Raises:
         KeyError: if the rollout has no such column.
@@ -61,7 +61,7 @@ def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: 
 def draw(
     tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; a long text is cut to its end."""
+    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; of a long text, only the end."""
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
@@ -87,9 +87,9 @@ def draw(
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, escaped by `printable`; together they are the decoded text.
+    """Return each token's part of the decoded text, escaped by `printable`.
 
-    A character that consists of several tokens is returned with the last of them.
+    A character that consists of several tokens belongs to the last of them.
     """
     found, before = [], ""
     for end in range(1, len(tokens) + 1):
@@ -105,7 +105,7 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[st
 def printable(text: str) -> str:
     """Escape control characters, characters that change text direction, and non-standard line endings.
 
-    An escaped completion can neither control a terminal, nor imitate other text, nor start a new line in a log.
+    Newlines and tabs stay. An escaped completion can neither control a terminal nor imitate other text.
     """
     return "".join(
         character
@@ -116,7 +116,7 @@ def printable(text: str) -> str:
 
 
 def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return red, green and blue for each token, by its fraction of the largest value; dark if any is not finite."""
+    """Red, green and blue for each token, by its value relative to the largest; all black if one is not finite."""
     shown = np.where(chosen, values, 0.0)
     largest = np.abs(shown).max(initial=0.0)
     fractions = shown / largest if 0 < largest < np.inf else np.zeros_like(shown)

@@ -12,8 +12,8 @@ key                           control                                text
 ``next_observation``          ``[B, T, *]``, the final observation   absent (the shifted observation, then the
                               where an episode ends                  last action)
 ``action``                    int64 or float32                       int64, the token at position t+1
-``reward``                    float32, the environment's             float32, the score on a turn's last token
-``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS; the length limit
+``reward``                    float32, the environment's             float32, per turn (at its end) or per token
+``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS, a stop or the task; a limit
                               both cut the trace
 ``mask``                      False on autoreset steps and where an  True on the tokens that the policy chose
                               environment fails
@@ -21,7 +21,7 @@ key                           control                                text
 ``log_prob``                  under the behaviour policy, nats       the same
 ``state``                     ``[B, T, *]``, state of a recurrent    absent
                               policy before the action, detached
-``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
+``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one    int64 index into ``allowed_sets``
 ``next_action_mask``          bool ``[B, T, A]``, for                absent
                               ``next_observation``
 ``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
@@ -33,7 +33,7 @@ key                           control                                text
 ============================  =====================================  ==========================================
 
 A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
-token. In both, one True entry of ``mask`` counts as one step.
+token. In control and in text, one True entry of ``mask`` is one step.
 """
 
 from abc import abstractmethod
@@ -112,7 +112,7 @@ def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
 
 
 def rounding_tolerance(dtype: torch.dtype) -> float:
-    """Largest difference of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits."""
+    """Largest difference of log-probabilities that rounding explains, nats: 1e-3, or 0.1 for dtypes below 32 bits."""
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
 
 
@@ -145,7 +145,7 @@ def sequences(rollout: TensorDict) -> Tensor:
 
 
 def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
-    """Value of each entry's successor state: at the episode's next True entry, or at its final observation.
+    """Value of each entry's successor state: at the episode's next True entry, or at the final observation.
 
     Args:
         values: ``[B, T+1]``, the value at every position.

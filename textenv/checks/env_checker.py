@@ -34,11 +34,11 @@ def check_text_env(env: Any) -> None:
     """Check an environment for common bugs; takes seconds and resets the environment.
 
     Args:
-        env: a `TextEnv`, a `TextVectorEnv`, or any single or vector Gymnasium environment with their spaces
+        env: a `TextEnv`, a `TextVectorEnv`, or any other Gymnasium environment, single or vector, with the spaces
             ``Dict(tokens, length)`` and ``Discrete``, and optionally a `transformers` tokenizer as ``env.tokenizer``.
 
     Raises:
-        ValueError: if any check fails; lists all that fail, with their problems.
+        ValueError: if any check fails; lists the failed checks and their problems.
 
     Example:
         >>> check_text_env(gymnasium.make("textenv/Copy-v0"))  # doctest: +SKIP
@@ -80,7 +80,7 @@ def _demand(holds: object, problem: str) -> None:
 
 
 def _check_spaces(driver: EnvDriver) -> str:
-    """Observations are in the declared space, right-padded, and copies."""
+    """Observations are in the declared space, and are copies."""
     driver.reset(0)
     for _ in range(3):
         for slot, observation in enumerate(driver.observations()):
@@ -99,7 +99,7 @@ def _check_spaces(driver: EnvDriver) -> str:
 
 
 def _check_ids(driver: EnvDriver) -> str:
-    """A state is the previous state plus the action: nothing is tokenized again."""
+    """A state begins with the previous state and the action: no text is tokenized again."""
     before = driver.reset(0)
     for step in range(12):
         token = driver.word(step)
@@ -117,7 +117,7 @@ def _check_ids(driver: EnvDriver) -> str:
 
 
 def _check_end_tokens(driver: EnvDriver) -> str:
-    """EOS ends a turn, pad does not (unless it is EOS), and only padding follows the text."""
+    """EOS ends a turn, pad does not (unless pad is EOS), and only padding follows the text."""
     for _ in range(2):
         driver.reset(None)
         length = len(driver.ids)
@@ -140,7 +140,7 @@ def _check_end_tokens(driver: EnvDriver) -> str:
 
 
 def _check_score_placement(driver: EnvDriver) -> str:
-    """A reward comes at the end of a turn, and in a rollout on a token that the policy chose."""
+    """`step` gives a reward only at the end of a turn."""
     before = driver.reset(0)
     for step in range(40):
         token = driver.word(step, words=3 if step % 4 == 3 else np.inf)
@@ -184,7 +184,7 @@ def _check_flags(driver: EnvDriver) -> str:
 
 
 def _check_seeds(driver: EnvDriver) -> str:
-    """The same seed gives the same prompts, other seeds give others; a reset without a seed continues the order."""
+    """Equal seeds give equal prompts, different seeds different ones; a reset without a seed continues the order."""
     sequences = [[driver.reset(seed), *(driver.reset(None) for _ in range(7))] for seed in (1, 1, 2, 3, 4)]
     _demand(sequences[0] == sequences[1], f"seed 1 gave {sequences[0][:3]}, then {sequences[1][:3]}")
     distinct = {tuple(ids) for sequence in sequences for ids in sequence}
@@ -222,7 +222,7 @@ def _check_no_leak(driver: EnvDriver) -> str:
 
 
 def _check_batched(driver: EnvDriver) -> str:
-    """Whole episodes by `advance` and by `step` have equal ids, rewards and flags."""
+    """Episodes played by `advance` and by `step` have equal ids, masks, rewards and flags."""
     env, episodes = driver.vector, driver.vector.num_envs + 4
     if not is_episode_env(env):
         return "the environment has no batched form (start_episodes, advance, take_episodes)"

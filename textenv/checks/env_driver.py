@@ -42,7 +42,7 @@ class _Replies(Protocol):
 
 
 class EnvDriver:
-    """Slot 0 of an environment; other slots, if any, step with other tokens that do not end their turns.
+    """Slot 0 of an environment; the other slots, if any, take other tokens, which do not end their turns.
 
     Args:
         env: a single or vector environment with the spaces of `TextEnv` and `TextVectorEnv`.
@@ -72,7 +72,7 @@ class EnvDriver:
         self.eos: int | None = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.pad: int | None = None if self.tokenizer is None else self.tokenizer.pad_token_id
         self.ends = {self.eos, self.pad}
-        """Tokens that end a turn, or may end one, or are never chosen (padding)."""
+        """Tokens that the script avoids: sure and possible ends of a turn, and padding."""
         if self.ours is not None:
             self.ends |= {*self.ours.ends.ids, *np.flatnonzero(self.ours.ends.may_complete)}
         self.conversation = self.ours is not None and isinstance(self.ours.task, _Replies)
@@ -97,7 +97,7 @@ class EnvDriver:
 
     @property
     def dealt(self) -> int | None:
-        """Number of prompts sampled in all slots since the seed; None if the environment does not report it."""
+        """Number of prompts sampled in all slots since seeding; None if the environment does not report it."""
         order = None if self.ours is None else self.ours.prompt_order
         return None if order is None else int(order["position"])
 
@@ -111,12 +111,12 @@ class EnvDriver:
         return token is not None and (self._masks[0] is None or bool(self._masks[0][token]))
 
     def word(self, number: int, *, words: float = math.inf) -> int:
-        """Return token ``number`` for slot 0, as `scripted` does; by default one that does not end the turn."""
+        """Return token ``number`` of `scripted` for slot 0; by default one that does not end the turn."""
         self._revive()
         return self.scripted(0, number, self._masks[0], words=words)
 
     def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: float) -> int:
-        """Token ``number`` of episode ``row`` in a fixed script: some words, then EOS, as far as the mask allows."""
+        """Token ``number`` of episode ``row`` in a fixed script: ``words`` words, then EOS, if the mask allows."""
         if number >= words and self.eos is not None and (mask is None or mask[self.eos]):
             return int(self.eos)
         ends, n = self.ends, int(self.action_space.n)
@@ -127,7 +127,7 @@ class EnvDriver:
         return int((plain or open_now)[(number + row) % len(plain or open_now)])
 
     def answer(self, words: int) -> Seen | None:
-        """Reset with seed 0, then step with some words and EOS; None if the mask or a limit prevents that."""
+        """Reset with seed 0, then step with this many words and EOS; None if the mask or a limit prevents it."""
         self.reset(0)
         if any(self.step(self.word(step)).done for step in range(words)) or not self.may(self.eos):
             return None
@@ -155,10 +155,10 @@ class EnvDriver:
         return found
 
     def play(self, seed: int, episodes: int) -> Iterator[tuple[int, int, list[int], np.ndarray | None, Seen]]:
-        """Play the script of `scripted`: that many episodes if there is one slot, else the first episode of each slot.
+        """Play the script of `scripted`: ``episodes`` episodes if there is one slot, else one in each slot.
 
         Yields:
-            Episode, index of the step, ids and action mask (bool ``[n]`` or None) before the step, and its result.
+            Episode, index of the step, ids and action mask (bool ``[n]`` or None) before the step, and result.
         """
         slots = self.vector.num_envs
         self.reset(seed)
@@ -182,7 +182,7 @@ class EnvDriver:
                 return
 
     def next_episode(self) -> list[int]:
-        """Proceed from the end of an episode to slot 0's next one, as the autoreset mode requires; return its ids."""
+        """After an episode, proceed to slot 0's next one, as the autoreset mode requires; return the new ids."""
         if self.mode is AutoresetMode.NEXT_STEP:
             self.step(self.word(0))
         self._revive()

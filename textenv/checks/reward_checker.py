@@ -40,7 +40,7 @@ class RewardCheckReport:
     function is not deterministic."""
     probes: list[Probe]
     mean: float | None
-    """Mean score of ordinary completions; None if the function applies to none."""
+    """Mean score of ordinary completions; None if none has a finite score."""
     highest: float | None
     seconds_per_row: float
 
@@ -65,20 +65,20 @@ def check_reward(
 ) -> RewardCheckReport:
     """Check a reward function for common bugs.
 
-    The function is called about 25 times with a few rows. By default, prompts are openings of movie reviews and
-    completions are reviews. The time and the scores of cheating completions are reported, but not judged.
+    The function is called about 30 times, mostly with all rows. By default, prompts are openings of movie reviews and
+    completions continue them. The time and the scores of cheating completions are reported, but not judged.
 
     Args:
         function: a reward function, ``async`` or not, or any callable such as `textenv.RewardModel`.
         prompts: texts or chats.
-        completions: varied completions, good and bad, one per prompt; all of them terminated.
+        completions: varied completions, good and bad, one per prompt; all count as terminated.
         columns: further columns by name, one entry per row.
         tokenizer: computes ``completion_ids``; without one they are the bytes of the text.
-        tolerance: for rounding, as a fraction of the scores' spread; in bfloat16 rounding is larger and depends on
-            the batch.
+        tolerance: for rounding, as a fraction of the scores' spread; raise it for bfloat16, whose rounding
+            depends on the batch.
 
     Raises:
-        ValueError: if a check fails (lists all that fail, with their problems), or if the function raises on ordinary
+        ValueError: if a check fails (lists the failed checks and their problems), or if the function raises on ordinary
             completions, for example because a column is missing.
         TypeError: if the function is not callable.
 
@@ -121,7 +121,7 @@ def run_reward_checks(
 
 
 def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
-    """Return the values for ordinary completions, and seconds per row; an extra first call may load a model."""
+    """Return the values for ordinary completions, and seconds per row; a first, untimed call may load a model."""
     try:
         trial.returned(trial.rows)
         start = time.perf_counter()

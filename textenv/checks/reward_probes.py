@@ -1,4 +1,4 @@
-"""Trial of a reward function: ordinary completions, and completions that cheat and should not score high."""
+"""Completions that test a reward function: ordinary ones, and cheating ones, which should not score high."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Trial:
             return returned  # the checks report the problem
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
-        """Return the scores of these rows; raise the function's errors, and one unless they are a list of numbers."""
+        """Return the scores of these rows; raise if the function does, or unless it returns one per row."""
         returned = self.returned(rows)
         if len(returned) != len(rows):
             raise ValueError(f"{len(returned)} scores for {len(rows)} completions")
@@ -97,10 +97,10 @@ class Trial:
 def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None
 ) -> list[Row]:
-    """Make rows; prompts and completions that are not given come from the grammar of reviews.
+    """Make rows; missing prompts and completions come from the grammar, half of the latter from columns if given.
 
     Raises:
-        ValueError: if they differ in number or are fewer than `MIN_ROWS`; names the counts.
+        ValueError: if the arguments differ in length, or are shorter than `MIN_ROWS`.
     """
     columns = dict(columns or {})
     given = {"prompts": prompts, "completions": completions} | columns
@@ -123,7 +123,7 @@ def make_rows(
 
 
 def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
-    """Sample openings and continuations, of either sentiment, one to three sentences; every fourth is truncated."""
+    """Sample openings and continuations of reviews of either sentiment; every fourth continuation is truncated."""
     rng = np.random.default_rng(0)
     reviews = [sample_review(rng) for _ in range(n)]
     answers = [review.text.removeprefix(review.opening) for review in reviews]
@@ -136,7 +136,7 @@ REPEATS = 64
 MAX_TOKENS = 256
 """Assumed maximum length of a completion."""
 VERY_LONG = 2_000
-"""Number of words in a completion far above that maximum."""
+"""Number of words in a completion far longer than `MAX_TOKENS`."""
 PUNCTUATION = ". , ! ? ; : ... !!! --"
 
 
@@ -147,10 +147,10 @@ class Probe(NamedTuple):
     answer: str
     """Completion of the first row."""
     mean: float | None
-    """Mean score of the rows to which the function applies; None if it applies to none, or raised an error."""
+    """Mean of the finite scores; None if there are none, or if the function raised an error."""
     highest: float | None
     note: str
-    """Warning that the scores exceed those of ordinary completions, or that the function raised an error; or empty."""
+    """Warning that the scores exceed ordinary ones, or that the function raised an error; empty if neither."""
 
 
 def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> list[Probe]:
@@ -184,7 +184,7 @@ def mean_of(scores: Sequence[float]) -> float | None:
 
 
 def long_answer(trial: Trial, words: int) -> str:
-    """Concatenate ordinary completions, repeatedly, up to a number of words."""
+    """Repeat the words of the ordinary completions up to this number."""
     said = [word for row in trial.rows for word in row.answer.split()] or ["word"]
     return " ".join(itertools.islice(itertools.cycle(said), words))
 

@@ -63,7 +63,7 @@ def fingerprint(data: object, packages: Iterable[str]) -> str:
 def cached(folder: Path, build: Callable[[Path], None]) -> Path:
     """Return the folder; first fill it by `build` if it is missing or damaged.
 
-    `build` gets an empty sibling folder that replaces the folder only when complete. If several processes call this,
+    `build` gets an empty sibling folder, which replaces this one when complete. If several processes call this,
     one builds and the others wait. Raises OSError if the cache cannot be written.
     """
     try:
@@ -84,7 +84,7 @@ def cached(folder: Path, build: Callable[[Path], None]) -> Path:
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
     print(f"textenv: building the embedded model in {folder} (once, about 40 s)", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: not in use, as the lock is held
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: this process holds the lock
     unfinished.mkdir()
     try:
         build(unfinished)

@@ -39,7 +39,7 @@ class Review(NamedTuple):
 
 @cache
 def openings() -> tuple[str, ...]:
-    """Return all neutral openings, in a fixed order; each is equally likely for both sentiments."""
+    """Return all neutral openings, in a fixed order; all are equally likely, in both sentiments."""
     return tuple(text for pattern in OPENINGS for text in expansions(pattern, 0))
 
 

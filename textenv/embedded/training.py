@@ -1,6 +1,6 @@
 """Training of the embedded models: a byte-level BPE tokenizer, a GPT-2 that writes reviews, and a classifier.
 
-One reproducible loop that leaves the caller's settings unchanged.
+One reproducible loop trains both models; the caller's settings stay.
 """
 
 import math
@@ -69,7 +69,7 @@ def train_language_model(
     texts = [sample_review(rng).text for _ in range(reviews)]
     rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
     with isolated(seed):
-        # The initial weights are closer to 1/sqrt(128) than GPT-2's .02, so that the model learns much faster.
+        # The initial weights' scale is closer to 1/sqrt(128) than GPT-2's .02; the model learns much faster.
         config = gpt2_config(tokenizer, n_embd=128, n_layer=2, n_inner=256, initializer_range=0.05)
         model = GPT2LMHeadModel(config)
 
@@ -88,8 +88,8 @@ def _sharpen(model: GPT2LMHeadModel) -> None:
     """Set the temperature after training (Guo et al. 2017): scaling the last norm scales every logit.
 
     A short training leaves a little probability on every wrong token, and a review samples about twenty tokens. The
-    held-out loss is lowest near 1.1 and only .002 nats per token higher at 1.2, where samples that break the grammar
-    fall from 8 % to 2 %.
+    held-out loss is lowest near a factor of 1.1, and only .002 nats per token higher at 1.2, where 2 % of the samples
+    break the grammar instead of 8 %.
     """
     model.transformer.ln_f.weight.mul_(SHARPNESS)
     model.transformer.ln_f.bias.mul_(SHARPNESS)
@@ -102,7 +102,7 @@ BARE, CUT = 0.2, 0.5
 def train_classifier(
     tokenizer: PreTrainedTokenizerFast, *, reviews: int = 4_000, seed: int = 2
 ) -> GPT2ForSequenceClassification:
-    """Train on sampled reviews, most of them truncated, so that it also scores incomplete ones."""
+    """Train on sampled reviews, most of them truncated, so that the model also scores incomplete ones."""
     rng = np.random.default_rng(seed)
     examples = [_example(sample_review(rng), tokenizer, rng) for _ in range(reviews)]
     rows, targets = zip(*examples, strict=True)
@@ -138,14 +138,14 @@ def _example(review: Review, tokenizer: PreTrainedTokenizerFast, rng: np.random.
 BATCH_SIZE = 16
 
 WARM_UP = 0.1
-"""Warmup ratio of the learning rate; afterwards it follows a cosine to 0."""
+"""Fraction of steps that warm up the learning rate, which then follows a cosine to 0."""
 WEIGHT_DECAY = 1e-3
 GRADIENT_NORM = 1.0
 
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Seeded float32 training on one CPU thread; the caller's settings are restored afterwards.
+    """Context for seeded float32 training on one CPU thread; restores the caller's settings.
 
     One thread, because otherwise the order of the sums, and so the weights, would depend on the number of cores.
     """

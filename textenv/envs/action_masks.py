@@ -87,7 +87,7 @@ class ActionMasks:
         """Return the actions as an array, checked in the given slots only.
 
         Raises:
-            ValueError: unless they are integers, one per slot, allowed by the masks there (rows ``allowed``).
+            ValueError: unless they are integers, one per slot, allowed by the masks with indices ``allowed``.
         """
         n, actions = self._sets.shape[1], _array(actions, "actions are")
         if actions.shape != allowed.shape or actions.dtype.kind not in "iu":

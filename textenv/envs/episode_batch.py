@@ -15,7 +15,7 @@ REFILLED = 1 / 8
 class EpisodeBatch:
     """Fixed number of episodes, one per row of the transcript, played in slots; idle slots get the next ones.
 
-    ``numbers`` are the positions of their prompts in the order of prompts.
+    ``numbers`` are the positions of the episodes' prompts in the prompt order.
     """
 
     def __init__(self, transcript: Transcript, numbers: Sequence[int], num_envs: int) -> None:
@@ -77,7 +77,7 @@ def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) ->
 
 
 def final_info(observation: Mapping[str, np.ndarray], done: np.ndarray, info: dict[str, Any]) -> dict[str, Any]:
-    """Info of SAME_STEP mode for ended episodes: as in Gymnasium, an object array, None in other slots."""
+    """Info of SAME_STEP mode: as in Gymnasium, ``final_obs`` is an object array, None where no episode ended."""
     final = np.full(len(done), None, dtype=object)
     for slot in np.flatnonzero(done):
         final[slot] = {name: column[slot] for name, column in observation.items()}

@@ -54,7 +54,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
 class KLReward(_ReferenceWrapper):
     """Wrapper that subtracts β·KL from the reward at each step; the action includes the policy's log-probability.
 
-    The reward depends on the policy's probability, so the action space includes it:
+    The reward depends on the policy's log-probability, which is thus part of the action space:
     ``Dict(token=Discrete(n), log_prob=Box(-inf, 0))``. ``info`` has ``kl`` and ``reference_log_prob``.
 
     Args:

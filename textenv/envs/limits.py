@@ -26,7 +26,7 @@ class Limits:
     """Maximum tokens of a turn."""
     max_turns: int = 1
     max_length: int | None = None
-    """Maximum tokens of the whole text; None: enough for all turns, with replies as long as prompts."""
+    """Maximum tokens of the whole text; None fits all turns if no reply exceeds ``max_prompt_tokens``."""
     stop: tuple[str | int, ...] = ()
     """Texts and token ids that end a turn, in addition to EOS."""
     min_new_tokens: int = 0
@@ -74,7 +74,7 @@ class Ends:
     """Conditions that end a turn: the tokenizer's EOS, other token ids, and stop texts.
 
     Raises:
-        TypeError: unless it is a tokenizer of `transformers`.
+        TypeError: if the tokenizer is not of `transformers`.
         ValueError: on an id outside the vocabulary.
     """
 

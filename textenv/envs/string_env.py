@@ -40,12 +40,12 @@ class StringGames:
     Args:
         make_env: function that makes a new environment for each episode; or a single environment to reuse, which works
             with one slot only.
-        tokenizer: the policy's tokenizer; with a chat template observations become user messages, otherwise lines of
-            text.
+        tokenizer: the policy's tokenizer; with a chat template, observations become user messages, otherwise lines
+            of text.
         pay_at: ``"turn"`` assigns each reward to the turn that earned it, ``"end"`` their sum to the last turn.
 
     Raises:
-        TypeError: if the result is not a Gymnasium environment.
+        TypeError: unless ``make_env`` is or makes a Gymnasium environment.
     """
 
     def __init__(

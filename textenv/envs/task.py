@@ -17,8 +17,8 @@ class Task(Protocol):
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions of the endless order that the seed defines.
 
-        The result depends only on seed and numbers. So two integers suffice to resume, environments can share a task,
-        and a group repeats one number.
+        The result depends only on seed and numbers. So seed and position suffice to resume, environments can share a
+        task, and a group repeats one number.
         """
         ...
 
@@ -55,7 +55,7 @@ class FunctionTask(PromptList):
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
         looked_at = range(min(len(self.prompts), 10_000))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
-        """Column names found in the prompts; its entry is None for a prompt without that column."""
+        """Column names found in the prompts; a prompt without such a column gets None there."""
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
@@ -64,7 +64,7 @@ class FunctionTask(PromptList):
 
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
-    """Return the task, or one built from prompts and reward; raise unless exactly one of the two is given."""
+    """Return the task, or one built from prompts and reward; raise unless either the task or both others are given."""
     if task is not None and prompts is None and reward is None:
         if isinstance(task, type) or not isinstance(task, Task):
             raise TypeError(

@@ -24,7 +24,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
 
     def __init__(self, task: Task | None = None, **arguments: Any) -> None:
         self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)
-        """Vector environment with one slot that does the work."""
+        """Vector environment with one slot, which does the work."""
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
         self.max_length = self.vector.max_length

@@ -1,4 +1,4 @@
-"""Transcript: token ids of the running episodes; tokens are only appended, never tokenized again."""
+"""Transcript: token ids of the running episodes; ids are only appended, and no text is tokenized again."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Token ids of episodes, one per row: a prompt, then the policy's tokens; in a conversation, replies in between.
+    """Token ids, one episode per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
-    The padding is the tokenizer's pad token, else its EOS.
+    Padding is the tokenizer's pad token, else EOS, else 0.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Transcript:
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
                 ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
         over = (after >= self.turn_limit[rows]) | ended
-        self.terminated[rows] = ended  # for the turn; `answer` decides about the episode
+        self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
         if self.masks.active:
             self._look_ahead(named[~over])
         return named[over]
@@ -162,7 +162,7 @@ class Transcript:
         return [turn for _, _, turn in self._unpaid]
 
     def assign_reward(self, scores: Scores) -> np.ndarray:
-        """Assign each unpaid turn's score to its last token, or to all; return float32 ``[rows]``, the sums."""
+        """Assign each unpaid turn's score to its last token, or per token; return the sums, float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)
         if not self._unpaid:
             return paid

@@ -30,7 +30,7 @@ class Turn:
     """True if the policy ended its turn (EOS or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
     stop: tuple[str, ...] = ()
-    """Stop texts, if one of them ended the turn; `completion` excludes it."""
+    """Stop texts, if one of them ended the turn: `completion` excludes that one."""
     index: int = 0
     """Number of the turn in its episode, from 0."""
     last: bool = True
@@ -50,7 +50,7 @@ class Turn:
     def completed(self, texts: Sequence[str]) -> int | None:
         """Position in `text` of the first of these texts that the last token completed; None if it completed none.
 
-        A stop text completed by an earlier token is ignored: the turn was too short to end then.
+        A stop text completed by an earlier token is ignored: the turn was still too short to end.
         """
         earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).text
         stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # an incomplete character

@@ -46,8 +46,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     `take_episodes`, which scores all completions in one call.
 
     Args:
-        task: samples prompts and scores completions; or give ``prompts`` and ``reward`` instead. If it has ``reply``,
-            the episode is a conversation.
+        task: samples prompts and scores completions; or give ``prompts`` and ``reward`` instead. With a ``reply``
+            method, the episode is a conversation.
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
@@ -56,12 +56,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
             without ``reply`` the episode then ends as ``truncated``.
         min_new_tokens: minimum length of a turn, in tokens, before it may end.
-        max_turns: maximum turns per episode; after the last one the episode is ``truncated``.
+        max_turns: maximum turns of a conversation, which is ``truncated`` after the last one.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
         stop: texts and token ids that end a turn, in addition to EOS.
-        forbidden: token ids that no turn may contain (EOS, for completions of fixed length).
-        allowed: constrained decoding: function from the turn so far (`Turn`) to the ids allowed next, or None for all.
+        forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
+        allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         penalty: KL penalty that agents apply after each rollout.
         render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
@@ -160,7 +160,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._order.state = saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the order of prompts, between rollouts; episodes of `step` are not saved and restart."""
+        """Prompt order and random generator, between rollouts; episodes of `step` are not saved: they restart."""
         return {"prompt_order": self.prompt_order, "np_random": self.np_random}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[TextObservation, dict[str, Any]]:
-        """Begin new episodes; with ``options={"reset_mask": bool [num_envs]}`` in those slots only.
+        """Begin new episodes; with ``options={"reset_mask": bool [num_envs]}``, only where it is True.
 
         Raises:
             ValueError: if the environment is closed, or a prompt does not fit.
@@ -212,7 +212,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
-        # A slice if all slots are active, as at most steps, because it is faster than an index array.
+        # If all slots are active (as at most steps), a slice, which is faster than an index array.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
         reward = self._slots.assign_reward(self._score(self._slots))
@@ -329,7 +329,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._order.start(self.np_random, anew=seed is not None)
 
     def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
-        """Begin episodes in these rows with the prompts of these numbers."""
+        """Begin episodes in these rows with the prompts at these positions."""
         prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):

@@ -1,4 +1,4 @@
-"""Text games of several turns with known optimal play: strings in and out, and an oracle player for each."""
+"""Text games of several turns with known optimal play: strings in and out, and an optimal player for each."""
 
 from textenv.games.calculator import Calculator, CalculatorPlayer, evaluate
 from textenv.games.guess_number import BinarySearch, GuessNumber

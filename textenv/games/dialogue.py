@@ -30,7 +30,7 @@ class Game(gymnasium.Env[str, str]):
     OPTION = "secret"
     """Option of `reset` that sets the secret."""
     TURN = "turn"
-    """Word for a turn in the reply to the last one."""
+    """Word for a turn in the reply to the last turn."""
 
     def __init__(self, *, turns: int, max_observation: int) -> None:
         self.observation_space, self.action_space = text_space(max_observation), text_space(MAX_ACTION)
@@ -41,11 +41,11 @@ class Game(gymnasium.Env[str, str]):
         self._ended = False
 
     def _draw(self) -> Any:
-        """Draw a secret (or what it is computed from) from `np_random`."""
+        """Draw a secret, or the expression that gives it, with `np_random`."""
         raise NotImplementedError
 
     def _begin(self, secret: Any) -> str:
-        """Set ``_secret`` and ``_shown``, the secret in words, and return the rules; ValueError on a wrong secret."""
+        """Set ``_secret`` and ``_shown`` (the secret in words); return the rules. ValueError on a wrong secret."""
         raise NotImplementedError
 
     def _play(self, action: str) -> tuple[str, float | None]:

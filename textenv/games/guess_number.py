@@ -79,7 +79,7 @@ class GuessNumber(Game):
 
 
 def last_whole_number(text: str) -> int | None:
-    """Return the last whole number in a text, or None; beyond 18 digits, a number that is out of every range."""
+    """Return the last whole number in a text, or None; for more than 18 digits, ±10**18: out of every range."""
     numbers = _WHOLE_NUMBER.findall(text)
     if not numbers:
         return None

@@ -14,7 +14,7 @@ ATTRIBUTES = {
     "bird": "a bird",
     "fly": "able to fly",
 }
-"""Attributes to ask about: the attribute, and its words after "is it". Each of the first four halves the animals."""
+"""Attributes to ask about, and their words after "is it". Each of the first four halves the animals."""
 ANIMALS: dict[str, frozenset[str]] = {
     name: frozenset(attributes.split())
     for name, attributes in {
@@ -47,7 +47,7 @@ class TwentyQuestions(Game):
     ``is it a <animal>?`` counts (also ``can it fly?``). Replies: ``yes`` or ``no``, or an explanation of the mistake,
     which also uses up a question. Score: ``1 - q / max_questions`` for naming the animal after q other questions, which
     ends the episode; 0 on every other turn; the episode terminates after question ``max_questions``. Optimal play:
-    `BestQuestions`. Best score: 33/40 on average with 20 questions: 3.5 of them before the right name.
+    `BestQuestions`. Best score: 33/40 on average with 20 questions (3.5 before the right name).
 
     Args:
         max_questions: number of questions before the episode ends.
@@ -121,7 +121,7 @@ class BestQuestions:
     """Optimal player of `TwentyQuestions`, by dynamic programming over the remaining animals.
 
     Values are exact. A branch is pruned only if its upper bound (its value if every yes-or-no question were allowed)
-    is no better than a branch already evaluated.
+    is at most the value of a branch already evaluated.
 
     Args:
         max_questions: as in the game.
@@ -190,6 +190,6 @@ class BestQuestions:
         return self._bounds[count, asked]
 
     def _bound_of(self, sizes: list[int], asked: int, named: bool) -> Fraction:
-        """Return the bound of a question that leaves one of these numbers of animals, or names one more."""
+        """Bound of a question that leaves one of these numbers of animals; if ``named``, it names another."""
         won = self._reward(asked) if named else Fraction(0)
         return (won + sum(size * self._bound(size, asked + 1) for size in sizes)) / (sum(sizes) + named)

@@ -54,7 +54,7 @@ class Reviews(PromptList):
 
     Args:
         split: ``"train"`` or ``"test"``.
-        classifier: ``"embedded"``, or folder or hub name of a sentiment classifier.
+        classifier: sentiment classifier: ``"embedded"``, a folder, or a hub name.
     """
 
     LIMITS = {"max_prompt_tokens": 24, "max_new_tokens": 48}
@@ -146,7 +146,7 @@ GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
         {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
     ),
 }
-"""Constructor and limits of each game; the games themselves end after fewer turns."""
+"""Constructor and limits of each game; by default, the games end after fewer turns."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 
@@ -156,7 +156,7 @@ def make_task(
     """Make a built-in task from its name.
 
     Args:
-        name: one of `TASKS`, of `GAMES`, or ``"ReasoningGym"``.
+        name: a name in `TASKS` or `GAMES`, or ``"ReasoningGym"``.
         tokenizer: the policy's tokenizer.
         split: ``"train"`` or ``"test"``; games have no splits, as each episode is drawn at random.
         arguments: of the task and of the environment.

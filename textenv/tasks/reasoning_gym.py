@@ -31,8 +31,8 @@ class ReasoningGym:
     or of the whole completion, stripped, if it has no tags. Best score: 1. Columns: question, answer
     (None in ``boxnet``, ``graph_color``, ``propositional_logic``, ``rubiks_cube``, ``rush_hour``) and metadata.
 
-    Some verifiers evaluate the policy's text (`EVAL`, `SYMPY`). There, anything but plain arithmetic is scored as an
-    empty answer (`textenv.tasks.safe_eval`). Sympy can still take minutes to simplify a long wrong integral
+    Some verifiers evaluate the policy's text (`EVAL`, `SYMPY`). These get an empty answer instead of a text that
+    `textenv.tasks.safe_eval` refuses. Sympy can still take minutes to simplify a long wrong integral
     (`INTEGRALS`), so limit the tokens of these completions. If a verifier raises an error, the score is 0.
 
     The prompt for a given ``number`` and ``seed`` is the same in every process, except that ``isomorphic_strings``,
@@ -42,7 +42,7 @@ class ReasoningGym:
     Args:
         dataset: name of a dataset, such as ``"chain_sum"``; ``composite`` is not supported.
         split: ``"train"`` or ``"test"``; the hash of a question decides its split.
-        extract: function that extracts the answer from a completion; None for the package's own.
+        extract: function that extracts the answer from a completion; None for `answer_of`.
         config: the dataset's settings, except ``seed``.
 
     Raises:
@@ -112,7 +112,7 @@ class ReasoningGym:
         """
         dataset = self._dataset
         dataset.seed = dataset.config.seed = rng.randrange(2**31)
-        dataset.size = self._size  # word_ladder lowers it when it finds no puzzle
+        dataset.size = self._size  # word_ladder lowers the size when it finds no puzzle
         with _global_seed(rng.randrange(2**32)):
             return dict(dataset[rng.randrange(self._size)])
 

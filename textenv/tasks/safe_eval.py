@@ -4,7 +4,7 @@ import ast
 from collections.abc import Collection
 
 MAX_LENGTH = 1000
-"""Maximum characters of such a text."""
+"""Maximum characters of a text to evaluate."""
 MAX_DEGREE = 40
 """Maximum product of nested exponents: ``9**9**9`` is refused, ``x**12`` is not."""
 FUNCTIONS = frozenset(
@@ -16,7 +16,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = ()) -> bool:
-    """Return True if a text is safe to evaluate as Python: only arithmetic, on numbers of bounded size.
+    """Return True if Python may evaluate a text: bounded arithmetic, lists, and calls of ``functions``.
 
     Invalid Python fails at once in ``eval`` and is harmless there. ``sympy.parse_expr`` accepts more than Python
     (``5!``); with ``sympy``, anything but plain Python is refused.
