@@ -22,15 +22,15 @@ from torchrl.envs.gym_like import BaseInfoDictReader
 def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
     """Convert a Gymnasium environment to torchrl, batch size ``[]``, or ``[num_envs]`` for a vector environment.
 
-    A Discrete action is an integer, never one-hot (which takes 402 kB per action for GPT-2's vocabulary). With B the
-    batch size: ``action`` is int64 ``[*B]``, ``reward`` float32 and ``done``, ``terminated``, ``truncated`` bool, all
+    A Discrete action is an integer, never one-hot (which takes 402 kB per action for GPT-2's vocabulary). For batch
+    size B, ``action`` is int64 ``[*B]``; float32 ``reward`` and bool ``done``, ``terminated``, ``truncated`` are
     ``[*B, 1]``; for text, ``tokens`` is ``[*B, max_length]`` and ``length`` ``[1]`` or ``[N]``. An ``action_mask`` in
     ``info`` becomes an entry, bool ``[*B, n]``, and masks the action spec; the environment is reset here once to detect
-    it. As usual in torchrl, ``set_seed`` resets, and the next ``reset`` starts the seed's second episode.
+    it. As in torchrl, ``set_seed`` resets, so the next ``reset`` starts the seed's second episode.
 
     Raises:
         TypeError: if it is not a Gymnasium environment.
-        ValueError: if a vector environment has autoreset, or an action mask is for a space other than Discrete.
+        ValueError: if a vector environment has autoreset, or there is an action mask for a space other than Discrete.
 
     Example:
         >>> to_torchrl(gymnasium.make("CartPole-v1")).rollout(3)["action"].dtype
@@ -61,8 +61,8 @@ def from_torchrl(env: EnvBase, observation: str | None = None) -> "TorchRLVector
 class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     """A torchrl environment as a Gymnasium vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
 
-    Autoreset is DISABLED, as in torchrl: ``reset(options={"reset_mask": bool [N]})`` sets its ``_reset``.
-    Categorical and OneHot specs are Discrete spaces, Bounded and Unbounded are Box, Binary is MultiBinary. One
+    As in torchrl, autoreset is DISABLED: ``reset(options={"reset_mask": bool [N]})`` sets ``_reset``.
+    Categorical and OneHot specs become Discrete, Bounded and Unbounded Box, Binary MultiBinary. One
     observation entry is the observation; several are a Dict keyed by name. An entry ``action_mask`` goes to
     ``info["action_mask"]``, int8 ``[N, n]``. A seed calls torchrl's ``set_seed(seed)``, followed by a reset.
 
@@ -98,7 +98,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._ended = np.ones(self.num_envs, dtype=bool)
-        self._current: TensorDictBase | None = None  # passed back to torchrl: the state of stateless environments
+        self._current: TensorDictBase | None = None  # passed back to torchrl, which may keep no state itself
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """Step every slot (actions ``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
 
         Returns:
-            Observation, final where an episode ended; reward float32, terminated and truncated bool ``[N]``.
+            Observation (the last one where an episode ended); reward float32, terminated, truncated bool ``[N]``; info.
         """
         if self._current is None or self._ended.any():
             raise ValueError(
@@ -214,7 +214,7 @@ def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
             raise ValueError(f"entry {name!r} has different bounds in different slots, expected the same in all")
         dtype, low, high = low.dtype.type, low[0] if dims else low, high[0] if dims else high
         if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
-            low, high = -np.inf, np.inf  # torchrl has the largest float as bound
+            low, high = -np.inf, np.inf  # torchrl uses the largest float as bound
         return spaces.Box(low, high, shape, dtype)
     raise TypeError(
         f"entry {name!r} is {type(spec).__name__} of shape {list(spec.shape)}, which has no Gymnasium space here: "

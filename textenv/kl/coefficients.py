@@ -24,7 +24,7 @@ class Coefficient(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore the state that `state_dict` returned; raise a ValueError if it belongs to another kind."""
+        """Restore the state that `state_dict` returned; raise a ValueError if the state is of another kind."""
         ...
 
 
@@ -57,14 +57,14 @@ class FixedCoefficient:
 
 
 class AdaptiveCoefficient:
-    """Coefficient that rises while the KL is above a target and falls below it (Ziegler et al. 2019, section 2.2).
+    """Coefficient that rises while KL > target and falls while KL < target (Ziegler et al. 2019, section 2.2).
 
     ``e = clip(kl / target - 1, -.2, .2)`` and ``β ← β·(1 + gain·e)``, with the KL in nats per episode.
 
     Args:
         initial: β at the start, > 0 (0 would stay 0).
         target: target KL, in nats per episode (text: per completion), not per step; > 0.
-        gain: K_β, > 0 and small enough that β stays positive, below 5.
+        gain: K_β, above 0 and below 5, so that β stays positive.
 
     Raises:
         ValueError: on a number out of range.
@@ -99,7 +99,7 @@ class AdaptiveCoefficient:
 
 
 class ScheduledCoefficient:
-    """Coefficient linear in the number of steps (True entries) so far, constant after ``steps``.
+    """Coefficient linear in the number of steps (True mask entries) so far, constant after ``steps``.
 
     Args:
         start: β at the start, at least 0.

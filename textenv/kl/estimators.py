@@ -1,7 +1,7 @@
 """Estimators of KL(π‖π_ref) from log π(a|s) - log π_ref(a|s) at sampled actions (Schulman 2020, "Approximating KL").
 
-An estimator with the right mean can have a wrong gradient, which depends on its place (reward or loss). See the table
-in `textenv.kl.penalty.KLPenalty`.
+Even with the right mean, an estimator's gradient can be wrong; its place (reward or loss) decides. See the table in
+`textenv.kl.penalty.KLPenalty`.
 """
 
 import warnings
@@ -25,7 +25,7 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Return ``π_ref/π - 1 + log(π/π_ref)``: unbiased, never negative; has the variance of ``π_ref/π``."""
+    """Return ``π_ref/π - 1 + log(π/π_ref)``: unbiased, never negative; noisy where ``π_ref/π`` is large."""
     return (-log_ratio).expm1() + log_ratio
 
 

@@ -1,7 +1,7 @@
 """KL penalties towards a reference policy: ``reward_t = score_t - coef * kl_t``, or ``kl_t`` in the loss.
 
-`KLPenalty` is the batched form that the kit's agents use. For agents without these rollouts there are two
-wrappers in `textenv.envs.kl_wrappers`.
+`KLPenalty` is the batched form that the kit's agents use. For other agents, there are two wrappers in
+`textenv.envs.kl_wrappers`.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,15 @@ class KLPenalty:
     estimator  in the reward                                       in the loss
     =========  ==================================================  ===========================================
     ``k1``     **right**                                           refused: gradient 0
-    ``k2``     wrong: of second order near the reference           **right**, while on-policy
+    ``k2``     wrong: second-order near the reference              **right**, while on-policy
     ``k3``     wrong: that of KL(π‖π_ref) - KL(π_ref‖π)            wrong: that of KL(π_ref‖π) (GRPO)
-    ``exact``  wrong: ignores the current state (0 for one step)   **right**
+    ``exact``  wrong: counts only later states (if none, 0)        **right**
     =========  ==================================================  ===========================================
 
-    Wrong combinations warn. In the reward, returns carry the KL of later states back to the actions that lead there; in
-    the loss they do not, so over several steps only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While
-    on-policy" means the first minibatch of an update; in later ones the policy differs from the one that acted, without
-    a correction (PPO's clipping keeps the difference small).
+    Wrong combinations warn. In the reward, returns carry the KL of later states back to the actions that lead there; a
+    loss does not, so for whole texts only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While on-policy"
+    means the first minibatch of an update; in later ones, no correction is made for the difference between the policy
+    and the one that acted (PPO's clipping keeps it small).
 
     Args:
         reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
@@ -73,7 +73,7 @@ class KLPenalty:
         self.place = place
         self._reference = reference
         self._hashes: dict[str, int] | None = None  # of the reference's tensors, from the first call on
-        self._unfinished_kl = 0.0  # nats, in episodes unfinished at the last update
+        self._unfinished_kl = 0.0  # nats, since the last update with finished episodes
 
     @property
     def reference(self) -> Reference:
@@ -115,7 +115,7 @@ class KLPenalty:
 
         Args:
             part: part of a rollout that the penalty was called on.
-            log_prob: log π of its actions under the current policy, with gradient.
+            log_prob: log π of the part's actions under the current policy, with gradient.
             policy: the current policy.
         """
         if self.place == "reward":
@@ -127,7 +127,7 @@ class KLPenalty:
     def update(self, rollout: TensorDict) -> None:
         """Adapt the coefficient to a rollout that the penalty was called on; call it after the policy update.
 
-        KL per episode: the sum since the last rollout with finished episodes, divided by the number finished now.
+        KL per episode: the sum since the last rollout with finished episodes, divided by the episodes finished now.
         """
         mask = rollout["mask"]
         self._unfinished_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
@@ -160,13 +160,13 @@ class KLPenalty:
 
 
 def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
-    """Hash each tensor of the reference (none if it is not a module); raise if one has changed."""
+    """Hash each tensor of the reference (if not a module, it has none); raise if one has changed."""
     module, own = _scoring_module(reference), _scoring_module(policy)
     # The state of a frozen adapter's model also lists trained weights: skip them (`_check_start` refuses shared ones).
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
     tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
-    # A cheap hash over bits, which differs if one or two values change; one-byte dtypes are hashed as uint8.
+    # A cheap xor of the bits: differs if one value changes, not always if two do; one-byte dtypes are hashed as uint8.
     hashes = [torch.hash_tensor(x if x.element_size() > 1 else x.view(torch.uint8)).to("cpu") for x in tensors.values()]
     found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
     changed = [name for name in found if before is not None and found[name] != before.get(name)]
@@ -214,7 +214,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
 
 
 def _scoring_module(holder: Any) -> nn.Module | None:
-    """The module that computes log-probabilities: a language model, or the policy or reference itself."""
+    """The module that computes log-probabilities: a language model, else the policy or reference itself."""
     lm = language_model_of(holder)
     return lm if lm is not None else holder if isinstance(holder, nn.Module) else None
 

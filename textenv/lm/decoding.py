@@ -3,10 +3,10 @@
 The caches of `transformers` advance all rows together. Here each row writes keys at its own positions, a new prompt
 can enter a slot while other slots are in the middle of a text, and an additive mask selects the keys for each query.
 Models with sliding-window, recurrent or other special caches, and those whose outputs with a cache differ from a plain
-pass, use the padded path: the whole prefix is read again at every step.
+pass, use the padded path, which reads the whole prefix again at every step.
 
-After some calls, steps are recorded and then replayed (`textenv.lm.recording`): one token in every slot, one token in
-some slots, and several tokens.
+After some calls, three kinds of step are recorded and then replayed (`textenv.lm.recording`): one token in every slot,
+one token in some slots, and several tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WHOLE = 7 / 8
-"""Fraction of slots with one new token above which all slots are read: copying some from the cache would cost more."""
+"""If this fraction of slots has one new token, all slots are read: copying some from the cache would cost more."""
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -113,7 +113,7 @@ class Decoder:
 
     @torch.no_grad()
     def _choose_path(self) -> None:
-        """Use the cache if it agrees with one plain pass up to the maximum length, else the padded path, else raise."""
+        """Use the cache if it agrees with a plain pass over the longest text, else the padded path, or raise."""
         name, cause, paths = type(self.lm.model).__name__, None, (True, False) if self.cached else (False,)
         for self.cached in paths:
             try:
@@ -136,7 +136,7 @@ class Decoder:
             step.forget()
 
     def _gap(self) -> tuple[float, float]:
-        """Largest difference of slots from one plain pass over the longest text, in nats, and its tolerance.
+        """Largest log-probability difference of slots and one plain pass over the longest text, nats; its tolerance.
 
         One slot reads the text in pieces, with the last token alone; a second slot has a shorter prefix.
         """
@@ -154,7 +154,7 @@ class Decoder:
         return gap.abs().max().item(), rounding(plain)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
-        """Clear these slots (bool ``[num_slots]``), or all slots and any recording of replaced weights."""
+        """Clear these slots (bool ``[num_slots]``); None clears all, and drops recordings of replaced weights."""
         if rows is None:
             for step in self._recordings:
                 step.forget_replaced()
@@ -229,7 +229,7 @@ class Decoder:
         return self._several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
 
     def _mask(self, where: Tensor, width: int) -> Tensor:
-        """Additive mask for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to their own position."""
+        """Additive mask for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to each query's position."""
         return torch.where(self._steps[:width] > where.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-"""Weight files that can run code when they are loaded; they are never loaded."""
+"""Weight files that can run code when loaded, so they are never loaded."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Subfolder of an adapter's folder with the base model, if it cannot be loaded by a name."""
+"""Subfolder, in an adapter's folder, for a base model that cannot be loaded by a name."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
@@ -48,7 +48,7 @@ _CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
 def trust_remote_code() -> Iterator[None]:
     """Context in which a model's own Python code may run: only for models that you trust like a program.
 
-    This is the only way to allow it, so no setting in a file can. An environment loads its reference at the first
+    Nothing else allows this code, not even a setting in a file. An environment loads its reference at the first
     rollout, so run the training in this context too.
 
     Example:
@@ -87,7 +87,7 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
 
 
 def _refuse_code(folder: str, name: str | Path) -> None:
-    """Raise a ValueError if a model refers to its own code, even if `transformers` could load it without."""
+    """Raise a ValueError if a model refers to its own code, even if `transformers` could load it without that code."""
     from transformers.utils import cached_file
 
     for file in ("config.json", "tokenizer_config.json"):
@@ -111,7 +111,7 @@ def _refuse_code(folder: str, name: str | Path) -> None:
 
 
 def _hub_kernel(settings: Any, implementation: str = "") -> str:
-    """First attention or experts implementation, at any depth, that is a name on a hub; empty if there is none."""
+    """First attention or experts implementation, at any depth, that is a hub name; empty if there is none."""
     if isinstance(settings, str):
         return f"{implementation} {settings!r:.100}" if implementation and "/" in settings else ""
     if isinstance(settings, list):
@@ -132,7 +132,7 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
 
-    For a folder written by `peft` this is the base model that it names, with the adapter. If dtype is None, the
+    A folder written by `peft` gives the base model that the folder names, with the adapter. If dtype is None, the
     weights become float32, even those saved in bfloat16: most optimizer steps are too small to change bfloat16 weights.
 
     Raises:
@@ -175,7 +175,7 @@ def plain_model(model: Any) -> PreTrainedModel:
 
 
 def trunk_of(model: Any) -> PreTrainedModel:
-    """Return the plain model without its output layer; Llama 4 has it under another attribute."""
+    """Return the plain model without its output layer (the trunk; Llama 4 has another attribute for it)."""
     plain: Any = plain_model(model)
     return plain.model if plain.base_model is plain else plain.base_model
 
@@ -206,10 +206,10 @@ def merged_trunk(model: Any) -> PreTrainedModel:
 
 @no_progress_bars()
 def save_model(model: Any, folder: Path) -> None:
-    """Write a model, or only its adapter.
+    """Write a model; if adapted, only its adapter.
 
     An adapter's folder names its base model: a hub name, or the absolute path of a folder. A base without a name (built
-    from a configuration, or loaded from such a folder) is saved in the subfolder ``base/``. Earlier contents of the
+    from a configuration, or loaded from a ``base/``) is saved in the subfolder ``base/``. Earlier contents of the
     folder do not affect loading.
     """
     model.save_pretrained(folder)
@@ -238,7 +238,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     """Load the base model with a saved adapter, which can be trained further.
 
     Raises:
-        ImportError: without `peft`.
+        ImportError: if `peft` is not installed.
         ValueError: if the base model cannot be found, or the adapter is not in safetensors.
     """
     try:
@@ -260,6 +260,6 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
 
 
 def _is_adapted(model: Any) -> bool:
-    """Return True for a model of `peft`, without importing it: if it is not imported, there are none."""
+    """Return True for a model of `peft`, without importing `peft`: if it is not imported, there are none."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 POSITIONS_AT_ONCE = 512
-"""Number of positions per forward pass on a CPU without gradients: more are no faster, and take memory."""
+"""Number of positions per forward pass on a CPU without gradients: more take memory and are no faster."""
 
 
 def trunk_output(
@@ -23,7 +23,7 @@ def trunk_output(
 ) -> Tensor:
     """Return the last hidden state of a model without output layer for these inputs, ``[B, L, hidden size]``.
 
-    Gradient checkpointing is ignored without gradients, so caches work there.
+    Where gradients are off, checkpointing is ignored, so caches work.
     """
     checkpointed = gradient_checkpointing and torch.is_grad_enabled()
     with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
@@ -32,7 +32,7 @@ def trunk_output(
 
 
 def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split inputs into groups of rows on a CPU without cache and gradients; else keep them together."""
+    """Split inputs into groups of rows if on a CPU, without key-value cache and gradients; else keep them together."""
     tokens = inputs["input_ids"]
     rows = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
     if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows:
@@ -51,8 +51,8 @@ def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractC
 def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
     """Context in which layers keep only their inputs for the backward pass (Chen et al. 2016).
 
-    `transformers` checkpoints only layers in training mode, in which some of them (OPT) enable dropout. Here they stay
-    in their current mode; in training mode, recomputation draws the same dropout mask again.
+    `transformers` checkpoints only layers in training mode, in which some of them (OPT) enable dropout. Here layers
+    keep their mode; in training mode, recomputation draws the same dropout mask again.
     """
     layers = _layers(trunk)
     before = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any

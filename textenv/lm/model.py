@@ -43,7 +43,7 @@ FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
     **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
     **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
 }
-"""Configuration settings c (of Gemma, Cohere, Granite) that change the logits x after the output layer, and how."""
+"""Functions of the logits x after the output layer, by configuration setting c (of Gemma, Cohere, Granite)."""
 
 
 class LanguageModel(nn.Module):
@@ -57,13 +57,13 @@ class LanguageModel(nn.Module):
         tokenizer: the model's tokenizer; logits beyond the tokenizer's ids are dropped everywhere.
         temperature: divides the logits in both sampling and scoring; > 0.
         gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
-        autocast: ``torch.bfloat16`` is the dtype of trunk and logits in sampling and scoring; weights keep their dtype
-            (float32 if they train) and log-probabilities are float32. None computes in the dtype of the weights.
+        autocast: ``torch.bfloat16`` for the matrix products of trunk and logits; weights keep their dtype (by default
+            float32), and log-probabilities are float32. None computes in the dtype of the weights.
 
     Raises:
-        ValueError: if the model is an encoder-decoder, its logits are not its output layer applied to its trunk or
-            depend on later tokens, its layers do not support gradient checkpointing, the tokenizer has ids beyond its
-            vocabulary, temperature is not positive, or autocast is another dtype.
+        ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
+            vocabulary, or the model is unsuitable: an encoder-decoder, not causal, without gradient checkpointing
+            (if requested), with prompt tuning, or with logits other than its output layer over its trunk.
 
     Example:
         >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         return super().train(False)
 
     def frozen_copy(self) -> LanguageModel:
-        """Return a frozen copy; if only some parameters train (LoRA), it shares the rest (`FrozenLanguageModel`)."""
+        """Return a frozen copy; if only some parameters train (LoRA), it shares the others (`FrozenLanguageModel`)."""
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
         return FrozenLanguageModel(self)
@@ -164,11 +164,11 @@ class LanguageModel(nn.Module):
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """Log-probability and entropy of the actions at the rollout's True entries, 0 elsewhere; no value."""
+        """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
         return self.score(self.hidden(rollout["observation"]), rollout)
 
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
-        """Do `evaluate` from the trunk's output ``[B, T, hidden_size]``, for callers that share it."""
+        """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
         mask = rollout["mask"]
         scores = self.score_actions(hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout))
         log_prob, entropy = (_scattered(mask, score) for score in scores)
@@ -192,9 +192,9 @@ class LanguageModel(nn.Module):
         return TokenScores.apply(hidden, head.weight, action, logits, self.temperature, self._rows_at_once)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
-        """Exact KL(self‖other) of the next token at the True entries, nats, 0 elsewhere: float32 ``[B, T]``.
+        """Exact KL(self‖other) of the next token where the mask is True, nats, 0 elsewhere: float32 ``[B, T]``.
 
-        Only this model gets a gradient; the other has its own temperature. Logits are computed in chunks, as in
+        Only this model gets a gradient; the other uses its own temperature. Logits are computed in chunks, as in
         `score_actions`.
 
         Raises:
@@ -238,7 +238,7 @@ class LanguageModel(nn.Module):
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
         log_probs, probability = self._normalized(hidden, allowed)
-        # Below -1e3 the probability is 0; times the lowest finite logit (`restrict`) its gradient would be NaN.
+        # Below -1e3 the probability is 0; its product with the lowest finite logit would have a NaN gradient.
         entropy = -torch.linalg.vecdot(probability, log_probs.clamp(min=-1e3))
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
@@ -264,7 +264,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_forward(self) -> None:
-        """Check that the output layer over the trunk gives the model's own logits, for every prefix."""
+        """Check that the output layer over the trunk gives the model's own logits, which ignore later tokens."""
         name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
         try:
@@ -278,7 +278,7 @@ class LanguageModel(nn.Module):
                 f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a decoder of "
                 "AutoModelForCausalLM, such as GPT-2, Llama or Qwen, in a dtype that it supports"
             ) from error
-        # In low precision a product may round differently in another shape: by a factor of 2^-7 in bfloat16.
+        # In low precision a product may round differently in another shape: by a fraction of up to 2^-7 in bfloat16.
         if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
             raise ValueError(
                 f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}): it "
@@ -294,12 +294,12 @@ class LanguageModel(nn.Module):
 class FrozenLanguageModel(LanguageModel):
     """Frozen snapshot of a language model, computed by the modules of the model that continues training.
 
-    It keeps copies of the trainable parameters and substitutes them (`torch.func.functional_call`); the others are
-    shared. So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the
-    adapter is new, and the adapted model if it was trained before. It has no gradient.
+    The snapshot substitutes copies of the trainable parameters (`torch.func.functional_call`) and shares the others.
+    So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the adapter
+    is new, and the adapted model if the adapter was trained before. Its outputs have no gradient.
 
     Raises:
-        ValueError: when called, if more parameters are trainable than at construction: they would drift.
+        ValueError: in `evaluate`, if more parameters are trainable than at construction: those would drift.
 
     Example:
         >>> reference = LMPolicy(get_peft_model(model, lora), tokenizer).reference()  # doctest: +SKIP
@@ -362,7 +362,7 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def _context(config: Any) -> int | None:
-    """Value of `LanguageModel.context`: the positions, or with LongRoPE those with short factors only."""
+    """Value of `LanguageModel.context`: number of positions, with LongRoPE only those with short factors."""
     rope = setting(config, "rope_parameters") or {}
     kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # for all layers, or per layer type
     switched = [x for x in kinds if x.get("rope_type") == "longrope" and x["short_factor"] != x["long_factor"]]

@@ -25,13 +25,13 @@ RECORDED_AFTER = 512
 class Replayed:
     """Function that is recorded after some calls, and called directly where the recording is not valid.
 
-    A recording is compared with the function when it is made; at a second value of each size, because it may hold the
-    first as a constant; and when a size has doubled, because a model may compute longer texts differently. If a size is
-    1 or two sizes are equal, the function is called: a recording does not generalize from or to such sizes.
+    A recording is compared with the function when made; at a second value of each size, because the recording may
+    hold the first as a constant; and at each new power of two, because a model may compute longer texts differently. If
+    a size is 1 or two sizes are equal, the function is called, because recordings do not generalize there.
 
     Args:
         function: see `record`.
-        model: model that the function runs; a recording is dropped when the model's weights or settings are replaced.
+        model: model that the function runs; see `forget_replaced` for replaced weights or settings.
     """
 
     def __init__(self, function: Function, *, model: nn.Module) -> None:
@@ -47,7 +47,7 @@ class Replayed:
 
         Args:
             inputs: arguments of the function.
-            sizes: dimensions that change from call to call, and constants that they must not be confused with.
+            sizes: dimensions that change from call to call, and constants that a recording might confuse with them.
         """
         if 1 in sizes or len(set(sizes)) < len(sizes):
             return self.function(*inputs)
@@ -118,8 +118,8 @@ def record(function: Function, *examples: Tensor) -> Function:
 
     Args:
         function: function from tensors to a tensor. Other tensors that it reads (weights) are held by reference, so
-            later changes inside them count; its in-place writes to them are repeated.
-        examples: arguments of any sizes. Later calls may have other sizes where these are above 1, unless the function
+            later changes inside them count; the function's in-place writes to them are repeated.
+        examples: arguments of any sizes. Later calls may have other sizes where these exceed 1, unless the function
             turned a size into a number (``len``, ``int``): check the results.
 
     Returns:

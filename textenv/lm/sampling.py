@@ -87,7 +87,7 @@ def sample(
 
 
 def _invert(cumulative: Tensor, level: Tensor, total: Tensor) -> Tensor:
-    """Index of the first cumulative weight ``[m, k]`` above a level ``[m, 1]``; the weight there is not 0.
+    """Index of the first cumulative weight ``[m, k]`` above a level ``[m, 1]``; the weight at that index is not 0.
 
     A level that rounding puts above the total ``[m, 1]`` is lowered to just below it.
     """

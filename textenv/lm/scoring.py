@@ -11,7 +11,7 @@ from textenv.lm.sampling import CACHED_ELEMENTS
 from textenv.rollout import rounding_tolerance
 
 Logits = Callable[[Tensor, int], Tensor]
-"""Function from hidden states ``[k, hidden size]`` and first row to logits after `restrict`, float32 ``[k, n]``."""
+"""Function from hidden states ``[k, hidden size]`` and first index to logits after `restrict`, float32 ``[k, n]``."""
 
 
 class TokenScores(torch.autograd.Function):
@@ -54,7 +54,7 @@ class TokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of hidden states and weight, chunk by chunk."""
+        """Compute the gradients for hidden states and weight, chunk by chunk."""
         hidden, weight, action, entropy = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None

@@ -1,7 +1,7 @@
 """Prompts from files: JSON lines and CSV read record by record on demand, parquet and datasets through `datasets`.
 
-For a text file only the byte offset of each record is in memory (8 bytes per record), so a file may be larger than
-memory and its records are read in any order.
+Of a text file, only the byte offset of each record is in memory (8 bytes per record), so a file may be larger than
+memory, and its records can be read in any order.
 """
 
 import csv
@@ -58,7 +58,7 @@ class _Records(Sequence[dict[str, Any]]):
         raise NotImplementedError
 
     def _read(self, start: int, index: int) -> dict[str, Any]:
-        """Return record ``index``, which is at this place; the caller may change it."""
+        """Return record ``index``, which is at this place; the caller may change the record."""
         raise NotImplementedError
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from textenv.prompts.special_tokens import check_unicode
 
 RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
-"""Arguments of a reward function besides the prompt columns, which may not use these names."""
+"""A reward function's own arguments; prompt columns may not use these names."""
 Messages = tuple[dict[str, str], ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
 
@@ -40,8 +40,8 @@ class Prompt:
 class PromptList:
     """Prompts from any sequence, in shuffled order; all are used once before any repeats.
 
-    The order is a function of seed and position, so saving these two saves it. Only what the sequence itself loads is
-    in memory (`textenv.load_prompts` and a `datasets.Dataset` read from disk on demand).
+    Seed and position define all that follows, so saving these two is enough. The list copies nothing into memory:
+    `textenv.load_prompts` and a `datasets.Dataset` read from disk on demand.
 
     Args:
         prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns.
@@ -84,7 +84,7 @@ def _order(n: int, seed: int, lap: int) -> np.ndarray:
 
 
 class PromptOrder:
-    """State of prompt sampling: a seed, and a position in the endless order that it defines."""
+    """State of prompt sampling: a seed, and a position in the endless order that the seed defines."""
 
     def __init__(self) -> None:
         self._now: tuple[int, int] | None = None
@@ -94,7 +94,7 @@ class PromptOrder:
     def state(self) -> dict[str, int] | None:
         """``seed`` and ``position``, to save and restore; None before the first start.
 
-        A restored state is kept at the next `start`, even with a seed: a resumed run also seeds its environment.
+        The next `start` keeps a restored state, even if ``anew``: a resumed run also seeds its environment.
         """
         return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
 
@@ -110,7 +110,7 @@ class PromptOrder:
         return self._now[0]
 
     def start(self, rng: np.random.Generator, *, anew: bool) -> None:
-        """Draw a new order from the generator if it was seeded (``anew``) or there is none yet."""
+        """Draw a new order if there is none, or if ``anew`` (generator just seeded) and no state was restored."""
         if self._now is None or (anew and not self._was_set):
             self._now = int(rng.integers(2**62)), 0
         self._was_set = False
@@ -124,7 +124,7 @@ class PromptOrder:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Context with a separate order from its start; on exit this order continues unchanged."""
+        """Context with a new, separate order; on exit, this order continues unchanged."""
         before, self._now, self._was_set = (self._now, self._was_set), None, False
         try:
             yield

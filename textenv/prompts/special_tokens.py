@@ -28,7 +28,7 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
     """Token ids of a text; special tokens that it spells are read as plain text.
 
     Special tokens that the tokenizer itself adds around the text stay. In a vocabulary where a special token is also an
-    ordinary word (word-level, unigram), its spelling has no other ids: it gets a space after its first character.
+    ordinary word (word-level, unigram), no other ids spell it, so it gets a space after its first character.
 
     Args:
         text: text from users, games or policies.
@@ -36,13 +36,13 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
         options: further options of the tokenizer's call.
 
     Raises:
-        ValueError: if a part of the text still becomes a special token, or is not valid Unicode.
+        ValueError: if a part of the text still becomes a special token, or the text is not valid Unicode.
     """
     check_unicode(text)
     options = {"split_special_tokens": True, "verbose": False} | options
     ids = list(tokenizer(text, **options)["input_ids"])
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    # Any text may have the unknown-word token.
+    # Any text may contain the unknown-word token.
     steering = set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
     if steering.isdisjoint(ids):
         return ids
@@ -69,7 +69,7 @@ def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def check_unicode(value: Any) -> None:
-    """Raise a ValueError if a text, or one in messages, contains an unpaired surrogate, as broken JSON may."""
+    """Raise a ValueError if a text, or one in messages, contains an unpaired surrogate (a JSON escape can)."""
     for text in (*strings(value), *field_names(value)):
         try:
             text.encode()
@@ -102,7 +102,7 @@ def field_names(value: Any) -> Iterator[str]:
 
 
 def with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return messages with ``change`` applied to their texts; field names stay."""
+    """Return messages with ``change`` applied to their texts and roles; field names stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

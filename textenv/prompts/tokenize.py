@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _START, _END = "\U000f0000", "\U000f0001"
-"""Two private-use characters that mark spelled control tokens in messages; templates pass them through."""
+"""Private-use characters around each control token that a message spells; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
-"""Private-use characters; one replaces an assistant message, to find the template's output after it."""
+"""Private-use characters; one stands for an assistant message, to find the text that follows it."""
 
 
 def is_chat(prompt: Prompt) -> bool:
@@ -40,12 +40,12 @@ def is_chat(prompt: Prompt) -> bool:
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a prompt.
 
-    Text gets the tokenizer's own special tokens, with BOS once at most; a chat is rendered by the chat template up to
+    Text gets the tokenizer's own special tokens, with at most one BOS; a chat is rendered by the chat template up to
     the start of the assistant's message. Special tokens spelled in a text or message are read as plain text; to use
-    one, give ids.
+    these tokens, give ids.
 
     Raises:
-        ValueError: if the prompt has no tokens, a chat has no chat template, or as `ordinary_ids` does.
+        ValueError: if the prompt has no tokens, or as `chat_ids` or `ordinary_ids` does.
     """
     if is_chat(prompt):
         ids = chat_ids(prompt.content, tokenizer)
@@ -74,7 +74,7 @@ def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
     answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
     ids = chat_ids((*chat, {"role": "user", "content": reply}), tokenizer, after=answer)
-    # The template closes the assistant's message: drop that token if the policy has already written it.
+    # The first token closes the assistant's message: drop it if the policy has already written it.
     return ids[1:] if ids and said[-1] == ids[0] else ids
 
 
@@ -90,8 +90,8 @@ def chat_ids(
         add_generation_prompt: end with the start of an assistant message.
 
     Raises:
-        ValueError: if there is no template, it refuses these messages, or they spell a special token where it cannot
-            be distinguished from the template's.
+        ValueError: if there is no template, if it refuses the messages, or if a special token that they spell looks
+            like the template's own.
     """
     if not tokenizer.chat_template:
         raise ValueError(
@@ -118,7 +118,7 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Remove an EOS spelled at the end of a text, for texts to which EOS is then appended."""
+    """Remove an EOS spelled at the end of a text, because the caller appends EOS."""
     return text.removesuffix(tokenizer.eos_token or "")
 
 
@@ -155,8 +155,8 @@ def _say_once(token: str) -> None:
 def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
     """Return, for each message, a pattern of its control tokens; None if no message spells one.
 
-    Control tokens are special tokens, and added tokens that the template writes; the latter (such as ``<think>``) are
-    allowed in assistant messages.
+    Control tokens are special tokens, and added tokens that the template writes; in assistant messages, the latter
+    (such as ``<think>``) stay tokens.
 
     Raises:
         ValueError: as `chat_ids` does.
@@ -195,9 +195,9 @@ def _marked(message: Any, tokens: re.Pattern[str]) -> Any:
 
 
 def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a rendered chat; marked parts are read as text. (Built into `transformers` from 5.20 on.)
+    """Token ids of a rendered chat; marked parts are read as text. (`transformers` >= 5.20 does this itself.)
 
-    A template that cuts texts may leave an unpaired mark: it is dropped, and the texts beside it stay separate.
+    A template that cuts texts may leave an unpaired mark: it is dropped; both sides are tokenized separately.
     """
     tokens = _any_of(list(tokenizer.get_added_vocab())).pattern
     newline, ids = _usual_ids("\n", tokenizer), []
@@ -233,7 +233,7 @@ def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _parts_text(message: Mapping[str, Any]) -> str:
-    """Texts of a content in parts, joined without a separator, as a template may render them."""
+    """Texts of a message's parts, joined without a separator, as a template may render them."""
     content = message.get("content")
     parts = content if isinstance(content, (list, tuple)) else []
     return "".join(strings([part.get("text") for part in parts if isinstance(part, Mapping)]))

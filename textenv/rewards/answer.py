@@ -60,9 +60,9 @@ def answer_text(completion: Any) -> str:
 
 
 def _texts(message: Any) -> list[Any]:
-    """Return the texts of a message, or a value that is not a string if it is not a message.
+    """Return the texts of a message, or a value that is not a string if the argument is not a message.
 
-    Its content is a string, a list of parts that may have a ``text``, or None (in a tool call).
+    A message's content is a string, a list of parts that may have a ``text``, or None (in a tool call).
     """
     content = message.get("content", 0) if isinstance(message, Mapping) else 0
     if isinstance(content, list):
@@ -71,7 +71,7 @@ def _texts(message: Any) -> list[Any]:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return a regular expression that matches any of these words or phrases as a whole, in linear time.
+    """Return a regular expression that matches, in linear time, any of these words or phrases as a whole.
 
     Raises:
         ValueError: if there are no words, or one is empty.

@@ -92,7 +92,7 @@ def load_function(name: str) -> Callable[..., Any]:
     """Load the function named by ``"path/to/file.py:name"`` or ``"package.module:name"``.
 
     Raises:
-        ValueError: if the name has another form, the file or module is missing or raises at import, or it has no such
+        ValueError: if the name has another form, if the module is missing or raises at import, or if it has no such
             function.
 
     Example:

@@ -19,7 +19,7 @@ RewardFunction = Callable[..., Any]
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
 SAMPLE = 4
-"""If this many parts fail and none passes, this many completions are scored one by one: does the whole batch fail?"""
+"""If this many parts fail and none passes, this many completions are scored alone, to test if the whole batch fails."""
 LEAST_ROWS = 100
 """Minimum denominator of the fraction of failures, so that one failure among the first few completions is tolerated."""
 
@@ -39,7 +39,7 @@ class Rewards:
 
     A function is called once per batch or, with ``workers``, once per part. If it fails on n completions, it is called
     again with halves to find the one that fails: about 2 log2(n) calls for one completion. If all seem to fail (four
-    of them fail one by one), ``"skip"`` waits, calls the whole batch once more, and stops if that fails too.
+    tested alone all fail), ``"skip"`` waits, calls the whole batch once more, and stops if that call fails too.
 
     Args:
         functions: a function, or a mapping from name to function or to (function, weight).
@@ -49,7 +49,7 @@ class Rewards:
         timeout: time limit of a call in seconds; None for no limit. A late call in a thread cannot be stopped and
             continues in the background; in a process it is killed.
         workers: number of concurrent calls, each with a part of the batch; 0 makes one call with the whole batch.
-        pause: with ``"skip"``, seconds to wait before calling a batch again in which every completion failed.
+        pause: with ``"skip"``, seconds to wait before repeating a call in which every completion failed.
         processes: True runs calls in processes, for CPU-bound Python functions; they must be importable.
 
     Raises:
@@ -210,7 +210,7 @@ class Rewards:
         return scored + outcomes, bad
 
     def _run_each(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
-        """`_run`, but in processes one part at a time: a process that dies also ends concurrent calls."""
+        """Like `_run`, but with processes one part at a time: a process that dies also ends concurrent calls."""
         if self._pool is None:
             return self._run(name, function, parts)
         return [outcome for part in parts for outcome in self._run(name, function, [part])]

@@ -1,4 +1,4 @@
-"""Log metrics of a batch of completions: contribution of each reward component, diversity of the texts."""
+"""Metrics of a batch of completions, for the log: contribution of each reward component, diversity of the texts."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -60,7 +60,7 @@ def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
 
 
 def repeated(answers: Sequence[Sequence[Any]], n: int = 4) -> float:
-    """Mean fraction of a completion's n-grams that repeat an earlier one, over completions that have any (else 0)."""
+    """Mean fraction of a completion's n-grams that repeat an earlier one, over completions with n-grams (else 0)."""
     shares = [1 - len(set(grams)) / len(grams) for grams in (_grams(ids, n) for ids in answers) if grams]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -12,7 +12,7 @@ MAX_DIGITS = 400
 """Longer numbers, and larger powers of ten, are not parsed: ``1e999999999`` would exhaust the memory."""
 
 MAX_CHARACTERS = 100_000
-"""Maximum characters parsed, since a policy may write a megabyte of commas."""
+"""Maximum number of characters parsed, because a policy may write a megabyte of commas."""
 
 # A digit directly after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
 _DECIMAL = (

@@ -24,10 +24,10 @@ def matches(pattern: str) -> TextReward:
 
 
 def format_tags(*tags: str) -> TextReward:
-    """Reward 1 if the completion has only these elements, each once, in this order, and white space between, else 0.
+    """Reward 1 if the completion is exactly these elements, in this order, with only white space around them, else 0.
 
-    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose ``"think", "answer"`` are the
-    default.
+    The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose tags ``"think", "answer"``
+    are the default.
 
     Raises:
         ValueError: if a name is not a word.

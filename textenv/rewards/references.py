@@ -25,10 +25,10 @@ def exact_answer(column: str = "answer") -> ColumnReward:
 
 
 def token_f1(column: str = "reference") -> ColumnReward:
-    """Reward the F1 of the words that completion and reference share, in any order (Rajpurkar et al. 2016, §6.1).
+    """Reward the F1 of the completion's words and the reference's, in any order (Rajpurkar et al. 2016, §6.1).
 
-    Words are runs of letters and digits in lower case; unlike in the paper, articles count. It takes linear time
-    (ROUGE-L: the product of both lengths). None if the column is None; 1 if neither text has a word.
+    Words are runs of letters, digits and ``_`` in lower case; unlike in the paper, articles count. Its time is linear
+    in the lengths (ROUGE-L: their product). None if the column is None; 1 if neither text has a word.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)
@@ -44,7 +44,7 @@ def token_f1(column: str = "reference") -> ColumnReward:
 
 
 def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") -> TextReward:
-    """Reward the probability, by a classifier, that prompt and completion together have a label.
+    """Reward a classifier's probability of ``label`` for prompt and completion together.
 
     The classifier is loaded at the first call; for one already in memory see `textenv.RewardModel`.
 

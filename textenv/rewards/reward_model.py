@@ -25,20 +25,20 @@ class RewardModel:
     """Score prompt and completion together by a model: its raw score, or the probability of a label.
 
     If the policy's tokenizer has the same ids, the model reads the policy's own ids, EOS included; else it reads the
-    texts. A causal model is read at the last real token, whatever the padding side and pad token: `transformers` finds
-    it by comparing ids with the pad id, which is wrong if a text ends with the pad token. Texts that are too long are
-    truncated at the beginning, with one warning.
+    texts. A causal model is read at the last real token, even if a text ends with the pad token (`transformers` takes
+    the last token that is not the pad token). Texts that are too long are truncated at the beginning, with one
+    warning.
 
     Args:
         model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
         tokenizer: its tokenizer (a copy is kept). Chat prompts are rendered by its chat template.
-        label: name or index of the label whose probability is the score. None means the raw score of a head with
-            one output, or ``"positive"`` if there are several.
+        label: name or index of the label whose probability is the score. None means the raw score if the
+            head has one output, else ``"positive"``.
         log_odds: return ``log(p / (1 - p))`` instead of the probability p.
-        batch_size: maximum number of texts in a forward pass; they are sorted by length first.
+        batch_size: maximum number of texts in a forward pass; texts are sorted by length first.
 
     Raises:
-        ValueError: if the model has no such label, or has one output and a label (or log-odds) is requested.
+        ValueError: if the model has no such label, if label or log_odds is given for one output, or batch_size < 1.
 
     Example:
         >>> rate = RewardModel.load("embedded")  # doctest: +SKIP
@@ -69,7 +69,7 @@ class RewardModel:
         self.max_tokens = _most_tokens(model, tokenizer)
         self._has_warned = False
         self._seen: tuple[Any, bool] | None = None
-        """The policy's tokenizer, and True if its ids are those of this model."""
+        """The policy's tokenizer, and True if its vocabulary is that of this model."""
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
@@ -78,7 +78,7 @@ class RewardModel:
         The weights keep their saved dtype; the options are arguments of the class.
 
         Raises:
-            ValueError: if it cannot be read, or for the reasons of the class.
+            ValueError: if the model cannot be read, or as the class does.
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -97,7 +97,7 @@ class RewardModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Score completions as a reward function, from the policy's ids or from prompt and completion as text or chat.
+        """Score completions as a reward function, from the policy's ids, else from the texts or chats.
 
         The texts are used if ``tokenizer`` (of the ids) is None or not equivalent to the model's. ``terminated``
         is True where the policy ended the completion itself.
@@ -151,8 +151,8 @@ class RewardModel:
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
         """Logits of unpadded rows, with a gradient: float32 ``[B, labels]``; needs fewer rows than the model has ids.
 
-        Rows are padded on the right, which keeps positions and BERT's first token, with an id that ends no row; it
-        is the pad id in the model's configuration during the call.
+        Rows are padded on the right, so positions and BERT's first token stay. The padding is an id that ends no row,
+        set as the pad id in the model's configuration during the call.
         """
         last = {ids[-1] for ids in rows}
         usual = self.tokenizer.pad_token_id
@@ -165,9 +165,9 @@ class RewardModel:
             return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
 
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
-        """Encode prompt and completion as ids; at least one, since a model reads at least one token.
+        """Encode prompt and completion as ids, at least one, because a model cannot read an empty row.
 
-        A terminated completion of a text prompt gets an EOS, if there is one; a chat's template adds its own. The
+        A terminated completion of a text prompt gets the tokenizer's EOS, if any; a chat's template adds its own. The
         only special tokens are those of the tokenizer and of the chat template: a completion that spells one out is
         ordinary text, see `textenv.prompts.special_tokens`.
         """
@@ -224,7 +224,7 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
 
 
 def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the model's maximum input length: its number of positions, or fewer if its tokenizer says so."""
+    """Return the model's maximum input length: its number of positions, or the tokenizer's limit if lower."""
     positions = setting(model.config.get_text_config(), "max_position_embeddings") or tokenizer.model_max_length
     for name, module in model.named_modules():
         # RoBERTa's positions start after its pad id.

@@ -14,11 +14,11 @@ import numpy as np
 from textenv.rendering import printable
 
 MAX_REWARD = float(np.finfo(np.float32).max)
-"""Largest absolute value of a reward, which is float32."""
+"""Largest absolute value of a reward: the largest float32."""
 MOST = 1_000
-"""Maximum characters shown of a function's own error."""
+"""Maximum number of characters shown of an exception's text."""
 Earned = float | np.ndarray | None
-"""A number per completion, float32 ``[tokens]``, or None if no function applies."""
+"""Reward of a completion: one number, float32 ``[tokens]``, or None if no function applies."""
 
 
 class RewardError(ValueError):
@@ -57,9 +57,9 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
 
     Args:
         returned: one entry per completion, in order: a number, None, a list of numbers (one per token), or a
-            mapping from component to number or None; or one mapping from component to such a list.
+            mapping from component to one of these; or one mapping from component to a list of these entries.
         rows: the batch.
-        name: of the function.
+        name: name of the function.
         finite: False accepts NaN, infinities and values beyond float32, so that the caller can report them.
 
     Raises:
@@ -158,7 +158,7 @@ def as_number(entry: Any) -> float | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return True for a tensor, without importing torch: if it is not imported, there are no tensors."""
+    """Return True for a tensor, without importing torch: if torch is not imported, there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

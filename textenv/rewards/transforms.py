@@ -24,7 +24,7 @@ class Transform:
 
     Raises:
         RewardError: when called, on an invalid return value, and on per-token rewards, which have no single number.
-        ValueError: when called with ``by_batch``, if a score is not finite.
+        ValueError: when called, if ``by_batch`` and a score is not finite.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Normalize(Transform):
     """Normalize scores by their running mean and running standard deviation.
 
     Each batch first updates the statistics (parallel formula of Chan, Golub and LeVeque 1979), then is scaled by them.
-    While all scores so far are equal the divisor is 1. None stays None and does not enter the statistics.
+    The divisor is 1 while all scores are equal. None stays None and does not enter the statistics.
 
     Args:
         function: a reward function.
@@ -60,7 +60,7 @@ class Normalize(Transform):
         scale: divide by the standard deviation (of the population).
 
     Raises:
-        ValueError: if a score is not finite, because it would stay in the running mean.
+        ValueError: when called, if a score is not finite, because it would stay in the running mean.
 
     Example:
         >>> rate = Normalize(lambda prompts, completions: [float(len(text)) for text in completions])
@@ -109,7 +109,7 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
 def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transform:
     """Scale the function's scores to population variance 1 in each batch; the mean becomes 0 if ``shift_mean``.
 
-    Equal scores are divided by 1; None stays None. Raises the same error as `Normalize`.
+    If all agree, the divisor is 1; None stays None. Raises the same error as `Normalize`.
 
     Example:
         >>> rate = whiten(lambda completions: [len(text) for text in completions])
@@ -135,6 +135,6 @@ def depends_on_batch(function: Any) -> bool:
 
 
 def _deviation(variance: float, mean: float) -> float:
-    """Return the standard deviation, or 1 if it is within rounding error."""
+    """Return the standard deviation, or 1 if it is 0 up to rounding."""
     deviation = math.sqrt(variance)
     return deviation if deviation > 1e-8 * max(1.0, abs(mean)) else 1.0

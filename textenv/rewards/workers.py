@@ -15,7 +15,7 @@ from typing import Any
 
 
 def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    """Run all calls concurrently; return in order each result or its exception.
+    """Run all calls concurrently; return the results or exceptions, in order.
 
     A call beyond ``timeout`` seconds becomes a `TimeoutError`; its daemon thread is abandoned.
     """
@@ -39,7 +39,7 @@ def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (E
 
 
 class Workers:
-    """Pool of ``count`` processes, started at the first call; they end with the program, even if it is killed."""
+    """Pool of ``count`` processes, started at the first call; they end with the program, even if that is killed."""
 
     def __init__(self, count: int) -> None:
         self.count = count

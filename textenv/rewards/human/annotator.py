@@ -1,4 +1,4 @@
-"""Questions for a person, and the protocol of an annotator (a terminal, or for example a web page)."""
+"""Questions for a person, and the protocol of an annotator (such as a terminal or a web page)."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""File of human answers: one JSON object per line, written before the next question is shown."""
+"""File of human answers: one JSON object per line, each written before the next question is shown."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from filelock import FileLock
 from textenv.rewards.human.annotator import SCORES, SKIP, Question
 
 Record = dict[str, Any]
-"""One line. ``prompt``, ``completion`` and ``score``; or for a pair ``prompt``, ``chosen``, ``rejected`` and
-``completions`` (both, in display order). Then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
+"""One line: ``prompt``, ``completion`` and ``score`` (for a pair ``prompt``, ``chosen``, ``rejected`` and both
+``completions`` in display order), then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
 answer is authoritative; ``score``, ``chosen``, ``rejected`` are derived, null for a tie or a skipped question."""
 
 
@@ -24,11 +24,11 @@ class FeedbackFile:
     """Human answers, saved at once and looked up by question; several processes may share a file.
 
     Args:
-        path: a ``.jsonl`` file, created with its folder if missing. Next to it are ``.lock``, and ``.half`` with
+        path: a ``.jsonl`` file, created with its folder if missing. Next to the file are ``.lock``, and ``.half`` with
             incomplete lines of killed processes.
 
     Raises:
-        ValueError: if a line is not a valid record; names file and line.
+        ValueError: if a line is not a valid record; the message names file and line.
 
     Example:
         >>> FeedbackFile("runs/thumbs.jsonl").scored()  # doctest: +SKIP
@@ -91,7 +91,7 @@ class FeedbackFile:
         return _select(self.answers(), "prompt", "chosen", "rejected")
 
     def _lines(self) -> list[bytes]:
-        """Return all lines, after an incomplete last line was completed or moved away; the caller holds the lock."""
+        """Return all lines, after completing or moving away an incomplete last line; the caller holds the lock."""
         lines = BytesIO(self.path.read_bytes()).readlines() if self.path.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             half = lines.pop()

@@ -22,30 +22,29 @@ class FeedbackStopped(StopTraining):  # noqa: N818  (a request, not an error)
 
 
 class HumanReward:
-    """Reward function with scores from a person; training waits for them, or another reward replaces them.
+    """Reward function with scores from a person, for which training waits; ``fallback`` scores the rest.
 
     | scale | asked | score |
     | --- | --- | --- |
     | ``"thumbs"`` | each response | up 1, down 0 |
     | ``"0-5"`` | each response | mark / 5 |
-    | ``"pairs"`` | neighbouring responses to a prompt | better 1, worse 0, tie .5 |
+    | ``"pairs"`` | responses 1+2, 3+4, … to a prompt | better 1, worse 0, tie .5 |
 
-    Equal responses to a prompt are shown once, and not at all if the file has the answer. The person may skip a
-    response, undo the last answer of the batch, or quit. Responses without a human score, including those without
-    another response to compare with, are scored by ``fallback``; without a fallback their score is None ("does not
-    apply").
+    Equal responses to a prompt are shown once, and not at all if the file already has the answer. The person may skip a
+    response, undo the last answer of the batch, or quit. Responses without a human score, such as one
+    left without a partner in pairs, are scored by ``fallback``; if that is None, so is the score ("does not apply").
 
     Args:
         file: path of the answers, see `textenv.rewards.human.feedback_file`.
         scale: scale of the answers.
         annotator: shows the questions; a `TerminalAnnotator` if None.
         fallback: a reward function, such as a reward model, for responses without a human score.
-        fraction: maximum fraction of a batch's (a call's) questions to ask, rounded up; chosen at random. A batch
-            that is repeated after a restart has the same questions.
+        fraction: maximum fraction of the questions of a call (a batch) to ask, at random; rounded up. A batch that
+            is repeated after a restart has the same questions.
         seed: seed of that choice, and of the display order in a pair.
 
     Raises:
-        ValueError: on an unknown scale, a fraction outside 0 to 1, or below 1 without ``fallback``, or a broken file.
+        ValueError: on an unknown scale, a broken file, a fraction outside 0 to 1, or one below 1 without ``fallback``.
         TypeError: if the annotator has no ``ask`` and ``name``, or ``fallback`` is not callable.
 
     Example:
@@ -90,7 +89,7 @@ class HumanReward:
 
         Raises:
             FeedbackStopped: if the person quits.
-            ValueError: if the annotator returns an invalid answer, or ``fallback`` a wrong number of scores.
+            ValueError: on an invalid answer, or a wrong number of scores from ``fallback``.
         """
         questions = self._questions(prompts, completions)
         answers = self.file.answers()
@@ -107,7 +106,7 @@ class HumanReward:
         return self._complete(result, {"prompts": prompts, "completions": completions} | columns, tokenizer)
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
-        """Return all possible questions about this batch, by key, without duplicates."""
+        """Return the questions about this batch, by key, without duplicates."""
         groups: dict[str, tuple[Any, dict[str, Any]]] = {}
         for prompt, completion in zip(prompts, completions, strict=True):
             groups.setdefault(canonical(prompt), (prompt, {}))[1][canonical(completion)] = completion

@@ -1,4 +1,4 @@
-"""`TerminalAnnotator`: asks in a terminal. Shown texts can neither control the terminal nor imitate its messages."""
+"""`TerminalAnnotator`: asks in a terminal. The texts shown cannot control it or imitate messages of the program."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _legend(question: Question) -> str:
 
 
 def _check_terminal() -> None:
-    """Raise a RuntimeError unless stdin and stderr are a terminal."""
+    """Raise a RuntimeError unless stdin and stderr are terminals."""
     blind = [name for name, stream in (("stdin", sys.stdin), ("stderr", sys.stderr)) if not stream.isatty()]
     if blind:
         raise RuntimeError(
