@@ -37,7 +37,7 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
     count = sum(earned is not None for earned in scores.earned)
     for name, column in columns.items():
         here = ~np.isnan(column)
-        if here.any():
+        if count and here.any():
             found[f"reward/{name}"] = float(column[here].sum()) / count
             found[f"reward_raw/{name}"] = float(values[name][here].mean())
             found[f"reward_applied/{name}"] = int(here.sum()) / count

@@ -13,7 +13,7 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
 from textenv import Rewards, TokenVectorEnv
-from textenv.rewards.metrics import correlation, distinct, repeated
+from textenv.rewards.metrics import correlation, distinct, repeated, reward_metrics
 
 
 def figures_of(reward, answers):
@@ -240,6 +240,12 @@ def test_columns_of_another_argument_are_refused():
 
 
 # --- reward hacking ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_without_a_score_is_logged_though_a_function_of_weight_0_returns_numbers():
+    rewards = Rewards({"none": lambda completions: [None, None], "logged": (lambda completions: [1.0, 2.0], 0.0)})
+    found = reward_metrics(rewards(prompts=["a", "b"], completions=["c", "d"]), [[1], [2]])
+    assert found["reward/left_out"] == 2 and "reward/logged" not in found
 
 
 def test_variety_and_repetition_by_hand():
