@@ -12,8 +12,8 @@ from algos import RewardModelConfig, train_reward_model
 from algos.finetuning.reward_data import read_reward_rows
 from algos.finetuning.reward_model import (
     _losses,
-    _pair_figures,
-    _score_figures,
+    _pair_metrics,
+    _score_metrics,
     _split,
     bradley_terry_loss,
     expected_calibration_error,
@@ -89,16 +89,16 @@ def test_spearman_by_hand_and_with_ties():
 
 
 def test_the_figures_of_scores_and_pairs_by_hand():
-    found = _score_figures(torch.tensor([1.4, 0.25, 0.75]), torch.tensor([1.0, 1.0, 0.0]))
+    found = _score_metrics(torch.tensor([1.4, 0.25, 0.75]), torch.tensor([1.0, 1.0, 0.0]))
     assert found["accuracy"] == pytest.approx(1 / 3)
     assert found["mean_squared_error"] == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
     assert found["log_likelihood"] == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
     assert found["calibration_error"] == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
-    marks = _score_figures(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.4, 1.0]))
+    marks = _score_metrics(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.4, 1.0]))
     assert marks.keys() == {"mean_squared_error", "spearman"}
     assert marks["spearman"] == pytest.approx(1)
     log3 = math.log(3)
-    pairs = _pair_figures(torch.tensor([log3, log3, -log3, 0.0]))
+    pairs = _pair_metrics(torch.tensor([log3, log3, -log3, 0.0]))
     assert pairs["accuracy"] == 0.5 and not {"spearman", "mean_squared_error"} & pairs.keys()
     assert pairs["log_likelihood"] == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
     assert pairs["calibration_error"] == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
