@@ -10,7 +10,7 @@ from algos.optimize import Evaluation, Metrics, Term, Terms, add_advantages, opt
 
 
 class A2C(Agent[A2CConfig]):
-    """GAE × policy gradient, one gradient step per rollout. Arguments: see `algos.agent.Agent`.
+    """GAE policy gradient, one gradient step per rollout. Arguments: see `algos.agent.Agent`.
 
     Example:
         >>> A2C(env, policy, A2CConfig(num_steps=16, learning_rate=1e-3)).learn(500_000)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Advantages and their normalization: pure functions over the True entries of a rollout."""
+"""Advantages and their normalization: pure functions over True entries (``mask`` is True)."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from textenv.rollout import check_mask, masked_mean
 
 ALIKE = 1e-6
-"""Spread of float32 numbers, relative to the largest magnitude, that counts as rounding error."""
+"""Maximum standard deviation, relative to the largest magnitude, that counts as rounding error."""
 
 
 def gae(
@@ -42,7 +42,7 @@ def gae(
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
     check_mask(mask, reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
-    # In numpy, because a loop over small tensors is slower; time is the first axis.
+    # NumPy, because torch is slower in loops over small arrays; time is the first axis.
     columns = (x.detach().cpu().numpy().T for x in (reward, value, next_value, terminated, truncated, mask))
     with np.errstate(all="ignore"):  # False entries may hold anything
         advantage, target = _gae(*columns, gamma=gamma, gae_lambda=gae_lambda)
@@ -139,7 +139,7 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
 
 
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row ``[B]``: sum and number of the group's rows that count; True if it counts and their scores differ."""
+    """Per row ``[B]``: sum and number of its group's counted values; True if the row counts and they differ."""
     names, place = group.unique(return_inverse=True)
     total = x.new_zeros(len(names)).index_add_(0, place, torch.where(counts, x, 0.0))
     size = x.new_zeros(len(names)).index_add_(0, place, counts.to(x.dtype))
@@ -158,8 +158,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         shift_mean: False keeps the mean.
 
     Returns:
-        ``[B, T]``. Entries that are equal up to rounding (relative spread `ALIKE`), or a single entry, are only
-        shifted: scaling them would amplify rounding errors to size 1.
+        ``[B, T]``. Entries that are equal up to rounding (relative spread `ALIKE`), or a single entry, are not
+        scaled: that would amplify rounding errors to size 1.
     """
     check_mask(mask, x=x)
     whole = bool(mask.all())

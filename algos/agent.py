@@ -1,4 +1,4 @@
-"""`Agent`: base class of every algorithm, which adds a config and `update(rollout) -> metrics`."""
+"""`Agent`: base class of the algorithms; each adds a config and `update(rollout) -> metrics`."""
 
 import dataclasses
 import logging
@@ -161,7 +161,7 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         if config.normalize_advantage in (None, True):
             by_steps = isinstance(config, PPOConfig) and config.num_episodes is None
             found["normalize_advantage"] = "minibatch" if by_steps else "rollout"
-        # A sequential policy's row has several steps, so its advantages vary.
+        # A row of a sequential policy has several steps, whose advantages vary.
         single = isinstance(config, PPOConfig) and config.minibatch_size == 1
         single = single and not (policy.sequential and config.num_episodes is None)
         if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
@@ -195,8 +195,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
 
     Raises:
-        TypeError: if it is not a vector environment, or the algorithm cannot train this kind of policy.
-        ValueError: if it charges the KL itself or does not declare its autoreset mode, if policy and environment have
+        TypeError: if ``env`` is no vector environment, or the algorithm cannot train this kind of policy.
+        ValueError: if ``env`` charges the KL itself or declares no autoreset mode, if policy and environment have
             different numbers of actions, or if the config collects steps where whole episodes are needed.
     """
     if not isinstance(env, VectorEnv):

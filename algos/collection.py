@@ -85,20 +85,19 @@ class Collector:
         Args:
             num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
             num_episodes: exact number of whole episodes. In control each slot plays its share from a fresh reset, so
-                that short episodes are not favoured, and its later steps are False in the mask. An episode that its
-                environment aborted (`algos.envs.subprocess_env`) is False too, and is replayed except in a group.
-            group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1 every
-                row is one episode in control too.
+                that short episodes are not favoured; a slot's later steps are False in the mask. An aborted episode
+                (`algos.envs.subprocess_env`) is masked out too, and replayed except in a group.
+            group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1, every
+                row is one episode, in control too.
             deterministic: take the most probable action instead of a sample.
 
         Returns:
-            The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step whose environment
-            failed is an episode without a True entry, with ``is_init`` and ``truncated``, so the step before it counts
-            as truncated.
+            The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a failed step is
+            False in the mask and True in ``is_init`` and ``truncated``, so the step before it counts as truncated.
 
         Raises:
-            ValueError: unless exactly one of ``num_steps`` and ``num_episodes`` is given and fits the environment, if
-                the episodes do not divide into groups, or if the environment cannot be reset with one seed per slot.
+            ValueError: if not exactly one of ``num_steps`` and ``num_episodes`` is given, or it does not fit the
+                environment; if the group size does not divide the episodes, or slots cannot be seeded one by one.
         """
         if (num_steps is None) == (num_episodes is None):
             raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
@@ -205,7 +204,7 @@ class Collector:
         return _rollout(columns)[torch.from_numpy(dealt)]
 
     def _begin(self, *, seed: list[int] | None = None) -> None:
-        """Reset the environment unless its episodes are this collector's; with seeds, reset each slot with its own."""
+        """Reset the environment unless its episodes are this collector's; given seeds, reset each slot with one."""
         env = self.env
         if seed is None and self.observation is not None and self._last.get(env) is self:
             return
@@ -250,7 +249,7 @@ class Collector:
         columns["mask"].append(~ended)
         columns["is_init"].append(begins)
         if mode is AutoresetMode.DISABLED and done.any():
-            # Some environments remove the mask from the options, so each call gets its own dictionary.
+            # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
             observation = flatten(space, observation).copy()
             action_mask = _merge(action_mask, _action_mask(info, env), done)
@@ -271,7 +270,7 @@ def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
 
 
 def _wipe(columns: Columns, slot: int, *, since: int) -> None:
-    """Clear an episode from a slot's last columns."""
+    """Clear a slot's columns from ``since`` on."""
     for name in ("mask", "is_init", "terminated", "truncated", "reward"):
         for column in columns[name][since:]:
             column[slot] = 0

@@ -92,7 +92,7 @@ class Config(NamedFields):
     final_learning_rate: NotNegative | None = None
     """Final learning rate, reached linearly; None keeps the rate constant."""
     warmup_ratio: UnitInterval = 0.0
-    """Fraction of the training in which the learning rate rises linearly from 0 to its initial value."""
+    """Fraction of the training in which the learning rate rises linearly from near 0 to its initial value."""
     adam_eps: Positive | None = None
     """Added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
     gradient of a single weight is far below 1e-5."""
@@ -144,7 +144,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Scale each rollout's rewards, penalty included, to variance 1; their mean stays (Ziegler et al. 2019)."""
     normalize_advantage: Normalization | None = None
     """Normalize advantages to mean 0 and variance 1: over the whole rollout (TRL), or in each minibatch
-    (Stable-Baselines3, CleanRL). None and True: the rollout where whole episodes are collected, else the minibatch."""
+    (Stable-Baselines3, CleanRL). None and True: the minibatch in PPO with num_steps, else the rollout."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return; rollout and log keep the raw ones."""
     bootstrap_truncated: bool | None = None
@@ -153,7 +153,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     value_learning_rate: Positive | None = None
     """Learning rate of parameters that only the value uses (head or critic), same schedule; None: ``learning_rate``."""
     value_max_grad_norm: Positive | None = None
-    """Maximum gradient norm of these parameters, clipped separately; None clips all parameters together."""
+    """Maximum gradient norm of the value's own parameters, clipped separately; None clips all together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class PPOConfig(ActorCriticConfig, ClippedConfig):
     clip_range_vf: Positive | None = None
     """Maximum change of a value in an update, in units of the return; None does not clip."""
     target_kl: Positive | None = None
-    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None disables it."""
+    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +331,8 @@ class DQNConfig(Config):
     """Gradient steps between updates of the target network (Stable-Baselines3's interval counts environment steps)."""
     loss: ValueLossChoice = "mse_loss"
     """Loss of the values ``[b]`` against their targets: a name from `torch.nn.functional`, or a function.
-    ``"huber_loss"`` bounds the gradient of each entry, as in Mnih et al., whose rewards are at most 1. For large values
-    it fits the targets' median, which rare terminations do not change, so values can grow without limit (CartPole)."""
+    ``"huber_loss"`` bounds the gradient of each entry, as in Mnih et al., who clip rewards to ±1. For large errors
+    it fits the targets' median, which rare terminations do not change: values can grow without limit (CartPole)."""
     double: bool = True
     """Double DQN: the online network chooses the next action, the target network evaluates it."""
     exploration_fraction: UnitInterval = 0.2

@@ -24,7 +24,7 @@ VALUE_LOSSES = {each.__name__: each for each in (functional.mse_loss, functional
 
 
 class DQN(Agent[DQNConfig]):
-    """Replay buffer × double Q-learning.
+    """Q-learning from a replay buffer.
 
     Arguments: see `algos.agent.Agent`. The environment has Discrete actions, the policy is a `QPolicy`.
 

@@ -48,15 +48,15 @@ def evaluate(
     """Play whole episodes.
 
     Args:
-        env: reset with ``seed`` first. An id, as for `algos.make.make_vector_environment`, gives up to 16 slots (text:
-            prompts of the test split); a single environment is played alone.
-        policy: the policy to evaluate; its generator and its memory of slots are restored afterwards.
+        env: is reset with ``seed`` first. An id (see `algos.make.make_vector_environment`) gives up to 16 slots (text:
+            prompts of the test split); a single environment is one slot.
+        policy: the policy to evaluate; its generator and memory are unchanged afterwards.
         num_episodes: exact number of episodes.
         deterministic: take the most probable action instead of a sample.
         seed: seed of prompts or start states, and of the sampled actions.
 
     Returns:
-        Returns of the episodes and the rollout: ``evaluate(env, policy).mean_return``, or unpacked as a tuple.
+        Return of each episode, and the rollout: read ``.mean_return``, or unpack the tuple.
 
     Raises:
         TypeError: on arguments in another order.

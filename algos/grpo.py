@@ -1,7 +1,7 @@
 """Group-relative policy optimization (Shao et al. 2024): PPO's clipped ratio without a critic.
 
-The paper adds the KL to the loss: ``KLPenalty(reference, coefficient, "k3", place="loss")``. Charging it in the reward
-works too, where ``"k1"`` has the right gradient.
+The paper adds the KL to the loss: ``KLPenalty(reference, coefficient, "k3", place="loss")``. Charging the reward works
+too, with ``"k1"``, whose gradient is right there.
 """
 
 import torch
@@ -15,7 +15,7 @@ from algos.optimize import Evaluation, Metrics, Term, Terms, by_name, episode_re
 
 
 class GRPO(Agent[GRPOConfig]):
-    """Episode return, standardized within its group × clipped ratio.
+    """Clipped policy loss; advantages are group-standardized returns.
 
     Arguments: see `algos.agent.Agent`. In control the environment takes a reset seed per slot (`SyncVectorEnv`).
 

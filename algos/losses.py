@@ -1,13 +1,13 @@
 """Losses: pure functions, elementwise over the entries, 0 where the mask is False.
 
-They return one number per entry. An aggregation then weights every entry of the whole minibatch before it is split, so
-the gradient does not depend on the split.
+They return one number per entry. An aggregation then weights all entries of a minibatch before the minibatch is
+split, so the gradient does not depend on the split.
 """
 
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
 from textenv.rollout import check_mask
@@ -39,7 +39,7 @@ def policy_gradient_loss(*, log_ratio: Tensor, advantage: Tensor, mask: Tensor) 
     """Score-function surrogate -A log π(a|s) (Williams 1992; Sutton et al. 2000): ``[B, T]``.
 
     Args:
-        log_ratio: log π(a|s), or from `log_ratio`, where log π_old is a constant without gradient.
+        log_ratio: log π(a|s), or the result of `log_ratio`, which differs by the constant log π_old.
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
     """
@@ -57,13 +57,13 @@ def clipped_policy_loss(
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
         clip_range: ε; the ratio is clipped to [1 - ε, 1 + ε].
-        clip_higher: ε of the upper bound, usually larger (Yu et al. 2025, DAPO); None is the same.
+        clip_higher: ε of the upper bound, usually larger (Yu et al. 2025, DAPO); None: ε.
     """
     check_mask(mask, log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
     loss = -torch.where(mask, advantage, 0.0)
     most = 1 + (clip_range if clip_higher is None else clip_higher)
-    # The smaller of the two products has its ratio clipped on one side only, given by the advantage's sign.
+    # In the smaller of the two products the ratio is clipped on one side, which the advantage's sign selects.
     lower = torch.where(loss > 0, 1 - clip_range, -torch.inf)
     upper = torch.where(loss > 0, torch.inf, most)
     return loss * ratio.clamp(lower, upper)
@@ -98,8 +98,8 @@ def thresholded_policy_loss(
 ) -> Tensor:
     """`clipped_policy_loss` without rows whose mean ratio is too large: ``[B, T]``.
 
-    A row (text: a completion; else a single step) whose mean ratio exceeds ``threshold`` contributes nothing. This is
-    TRL 0.7's ``ratio_threshold``, applied per row, so that it does not depend on how a minibatch is split.
+    A row (one step unless the policy is sequential) whose mean ratio exceeds ``threshold`` contributes nothing. This is
+    TRL 0.7's ``ratio_threshold``, applied per row, so that the split of a minibatch has no effect.
 
     Args:
         log_ratio: from `log_ratio`.

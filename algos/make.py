@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make_vector_environment(
     env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
 ) -> VectorEnv:
-    """Make the native vector environment if there is one, else one that steps its copies one by one in this process.
+    """Make the native vector environment, if any, else one that steps single environments in this process.
 
     Args:
         env_id: Gymnasium id; ``module:id`` first imports the module that registers it.
@@ -90,7 +90,7 @@ def is_ours(env_id: str) -> bool:
 
 
 def is_text(env_id: str) -> bool:
-    """True if the id is a text environment: ours, or one whose entry point is an EpisodeEnv class or returns one."""
+    """True if the id is a text environment: ours, or with a vector entry point that is or returns an EpisodeEnv."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     entry: Any = None if spec is None else spec.vector_entry_point
     if callable(entry) and not isinstance(entry, type):
@@ -119,7 +119,7 @@ def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: flo
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:
-    """Make the environment of a saved agent; for text with prompts of the test split, and measuring the KL.
+    """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
     Args:
         description: the agent's, from `algos.training.save.read_description`.
@@ -127,7 +127,7 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
         env_id: another environment, or the same one with the module that registers it.
 
     Raises:
-        ValueError: if the saved environment has no name, or a module would be imported for it: a saved file must not
+        ValueError: if the saved environment has no id, or a module would be imported for it: a saved file must not
             cause imports.
     """
     saved = description["environment"]

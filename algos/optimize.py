@@ -64,7 +64,7 @@ def optimize(
         terms_of: the algorithm's own loss terms, from a part of a minibatch, the policy's evaluation of it and the
             log-ratios; the entropy bonus and a KL in the loss are added here.
         size, num_epochs, normalize_advantage, aggregation: see `weighted_minibatches`.
-        clip_range: clip range of the loss, for the log; None logs no ``approx_kl`` and ``clip_frac``.
+        clip_range: clip range of the loss, for the log; None logs no ``approx_kl`` or ``clip_frac``.
         target_kl: end the update as soon as a minibatch's ``policy/approx_kl`` exceeds this.
         others: further losses, see `Optimizer.step`.
     """
@@ -155,7 +155,7 @@ def weighted_minibatches(
     normalize_advantage: str | bool | None = False,
     aggregation: Aggregation = token_mean,
 ) -> Iterator[TensorDict]:
-    """Yield minibatches with the weights of their entries in the loss, which do not depend on how they are split.
+    """Yield minibatches with loss weights of their entries; splitting a minibatch does not change the weights.
 
     Args:
         rollout: ``[B, T]`` with advantages.
@@ -171,7 +171,7 @@ def weighted_minibatches(
         As `minibatches`, with the columns ``weight`` (in the loss) and ``share`` (in the log).
 
     Raises:
-        InvariantError: if the advantages are not finite, or an entry outside the mask counts; or if the whitened
+        InvariantError: if the advantages are not finite, or one outside the mask is not 0; or if the whitened
             advantages of the rollout or first minibatch do not have mean 0 and deviation 1.
     """
     check_advantages(rollout)
@@ -374,7 +374,7 @@ class Optimizer:
         losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
         for compute in (*losses, *others):
             loss, terms = compute()
-            loss.backward(inputs=self.parameters)  # only these, because others may share the graph
+            loss.backward(inputs=self.parameters)  # no others, even if they are in the graph
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
@@ -412,7 +412,7 @@ def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, 
     Returns:
         The loss, and each term's mean over the True entries.
     """
-    # A term with coefficient 0 has no gradient.
+    # A term with coefficient 0 gets no gradient.
     columns = [term.entries if term.coefficient else term.entries.detach() for term in terms.values()]
     entries = torch.stack([column.flatten() for column in columns])
     sums = entries @ weight.flatten()

@@ -15,7 +15,7 @@ from algos.policies.policy import Policy
 
 
 class PPO(Agent[PPOConfig]):
-    """GAE × clipped policy loss; CartPole and text differ only in environment and policy.
+    """GAE with a clipped policy loss; control and text differ only in the arguments.
 
     Args:
         env: a vector environment; see `algos.collection`.

@@ -37,7 +37,7 @@ CARTPOLE_LSTM = PPOConfig(
 )  # fmt: skip
 """CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
-For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards the gradient
+For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards, the gradient
 of the value dominates the policy's in the shared layers, and nothing is learnt.
 """
 
@@ -73,7 +73,7 @@ MOUNTAIN_CAR = PPOConfig(
 """MountainCar-v0 with 32 environments and normalized observations; tuned here.
 
 Discount and trace decay are those of rl-baselines3-zoo; its rollouts of 256 steps and minibatches of 64 gave a return
-about 20 lower here. With an entropy bonus of .01 one seed in five converged to one swing too many, at -143.
+about 20 lower here. With an entropy bonus of .01, one seed in five learnt one swing too many (return -143).
 """
 
 MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
@@ -82,8 +82,8 @@ MOUNTAIN_CAR_CONTINUOUS = PPOConfig(
 """MountainCarContinuous-v0 with 16 environments, normalized observations and noise held for 32 steps; tuned here.
 
 The car's own swing has a period of about 72 steps: noise held for 32 steps rocks it up to the goal in the first
-rollouts. Held for 8 steps it failed in both seeds tried, which learnt to stand still.
-With 8 environments one seed in five failed.
+rollouts. With noise held for 8 steps, both runs failed and learnt to stand still.
+With 8 environments, one seed in five failed.
 """
 
 LUNAR_LANDER = PPOConfig(
@@ -92,8 +92,8 @@ LUNAR_LANDER = PPOConfig(
 )  # fmt: skip
 """LunarLander-v3 with 16 environments; tuned here.
 
-Discount, trace decay and entropy bonus are those of rl-baselines3-zoo. With .995, .95 and twice the learning rate, one
-seed of three failed.
+Discount, trace decay and entropy bonus are those of rl-baselines3-zoo. With γ = .995, λ = .95 and twice the learning
+rate, one seed of three failed.
 """
 
 TEXT = PPOConfig(

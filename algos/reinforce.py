@@ -9,7 +9,7 @@ from algos.optimize import Metrics, optimize, policy_gradient
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
-    """Return to go minus the batch mean × policy gradient, without a learned value.
+    """Policy gradient without a critic; advantages are returns to go minus the batch mean.
 
     Arguments: see `algos.agent.Agent`.
 

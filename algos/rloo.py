@@ -10,7 +10,7 @@ from algos.optimize import Metrics, episode_returns, group_metrics, optimize, po
 
 
 class RLOO(Agent[RLOOConfig]):
-    """Episode return minus the mean return of the group's other episodes × policy gradient, one step per rollout.
+    """Policy gradient, one step per rollout; advantages are returns minus the mean of the group's others.
 
     Arguments: see `algos.agent.Agent`. In control the environment takes a reset seed per slot (`SyncVectorEnv`).
 

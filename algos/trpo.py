@@ -33,10 +33,10 @@ from algos.training.invariants import check_advantages
 
 
 class TRPO(Agent[TRPOConfig]):
-    """GAE × natural gradient with a line search; the critic is trained separately.
+    """Natural gradient with GAE and a line search; the critic is trained separately.
 
     The critic step changes only parameters that the action probabilities do not depend on (for a language model the
-    value head or a separate critic), since a step of a shared trunk would leave the trust region.
+    value head or a separate critic), since a step of a shared trunk could leave the trust region.
 
     Arguments: see `algos.agent.Agent`. The policy's `divergence` must be twice differentiable.
 
@@ -109,7 +109,7 @@ class TRPO(Agent[TRPOConfig]):
                 lambda part: (self._gain(part), {}), [rollout], parameters=parameters, policy=self.policy,
                 quantities=quantities, step="the actor's step",
             )  # fmt: skip
-        if not norm.isfinite() or not gradient.any():  # skipped, or a zero gradient
+        if not norm.isfinite() or not gradient.any():  # not finite (skipped), or zero
             still = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
             return still | {"update/skipped": int(not norm.isfinite())}
         curvature = self._curvature(rollout, old)
@@ -129,7 +129,7 @@ class TRPO(Agent[TRPOConfig]):
         return (kl * token_mean(mask=rollout["mask"])).sum()
 
     def _curvature(self, rollout: TensorDict, old: object) -> Callable[[Tensor], Tensor]:
-        """Product of a vector with the damped Hessian of the KL at the old policy (the Fisher matrix)."""
+        """Function that multiplies a vector by the damped Hessian of the KL at the old policy (Fisher)."""
         slope = _flat(torch.autograd.grad(self._kl(rollout, old), self._actor, create_graph=True))
 
         def product(vector: Tensor) -> Tensor:

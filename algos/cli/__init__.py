@@ -60,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raise a ValueError that suggests our flag for another library's, or for a config flag without its prefix."""
+    """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
     commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]
     config = CONFIGS.get(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
     hyper = [] if config is None else [field.name for field in fields(config) if field.name != "seed"]
-    own += [] if config is None else ["seed"]  # the config's, but a flag without prefix
+    own += [] if config is None else ["seed"]  # a config field, but its flag has no prefix
     for word in arguments[1:]:
         name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
         known = own if not word.startswith("--config.") else hyper
@@ -80,7 +80,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
-    """Allow models to run their own code in this context, if the user asks for it now (a run's file cannot)."""
+    """Allow models to run their own code in this context, if this command asks for it (a stored one cannot)."""
     if not (isinstance(command, ModelCommand) and command.trust_remote_code):
         return nullcontext()
     if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):

@@ -118,7 +118,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
 
 
 def one_thread() -> None:
-    """Use one thread, the fastest for small models, unless OMP_NUM_THREADS is set."""
+    """Use one thread (fastest for small models), unless OMP_NUM_THREADS is set."""
     import os
 
     import torch

@@ -45,7 +45,7 @@ class Check(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReward(Command):
-    """Look for common bugs of reward functions, and show the rewards of cheating; exit status 1 if one is found."""
+    """Look for common bugs of a reward function, and show its rewards for cheating; exit status 1 on a bug."""
 
     function: tyro.conf.Positional[str]
     """Function to check: my_rewards.py:name or package.module:name."""

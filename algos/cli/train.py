@@ -61,8 +61,8 @@ class Train(ModelCommand, Generic[AnyConfig]):
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
     resume: Path | None = None
-    """Run folder or checkpoint to resume, with the arguments that started the run. With ENV and all arguments, it also
-    starts the run if there is no checkpoint yet: the same command starts and resumes."""
+    """Run folder or checkpoint to resume, with the arguments that started the run. With ENV and all arguments,
+    the same command also starts the run, if there is no checkpoint yet."""
     overwrite: bool = False
     """Remove the run that is in the folder; without this option, a folder with a run is an error."""
     config: AnyConfig
@@ -134,7 +134,7 @@ class Train(ModelCommand, Generic[AnyConfig]):
 
 
 def train_command(arguments: Sequence[str]) -> Any:
-    """Build the ``train`` command with the defaults of the given environment and algorithm, or recurrent policy."""
+    """Build the ``train`` command with the defaults of the given environment and algorithm, or of the LSTM policy."""
     arguments = arguments if arguments[:1] == ["train"] else ["train"]
     algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
     at = place_of_environment(arguments, switches())

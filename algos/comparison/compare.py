@@ -76,12 +76,12 @@ def compare(
         seeds: runs per case, at least 1; with 5 or more the report has 95 % limits.
         run_dir: folder for the report and a run folder for each training.
         total_steps: steps of every run; None takes each case's own.
-        processes: runs at a time, each in its own process on one thread; 0 trains in this process, one after another.
+        processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
 
     Returns:
-        Metrics in the table for each case, and the path of the report.
+        Mean metrics of each case, path of the report, and seconds.
     """
     from algos.comparison.report import print_table, write_report
 
@@ -144,7 +144,7 @@ def train_all(
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     if not processes:
         runs = [_run(*job) for job in jobs]
-    else:  # two processes of one thread are faster than one process of two
+    else:  # two processes of one thread are faster than one of two threads
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             runs = list(pool.map(_run, *zip(*jobs, strict=True)))
     order = [str(case) for case in cases]
@@ -161,7 +161,7 @@ def _run(
     overwrite: bool,
     quiet: bool,
 ) -> RunResult:
-    """Train and evaluate one run, in its own process."""
+    """Train and evaluate one run, on one thread."""
     import torch
 
     from algos.evaluation import summarise

@@ -62,7 +62,7 @@ Summaries = dict[str, dict[str, Figure]]
 
 
 def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
-    """Return the comparison's table without its header: a row per quantity, a column per case; text and small print."""
+    """Return the comparison's table, no header: a row per quantity, a column per case, cells (text, small print)."""
     rows = [
         [(label, ""), *(_format_figure(metrics.get(name)) for metrics in summaries.values())]
         for name, label in ROW_LABELS.items()
@@ -145,7 +145,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
-    """Plot a panel per quantity, with every case over the fraction of its budget: mean, and limits or every seed."""
+    """Plot one panel per quantity over the fraction of the budget; per case the mean, with limits or every seed."""
     from matplotlib.figure import Figure as Picture
     from matplotlib.lines import Line2D
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
 REACHED = 0.9
-"""Normalised training score to reach; the steps to its first iteration are reported."""
+"""Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
     "normalised score": "return of training episodes; 0 is the untrained policy, 1 is solved",
     "update/kl": "KL(old‖new) of a whole update, nats a step (k3)",
@@ -105,7 +105,7 @@ class Figure(NamedTuple):
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020): a ``diagnose`` for `algos.training.loop.learn`.
 
-    Every algorithm is measured in the same way, after its last step. Empty for Q-learning, which updates no
+    Every algorithm is measured in the same way, after the update. Empty for Q-learning, which updates no
     distribution.
     """
     import torch
@@ -127,8 +127,8 @@ Score = Callable[[float], float]
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
     """Return a function from returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
-    Solved is Gymnasium's ``reward_threshold`` or, without one, the best evaluation of the environment in the whole
-    study, so that its algorithms share one scale.
+    Solved means Gymnasium's ``reward_threshold`` or, without one, the environment's best evaluation in the
+    whole study, so that all algorithms share one scale.
 
     Args:
         runs: runs of the case.
@@ -177,7 +177,7 @@ def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Fi
 
 
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
-    """Return the quantities of one run; every mean is over its iterations."""
+    """Return one run's evaluations, and means over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
     metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
     if score is not None:
@@ -238,8 +238,8 @@ def bootstrap_interval(
 
 
 def on_grid(curves: Sequence[Sequence[tuple[float, float]]], grid: np.ndarray) -> np.ndarray:
-    """Interpolate curves of (x, y) points with rising x linearly at the points of a grid: ``[curves, points]``.
+    """Interpolate curves of (x, y) points linearly on a grid: ``[curves, points]``; x rises along a curve.
 
-    Beyond its ends a curve keeps the value of its first or last point.
+    Beyond its ends, a curve keeps the value of its first or last point.
     """
     return np.array([np.interp(grid, *np.array(curve, dtype=float).T) for curve in curves])

@@ -1,7 +1,7 @@
-"""Worker process for one environment of a `SubprocessVectorEnv`, which alone communicates with it.
+"""Worker process of one environment; only its `SubprocessVectorEnv` communicates with it.
 
 It imports neither torch nor the caller's script. It ends with its parent, even after a crash: a thread polls for the
-parent and kills this process and all its children. If a step blocks all Python threads, a watchdog outside the
+parent and kills this process and all its children. If a call blocks all Python threads, a watchdog outside the
 interpreter ends the process after twice the time limit.
 """
 
@@ -45,7 +45,7 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
             number, method, arguments = pipe.recv()
             faulthandler.dump_traceback_later(2 * timeout, exit=True)
             works, content = _call(methods[method], arguments)
-            _send(pipe, number, works, content)  # counts toward the time limit: the parent waits for the whole message
+            _send(pipe, number, works, content)  # within the time limit: the parent waits for the whole message
             faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()
@@ -76,7 +76,7 @@ class Worker:
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """Step; returns the five values of ``env.step``, then the next episode's observation and info if one ended."""
+        """Step; returns the five values of ``env.step``, and the next episode's observation and info, or None."""
         assert self.env is not None
         observation, reward, terminated, truncated, info = _check_tuple(self.env.step(action), 5, "step()")
         check_observation(self.env.observation_space, observation)

@@ -44,7 +44,7 @@ def flatten(space: spaces.Space, observation: Any) -> Any:
 
     Args:
         space: space of one observation.
-        observation: batch from a vector environment: an array ``[N, *]``, or a dictionary or tuple of arrays.
+        observation: batch from a vector environment: an array ``[N, *]``, or several in a dictionary or tuple.
 
     Returns:
         For a Box the array itself; otherwise float32 ``[N, size]``, each row equal to `gymnasium.spaces.flatten`:

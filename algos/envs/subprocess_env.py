@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array, iterate
 
 FAILED = "worker_failed"
-"""Key of ``info``: bool ``[num_envs]``, True for slots whose step failed; other data of that step is meaningless."""
+"""Key of ``info``: bool ``[num_envs]``, True for slots whose step failed and must not be learnt from."""
 CLOSING = 5.0
 """Seconds that environments get to close themselves."""
 _PROGRAM = """import sys
@@ -38,12 +38,12 @@ class SubprocessVectorEnv(VectorEnv):
 
     It steps like Gymnasium's ``SyncVectorEnv`` in SAME_STEP mode. An environment fails if its process dies, it raises,
     it exceeds the time limit, or it returns an invalid observation, a reward that is not finite, or a flag that is not
-    a bool. Its process and all its children are then killed; a new one is reset with a seed derived from the last
-    one; the log names the environment, the seed, the episode and the step. To the caller, the episode is truncated at
+    a bool. Its process is then killed with all children, and a new environment is reset with a seed derived from the
+    last; the log names the environment, the seed, the episode and the step. To the caller, the episode is truncated at
     its last good observation, with reward 0 and ``info["worker_failed"]`` True; `algos.collect` masks that step. A
-    failed reset is first retried with the same seed.
+    failed reset with a seed is first retried with it.
 
-    The processes end with this one, even after a crash. They do not run the caller's script, so no
+    The processes end with the parent, even after a crash. They do not run the caller's script, so no
     ``if __name__ == "__main__":`` is needed. POSIX only.
 
     Args:
@@ -218,7 +218,7 @@ class SubprocessVectorEnv(VectorEnv):
 
 
 class _Process:
-    """Process of one environment (`algos.envs.env_worker`), which starts making it at once.
+    """Process of one environment (`algos.envs.env_worker`); starts to make the environment at once.
 
     Args:
         env_fn: constructor of the environment.
@@ -230,8 +230,8 @@ class _Process:
         self.pipe, theirs = multiprocessing.Pipe()
         program = _PROGRAM.format(theirs.fileno(), os.getpid(), timeout)
         with theirs:
-            # Neither forked, which hangs with PyTorch's threads, nor spawned by multiprocessing, which would run the
-            # caller's script. In a new session, so Ctrl-C reaches only the parent and all its children can be killed.
+            # A fork would hang with PyTorch's threads, and a process spawned by multiprocessing would run the caller's
+            # script. In its own session, our process gets no Ctrl-C and can be killed with all its children.
             self.popen = subprocess.Popen(
                 [sys.executable, "-c", program, *(path or os.getcwd() for path in sys.path)],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 LARGEST_FLAT = 2**16
-"""Maximum number of elements for which gradients are concatenated for the norm: one call, not one per tensor."""
+"""Maximum number of elements up to which gradients are concatenated, so that their norm is one call."""
 # A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
@@ -61,7 +61,7 @@ class Adam(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step, with the gradients scaled by the factor from `clip_grad_norm_`."""
+        """Take one step, with the gradients divided by the factor of `clip_grad_norm_`."""
         for number, kinds in enumerate(self._kinds):
             for (device, _), parameters in kinds.items():
                 self._step_kind(self.param_groups[number], device, parameters, self._scales[number])

@@ -14,7 +14,7 @@ LARGEST_SAMPLE = 2048
 def draw(
     plain: Callable[..., Any], logits: Tensor, generator: torch.Generator, deterministic: bool
 ) -> tuple[Tensor, Tensor]:
-    """Equivalent of `algos.policies.distributions.draw` with the same noise; ``plain`` draws from many logits."""
+    """Equivalent of `algos.policies.distributions.draw` with the same noise; many logits go to ``plain``."""
     if not (logits.ndim == 2 and logits.numel() <= LARGEST_SAMPLE and logits.dtype is torch.float32 and logits.is_cpu):
         return plain(logits, generator, deterministic)
     values = logits.detach().numpy()

@@ -1,4 +1,4 @@
-"""Fast equivalents of `algos.policies.towers` for towers with tanh: two of equal hidden widths as one batched product.
+"""Fast equivalents of `algos.policies.towers` for tanh; two towers of equal hidden widths are one batched product.
 
 Small networks spend their time in many small operations and in tanh itself. So two towers that read the same
 observation share every product and every tanh, their gradient is written by hand, and tanh x is computed as
@@ -25,7 +25,7 @@ LARGEST_WEIGHT, LARGEST_PRODUCT = 2**13, 2**18
 
 @dataclass
 class _Layers:
-    """Cached inspection of a tower; a new one would take as long as evaluating a layer."""
+    """Cached structure of a tower; finding it takes as long as evaluating a layer."""
 
     modules: tuple[nn.Module | None, ...]
     """Modules of the tower when it was inspected."""
@@ -44,10 +44,10 @@ _SEEN: WeakKeyDictionary[nn.Module, _Layers] = WeakKeyDictionary()
 
 
 def act(plain: Plain, observation: np.ndarray, tower: nn.Module) -> Tensor:
-    """Output of a tower, without a gradient; NumPy evaluates a few rows.
+    """Output of a tower, without a gradient; NumPy evaluates small batches.
 
     Args:
-        plain: plain equivalent, for all other rows and modules.
+        plain: plain equivalent, for other batches and modules.
         observation: float32 ``[*, size]``.
         tower: linear layers with tanh between them.
 

@@ -112,8 +112,8 @@ def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -
 
     Args:
         index: index of the entry, for errors.
-        example: a text, all of it a target; ``{"prompt", "completion"}`` with the completion as target; or
-            ``{"messages"}``, a chat with the assistant's messages as targets. Other columns are ignored.
+        example: a text (targets: all tokens but the first); ``{"prompt", "completion"}`` with the completion as
+            target; or ``{"messages"}``, a chat with the assistant's messages as targets. Other columns are ignored.
         tokenizer: the model's tokenizer; every answer ends with exactly one EOS.
 
     Raises:

@@ -31,7 +31,7 @@ class RewardRows:
     kind: Kind
     rows: list[RewardRow]
     skipped: int
-    """Number of rows without an answer: questions that a person skipped, and ties."""
+    """Number of rows without a judgement: questions that a person skipped, and ties."""
 
 
 def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> RewardRows:
@@ -69,7 +69,7 @@ def _kind(index: int, row: Any) -> Kind:
 
 
 def _reward_row(index: int, row: Mapping[str, Any], kind: Kind, model: RewardModel) -> RewardRow | None:
-    """Read a row; None if a person did not answer it."""
+    """Read a row; None if it has no judgement."""
     answers, number = (("chosen", "rejected"), "margin") if kind == "pairs" else (("completion",), "score")
     if any(row[name] is None for name in (answers if kind == "pairs" else ["score"])):
         return None

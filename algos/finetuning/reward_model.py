@@ -42,7 +42,7 @@ class RewardModelReport:
     held_out_rows: int
     """Number of held-out rows."""
     skipped: int
-    """Number of rows without an answer."""
+    """Number of rows without a judgement."""
     accuracy: float | None = None
     """Fraction of pairs ranked correctly; for scores of 0 and 1, fraction on the right side of 0.5; otherwise None."""
     mean_squared_error: float | None = None
@@ -50,9 +50,9 @@ class RewardModelReport:
     spearman: float | None = None
     """Rank correlation of predicted and given scores; None for pairs."""
     log_likelihood: float | None = None
-    """Mean log-probability of the given answers, nats; None for scores other than 0 and 1."""
+    """Mean log-probability of the judgements, nats; None for scores other than 0 and 1."""
     calibration_error: float | None = None
-    """`expected_calibration_error` of the predicted probabilities; None in the same cases."""
+    """`expected_calibration_error` of the probabilities; None for scores other than 0 and 1."""
     history: list[dict[str, float]]
     """For each epoch ``steps`` (rows so far), ``reward/loss`` and ``time/seconds``."""
 

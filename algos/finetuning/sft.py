@@ -26,7 +26,7 @@ DEFAULT_MAX_LENGTH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
-    """Hyper-parameters of supervised fine-tuning; ``batch_size`` counts examples with packing too."""
+    """Hyper-parameters of supervised fine-tuning; ``batch_size`` counts examples, with packing too."""
 
     micro_batch_size: Count | None = None
     """Rows evaluated at a time, to save memory; the gradient is the same. None: all rows of the step."""
@@ -48,7 +48,7 @@ def sft(
 ) -> list[dict[str, float]]:
     """Fine-tune a language model in place on examples: mean cross-entropy over the target tokens.
 
-    Dropout is on during training only, as the model's config says. Logits are divided by the model's temperature.
+    Dropout is on during training only, at the model config's rates. Logits are divided by the model's temperature.
 
     Args:
         model: model to train; only parameters that require a gradient are trained (with LoRA, the adapter).

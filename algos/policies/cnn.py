@@ -21,8 +21,8 @@ CHUNK = 1024
 class CNNPolicy(ControlPolicy):
     """Network of Mnih et al. (2015), "Human-level control": a shared trunk with a linear actor and a linear critic.
 
-    Images are uint8, in the rollout too; the network divides them by 255. With three dimensions, the shorter of the
-    first and the last is the channels: ``(4, 84, 84)`` is a stack of frames, ``(210, 160, 3)`` a colour image. Two
+    Images are uint8, in the rollout too; the network divides them by 255. With three dimensions, the shorter of
+    first and last has the channels: ``(4, 84, 84)`` is a stack of frames, ``(210, 160, 3)`` a colour image. Two
     dimensions are one grey image. Images with a side under 36 pixels get a trunk with smaller kernels.
 
     Args:

@@ -24,7 +24,7 @@ HEAD = "value_head.safetensors"
 
 
 class Critic(nn.Module):
-    """Causal trunk with a scalar head: the value of every prefix, with no weights shared with the policy.
+    """Causal trunk with a scalar head: the value of every prefix. It shares no weights with the policy.
 
     It costs a second model, but policy loss and value loss do not change each other's features (Ziegler et al. 2019
     share the trunk, Ouyang et al. 2022 do not). Dropout is always off. The head computes in fp32, whatever the trunk's
@@ -91,7 +91,7 @@ class Critic(nn.Module):
         return cls(trunk, head, tokenizer)
 
     def save(self, folder: Path, *, metadata: dict[str, str]) -> None:
-        """Write a plain `transformers` folder (for `AutoModel`), with the head and this metadata in it."""
+        """Write a plain `transformers` folder (for `AutoModel`), and the head with this metadata."""
         from safetensors.torch import save_file
 
         save_model(self.trunk, folder)

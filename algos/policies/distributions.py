@@ -207,7 +207,7 @@ def draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tup
 
 
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    # Below -1e3 the probability is 0; times the lowest finite number (`_masked`) its gradient would be NaN.
+    # Below -1e3 the probability is 0; without the clamp, masked logits (`_masked`) would give NaN gradients.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1)
     return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 

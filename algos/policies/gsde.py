@@ -1,4 +1,4 @@
-"""`GSDEPolicy`: an MLP whose exploration noise is a function of the state, held for several steps."""
+"""`GSDEPolicy`: an MLP whose exploration noise is one function of the state for several steps."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class StateDependentGaussian(Gaussian):
         features: number of features.
 
     Raises:
-        ValueError: unless it is a Box of floats.
+        ValueError: if ``space`` is no Box of floats.
 
     Example:
         >>> StateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).log_std.shape
@@ -52,7 +52,7 @@ class StateDependentGaussian(Gaussian):
     def explore(
         self, output: Tensor, matrices: Tensor | None, action_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` with these noise matrices, or the means without them, and their log-densities."""
+        """Actions float32 ``[N, *]`` with these noise matrices (None: the means), and their log-densities."""
         action, features = self._split(output)
         if matrices is not None:
             action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
@@ -132,7 +132,7 @@ class GSDEPolicy(ControlPolicy):
         expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool)
         if expired.any():
             fresh = self.distribution.draw(int(expired.sum()), self.generator)
-            if not expired.all():  # a new tensor, because a checkpoint or a fork may hold the former one
+            if not expired.all():  # a new tensor, because a saved state may hold the former one
                 fresh = self.memory["matrices"].masked_scatter(expired[:, None, None], fresh)
             self.memory["matrices"] = fresh
             left = torch.where(expired, self.sde_sample_freq, left if len(left) == slots else 0)

@@ -31,10 +31,10 @@ CRITIC = "critic"
 
 
 class LMPolicy(nn.Module, Policy):
-    """Decoder-only language model as a recurrent policy: the prefix is the state, the cache the hidden state.
+    """Decoder-only language model as a recurrent policy: its state is the prefix, kept in a cache.
 
-    The value comes from a linear head on the model's trunk, initialized to zero and computed in fp32 whatever the
-    model's dtype, or from a critic with its own trunk.
+    The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
+    zero and computed in fp32 whatever the model's dtype.
 
     Args:
         model: a decoder-only `transformers` model, trained in place; for a `peft` model only the adapters inside its
@@ -49,12 +49,12 @@ class LMPolicy(nn.Module, Policy):
             (`LanguageModel`).
         top_k: sample only from the k most probable tokens. For generation: such a policy cannot be trained, because
             the support of its distribution changes with the weights.
-        top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only too.
+        top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only.
         seed: seed of token sampling.
 
     Raises:
-        ValueError: as `LanguageModel` does; if ``top_k`` or ``top_p`` is out of range; or if the critic has another
-            vocabulary or is combined with ``detach_value``.
+        ValueError: as `LanguageModel` does; if ``top_k`` or ``top_p`` is out of range; if the critic has another
+            vocabulary; if a critic and ``detach_value`` are given.
 
     Example:
         >>> policy = LMPolicy.load("embedded")  # doctest: +SKIP
@@ -116,8 +116,8 @@ class LMPolicy(nn.Module, Policy):
         Args:
             name: ``"embedded"``, a local folder, or a hub name.
             dtype: dtype of the weights; None means float32.
-            critic: as in the constructor, ``"copy"`` to start from a copy of the model, or a reward model's folder or
-                hub name (`Critic.from_reward_model`).
+            critic: as in the constructor; ``"copy"``: a copy of the model; otherwise folder or hub name of a reward
+                model (`Critic.from_reward_model`).
             options: constructor arguments; they override saved ones.
         """
         lm = LanguageModel.load(name, dtype=dtype)
@@ -228,7 +228,7 @@ class LMPolicy(nn.Module, Policy):
     def merge(self, folder: str | Path) -> Path:
         """Write the policy with its adapter (LoRA) merged into the weights, as a plain `transformers` folder.
 
-        Value head or critic are added as in `save`.
+        The value head or critic is added as in `save`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ class LSTMPolicy(ControlPolicy):
             self.memory["state"] = torch.where(torch.from_numpy(rows).to(state.device)[:, None, None], 0.0, state)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """See `Policy.evaluate`; rows ``[B, T]``. False entries are ignored, NaN included, and give 0."""
+        """See `Policy.evaluate`; rows ``[B, T]``. False entries (even NaN) are ignored and give 0."""
         mask, hidden = rollout["mask"], self._remembered(rollout)
         action_mask = rollout.get("action_mask", None)
         log_prob, entropy = self.distribution.score(

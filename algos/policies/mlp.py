@@ -57,7 +57,7 @@ class MLPPolicy(ControlPolicy):
 
     @property
     def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each action dimension, float32 ``[size]``; an AttributeError without a Box."""
+        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError without a Box."""
         if not isinstance(self.distribution, Gaussian):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
         return self.distribution.log_std

@@ -65,7 +65,7 @@ class RewardNormalizer:
     The return of each slot accumulates from the start of an episode to its end, across rollouts:
     ``R_t = r_t + γ R_{t-1}``. No mean is subtracted. All rewards of a rollout are divided by one number, the standard
     deviation including this rollout. Gymnasium's ``NormalizeReward`` and Stable-Baselines3's ``VecNormalize`` use the
-    same statistic, but divide each step by its value at that step.
+    same statistic, but divide each reward by the deviation at its step.
 
     Args:
         gamma: discount factor per step.

@@ -37,14 +37,14 @@ class Step(NamedTuple):
 class Policy(Protocol):
     """Interface of policies: act in slots and score rollouts. A class that inherits it has the defaults given here.
 
-    Algorithms only distinguish policies by `sequential`.
+    Update steps distinguish policies only by `sequential`.
     """
 
     generator: torch.Generator
     """Random generator for action sampling."""
     memory: Mapping[str, Any] = MappingProxyType({})
-    """Everything else that acting changes (recurrent state, held noise), by name: checkpoints save it, `reset` clears
-    it, and `fork` starts with an empty one. A policy with memory sets it to a dict of its own."""
+    """All other state that acting changes (recurrent state, held noise), by name: checkpoints save it, `reset` clears
+    it, a `fork` starts without it. A policy with memory makes its own dict."""
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
@@ -56,12 +56,12 @@ class Policy(Protocol):
 
     @property
     def num_actions(self) -> int | None:
-        """Number of actions or tokens to choose from; None if they are not counted."""
+        """Number of actions or tokens to choose from; None unless Discrete or text."""
         return None
 
     @property
     def sampling_only(self) -> bool:
-        """True if actions are not drawn from the distribution that scores them, so that it cannot be trained."""
+        """True if actions are not drawn from the distribution that scores them: training is refused."""
         return False
 
     @property
@@ -188,7 +188,7 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
             "env.single_observation_space and env.single_action_space"
         )
-    # A policy may read an environment that a wrapper flattened; parts in another order have the same size.
+    # Equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
     parts = type(read) is type(single) and isinstance(read, (spaces.Dict, spaces.Tuple))
     same_parts = not parts or describe_space(read) == describe_space(single)
     if flat_shape(read, name) != flat_shape(single, name) or not same_parts:

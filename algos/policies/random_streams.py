@@ -45,6 +45,6 @@ class UniformStreams:
 
 
 def episode_seeds(count: int, generator: torch.Generator) -> np.ndarray:
-    """Draw int64 seeds for that many episodes from a policy's generator."""
+    """Draw int64 seeds for ``count`` episodes from a policy's generator."""
     drawn = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     return np.random.SeedSequence(int(drawn.item())).generate_state(count, np.uint64).astype(np.int64) & (2**63 - 1)

@@ -17,7 +17,7 @@ CONTROL_POLICIES = {
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
-"""Module and class of each policy that is saved as one weights file and JSON arguments, by its name; the only list."""
+"""Module and class, by name, of all policies that are saved as one weights file and JSON arguments."""
 if TYPE_CHECKING:
     PolicyName = str
 else:
@@ -26,7 +26,7 @@ else:
 
 
 def find_policy(name: str) -> Any:
-    """Class of a control policy, by its key in `CONTROL_POLICIES` or class name; raises a ValueError."""
+    """Class of a control policy, by key in `CONTROL_POLICIES` or class name; ValueError if unknown."""
     for short, home in CONTROL_POLICIES.items():
         if name in (short, home.partition(":")[2]):
             return resolve_name(home)

@@ -37,12 +37,12 @@ def explain_step(
 ) -> NonFiniteError:
     """Explain why a step's loss or gradient is not finite: name the first tensor that is not, and its rows.
 
-    Bisection finds every unit (row or single step) whose own loss or gradient is not finite; then its columns, the
-    policy's evaluation and the terms of its loss are checked, in the order in which they are computed.
+    Bisection finds the first `NAMED` units (rows or single steps) whose own loss or gradient is not finite; then
+    their columns, the policy's evaluation and their loss terms are checked, in the order of computation.
 
     Args:
         loss_of: the loss that failed.
-        parts: parts of the minibatch, all in one batch.
+        parts: all parts of the minibatch.
         parameters: the trained parameters.
         policy: its `evaluate` is called; None skips this check.
         quantities: values for the log, including ``update/grad_norm``.
@@ -82,7 +82,7 @@ def _spoilt_units(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Par
 
 
 def _spoilt_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequence[nn.Parameter]) -> list[int] | None:
-    """Return the indices of parameters whose gradient is not finite: all if the loss is not, none if all are."""
+    """Return the indices of parameters whose gradient is not finite; all indices if the loss is not finite."""
     loss, _ = loss_of(part)
     if not loss.isfinite() or not loss.requires_grad:
         return [] if loss.isfinite() else list(range(len(parameters)))

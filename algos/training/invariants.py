@@ -15,7 +15,7 @@ from textenv.errors import InvariantError as InvariantError
 from textenv.rollout import Evaluation, rounding_tolerance
 
 ENTROPY_TOLERANCE = 1e-3
-"""Nats below 0 that rounding may give an entropy."""
+"""Nats below 0 that count as rounding of an entropy."""
 WHITE_TOLERANCE = 1e-2
 """Maximum distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
 EVEN = 1e-5
@@ -54,7 +54,7 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
     """Check that the named columns are finite at the True entries; missing columns pass.
 
     Raises:
-        NonFiniteError: names the column that is not, or an earlier one in `CAUSES` that caused it.
+        NonFiniteError: names the column, or an earlier one in `CAUSES` that is the cause.
     """
     for name in names:
         column = rollout.get(name, None)
@@ -113,7 +113,7 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
 
 
 def check_advantages(rollout: TensorDict) -> None:
-    """Check that advantages, and value targets if any, are finite, and 0 outside the mask; raises as those checks."""
+    """Apply `check_finite` and `check_inert` to advantages and, if there are any, value targets."""
     check_finite(rollout, "advantage", "value_target")
     check_inert(rollout, "advantage", "value_target")
 
@@ -166,7 +166,7 @@ def check_first(
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
             negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
-            (`algos.optimize.Optimizer.step`); an infinite ratio is not, since its gradient may be 0.
+            (`algos.optimize.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
     """
     if log_ratio.isnan().any():
         return

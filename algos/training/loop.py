@@ -47,7 +47,7 @@ def learn(
         on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
         diagnose: called with the agent and each rollout after the update; its result is logged.
         checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; one more is
-            written at the end. Ctrl-C and SIGTERM then finish the iteration and write one before the training ends.
+            written at the end. Ctrl-C or SIGTERM ends training after the iteration and a checkpoint.
         resume: folder of a run, or of one of its checkpoints, to continue: the rest of the training is the same as
             without the interruption, to the last bit on a CPU (except for environments that `algos.training.env_state`
             cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
@@ -56,7 +56,7 @@ def learn(
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean return paid by
-        the environment, over the episodes that ended; it is absent where none did.
+        the environment, over the episodes that ended; absent if none ended.
 
     Raises:
         Interrupted: a KeyboardInterrupt, after a signal.

@@ -10,9 +10,9 @@ from algos.training.metrics import Metrics
 
 SCORE, VARIETY = "episode/return", "text/distinct_2"
 WINDOW = 5
-"""Iterations to average, at the start and most recently."""
+"""Number of first and of last iterations to average."""
 COLLAPSE = 0.5
-"""Fraction of its initial value below which the variety of the texts has collapsed."""
+"""The variety has collapsed below this fraction of its initial value."""
 RISE = 0.1
 """Minimum rise of the score for a warning, relative to the size of its initial value."""
 

@@ -129,7 +129,7 @@ class Run:
             )
         if state["seed"] != agent.config.seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
-        # The environment first: it may share a random generator with the agent, whose state is then set last.
+        # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if state["environment"] is not None:
             set_env_state(agent.env, state["environment"])
         agent.load_state_dict(state["agent"])

@@ -50,9 +50,9 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
         overwrite: remove the files of the run in the folder; other files stay.
 
     Raises:
-        BlockingIOError: if another process holds the lock; names it.
+        BlockingIOError: if another process (named) holds the lock.
         FileExistsError: as `check_new`.
-        OSError: if it cannot be created or written to.
+        OSError: if the folder cannot be written to.
     """
     if folder is None:
         yield
@@ -119,7 +119,7 @@ def draft(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; what is written there replaces a file or folder, unless an error is raised."""
+    """Yield a temporary path; what is written there replaces ``path``, unless an error is raised."""
     new = draft(path)
     remove(new)
     try:

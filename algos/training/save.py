@@ -57,7 +57,7 @@ def load(folder: str | Path) -> Policy:
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent.
-        ValueError: if it was written by another version, or holds a policy of an unknown class.
+        ValueError: if it has an unknown format, or holds a policy of an unknown class.
     """
     description = read_description(folder)
     from algos.policies.registry import CONTROL_POLICIES, find_policy
@@ -116,7 +116,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     environment = description["environment"] or {"id": "", "kwargs": {}}
     if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
         environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
-    if ":" in environment["id"]:  # Gymnasium would import the part before it
+    if ":" in environment["id"]:  # Gymnasium would import the text before ':'
         raise ValueError(
             f"{path} names the environment {environment['id']!r}, whose module would be imported: if you trust it, "
             f"name it yourself (algos evaluate {path.parent} --env module:id)"

@@ -50,7 +50,7 @@ class Fields(dict[str, Any]):
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON; its arrays and tensors go into ``tensors``, each once, under numbers.
+    """Convert a value to JSON; its arrays and tensors go into ``tensors``, each once, keyed by number.
 
     Args:
         value: None, a number, text, an array, a tensor, a random generator, or dataclasses, sequences and dictionaries
@@ -123,7 +123,7 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def attributes(owner: Any) -> dict[str, Any]:
-    """Return the attributes of an object that can be saved; the others (models, functions, spaces) are left out."""
+    """Return an object's attributes that can be saved; the others (models, functions, spaces) are left out."""
     found = {}
     for name, value in vars(owner).items():
         try:
@@ -181,7 +181,7 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Return the tensor's number; tensors that are the same memory have the same number."""
+    """Return the tensor's number; views of equal layout on one memory share a number."""
     layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     for name, other in tensors.items():
         same_memory = tensor.data_ptr() == other.data_ptr() and tensor.numel()

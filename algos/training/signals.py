@@ -31,10 +31,10 @@ class Request:
 
 @contextmanager
 def noted_signals(*, on: bool) -> Iterator[Request]:
-    """Record the first signal only; a second one acts at once, as outside this context.
+    """Record the first of each signal; a second acts at once, as outside this context.
 
     Args:
-        on: False leaves signals unchanged, as do all threads but the main one.
+        on: False, or a thread that is not the main one, leaves signals unchanged.
     """
     request = Request()
     if not on or threading.current_thread() is not threading.main_thread():
