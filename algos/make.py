@@ -30,7 +30,7 @@ def make_vector_environment(
     Args:
         env_id: Gymnasium id; ``module:id`` first imports the module that registers it.
         num_envs: slots.
-        seed_each: True if each slot needs a reset seed of its own (control), which native ones do not support.
+        seed_each: True if each slot needs its own reset seed (control); native environments do not support it.
         process_timeout: seconds after which a step counts as failed, in control; each environment then runs in its own
             process (`SubprocessVectorEnv`). None: all run in this process.
         arguments: further arguments of the environment.
@@ -90,7 +90,7 @@ def is_ours(env_id: str) -> bool:
 
 
 def is_text(env_id: str) -> bool:
-    """True if the id is a text environment: ours, or with a vector entry point that is or returns an EpisodeEnv."""
+    """True for our text environments, and if the vector entry point is an EpisodeEnv or returns one."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     entry: Any = None if spec is None else spec.vector_entry_point
     if callable(entry) and not isinstance(entry, type):

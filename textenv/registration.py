@@ -45,8 +45,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
         task: one of `NAMES`; ``"ReasoningGym"`` also needs a ``dataset``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or ``"test"``,
-            which share no prompt except in games), ``kl_coef`` (β of a KL penalty, k1 in the reward, to the loaded
-            model; 0 only measures it), the task's arguments, and those of `TextVectorEnv` (``penalty``: other kinds).
+            which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the loaded model, in the
+            reward; 0 only measures the KL), the task's arguments, and those of `TextVectorEnv` (``penalty``: others).
     """
     from textenv.envs.vector_env import TextVectorEnv
 

@@ -9,11 +9,11 @@ key                           control                                text
 ============================  =====================================  ==========================================
 ``observation``               ``[B, T, *]``                          int64, the token at position t; the state
                                                                      at t is the prefix ``[:, :t+1]``
-``next_observation``          ``[B, T, *]``, the final observation   absent (the shifted observation, then the
-                              where an episode ends                  last action)
+``next_observation``          ``[B, T, *]``, the final observation   absent (the same tokens as ``action``)
+                              where an episode ends
 ``action``                    int64 or float32                       int64, the token at position t+1
 ``reward``                    float32, the environment's             float32, per turn (at its end) or per token
-``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS, a stop or the task; a limit
+``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS, stop or task / a limit
                               both cut the trace
 ``mask``                      False on autoreset steps and where an  True on the tokens that the policy chose
                               environment fails
@@ -99,7 +99,7 @@ class EpisodeEnv:
 
     @abstractmethod
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Step the running slots; return the observation and a bool array of slots whose episode changed."""
+        """Step the running slots; return the observation and bool: slots with another episode or none."""
 
     @abstractmethod
     def take_episodes(self) -> TensorDict:

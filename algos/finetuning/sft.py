@@ -52,8 +52,8 @@ def sft(
 
     Args:
         model: model to train; only parameters that require a gradient are trained (with LoRA, the adapter).
-        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}`` (see `algos.finetuning.packing`). In a text
-            every token after the first is a target, otherwise only answers and their EOS.
+        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}`` (see `algos.finetuning.packing`). Targets
+            are all tokens of a text after the first; otherwise, answers and their EOS.
         config: hyper-parameters.
         held_out: examples to evaluate after each epoch.
         run_dir: folder for ``metrics.jsonl`` and TensorBoard files.

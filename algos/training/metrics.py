@@ -28,8 +28,8 @@ class EpisodeMeter:
         if len(self._total) != len(mask):
             self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
-        # An entry is inside an episode if the last event before it was a start, not an end. In column t, a start has
-        # time 2t + 1 and an end 2t + 2; carried-over episodes start at 0.
+        # An entry is inside an episode if the last event before it was a start. In column t, a start (2t + 1) is
+        # before the entry and an end (2t + 2) after it; carried-over episodes start at 0.
         times = np.arange(1, 2 * mask.shape[1], 2)
         begun = np.maximum.accumulate(np.where(begins, times, np.where(self._open, 0, -1)[:, None]), axis=1)
         ended = np.maximum.accumulate(np.where(done, times + 1, -1), axis=1)
@@ -80,7 +80,7 @@ def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float | None,
     Args:
         log_ratio: 0 where the mask is False.
         share: 1 / (number of True entries of the whole minibatch) at each of them; 0 elsewhere.
-        clip_range: clip range of the loss; None if the update takes a single step, with the policy still unchanged.
+        clip_range: clip range of the loss; None if the update takes a single step, whose ratios are all 1.
         first: True before the first step of an update, while the policy is the one that acted.
 
     Returns:

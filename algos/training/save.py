@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from algos.training.learner import Learner
 
 FORMAT = 4
-"""Format version of the folder; 3 (names of version 0.2) and 2 (observations by shape alone) can be read too."""
+"""Format version of the folder; also read: 3 (argument names of 0.2) and 2 (no dtype of observations)."""
 
 
 def save(agent: Learner, folder: str | Path) -> Path:
@@ -102,8 +102,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         case _:
             env, policy = (description.get(name) for name in ("environment", "policy"))
             raise ValueError(
-                f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected null "
-                "or id and kwargs, and a policy's name with policy_arguments"
+                f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected "
+                "null or {id, kwargs}; and a policy's name with policy_arguments"
             )
     arguments = description["policy_arguments"]
     if description["format"] == 2 and "observation_shape" in arguments:

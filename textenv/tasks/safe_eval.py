@@ -6,11 +6,11 @@ from collections.abc import Collection
 MAX_LENGTH = 1000
 """Maximum characters of a text to evaluate."""
 MAX_DEGREE = 40
-"""Maximum product of nested exponents: ``9**9**9`` is refused, ``x**12`` is not."""
+"""Maximum product of nested exponents: ``(9**9)**9`` is refused, ``x**12`` is not."""
 FUNCTIONS = frozenset(
     ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
 )
-"""Functions that an integral may call."""
+"""Functions allowed in an integral."""
 _SEQUENCES = (ast.List, ast.Tuple)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 

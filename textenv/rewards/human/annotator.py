@@ -30,7 +30,7 @@ class Question:
     total: int = 1
     """Number of questions in this batch."""
     can_undo: bool = False
-    """True if the last answer of this batch can be undone."""
+    """True if the previous answer can be undone."""
 
     @property
     def answers(self) -> tuple[str, ...]:
