@@ -1,23 +1,18 @@
 """Supervised training: AdamW with warm-up and cosine decay, dropout as in the model's config, and length buckets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
 from algos.training.invariants import check_finite_gradient
 from textenv.names import NamedFields
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)

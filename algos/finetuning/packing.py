@@ -1,20 +1,24 @@
 """Packing: several examples in one row, with no attention between them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, warn_of_spelling, without_end
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+
+class Example(NamedTuple):
+    """Token ids, some of them targets of the loss."""
+
+    ids: list[int]
+    learnt: list[bool]
+    """True on the target ids: an answer and its EOS, or a whole text after its first id."""
 
 
 class TokenRows(NamedTuple):
@@ -97,14 +101,6 @@ def check_packing(lm: LanguageModel) -> None:
 
 def _apart(position_ids: Tensor) -> dict[str, Any]:
     return {"attention_mask": None, "position_ids": position_ids}
-
-
-class Example(NamedTuple):
-    """Token ids, some of them targets of the loss."""
-
-    ids: list[int]
-    learnt: list[bool]
-    """True on the target ids: an answer and its EOS, or a whole text after its first id."""
 
 
 def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -> Example:

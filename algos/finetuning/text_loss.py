@@ -1,23 +1,19 @@
 """`TextLoss`: likelihood of plain text as a term of PPO's loss, to reduce the policy's forgetting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from algos.finetuning.sft import check_context
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import PromptList, as_prompt
 from textenv.prompts.tokenize import prompt_ids, without_end
 from textenv.rollout import masked_mean
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @runtime_checkable

@@ -1,23 +1,18 @@
 """`Critic`: a separate value model for a language-model policy."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from textenv.lm.loading import from_pretrained, merged_trunk, plain_model, save_model
 from textenv.lm.memory import check_memory_options, trunk_output
+from textenv.lm.model import LanguageModel
+from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import rounding_tolerance
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from textenv.lm.model import LanguageModel
-    from textenv.rewards.reward_model import RewardModel
 
 HEAD = "value_head.safetensors"
 """File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
@@ -47,7 +42,7 @@ class Critic(nn.Module):
         self.autocast: torch.dtype | None = None
 
     @classmethod
-    def from_language_model(cls, lm: LanguageModel) -> Critic:
+    def from_language_model(cls, lm: LanguageModel) -> Self:
         """Make a critic from a copy of a language model's trunk and a zero-initialized head; all weights train.
 
         Adapters (LoRA) are merged into the copy's weights.
@@ -56,7 +51,7 @@ class Critic(nn.Module):
         return cls(trunk, fresh_head(lm.hidden_size, lm.device), lm.tokenizer)
 
     @classmethod
-    def from_reward_model(cls, reward_model: RewardModel) -> Critic:
+    def from_reward_model(cls, reward_model: RewardModel) -> Self:
         """Make a critic from a float32 copy of a reward model; all weights train. The value of a text is its score.
 
         Raises:
@@ -76,9 +71,7 @@ class Critic(nn.Module):
         return critic
 
     @classmethod
-    def load(
-        cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
-    ) -> Critic:
+    def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None) -> Self:
         """Load a critic written by `save`; float32 by default."""
         from safetensors.torch import load_file
         from transformers import AutoModel
@@ -97,7 +90,7 @@ class Critic(nn.Module):
         save_model(self.trunk, folder)
         save_file(self.head.state_dict(), folder / HEAD, metadata=metadata)
 
-    def train(self, mode: bool = True) -> Critic:
+    def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: dropout would add noise to the values."""
         return super().train(False)
 

@@ -1,17 +1,16 @@
 """`LMPolicy`: a causal language model with a value head, as a policy over tokens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from algos.policies.critic import HEAD, Critic, fresh_head
 from algos.policies.policy import Observation, Policy, Step
@@ -22,9 +21,6 @@ from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, sequences
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
@@ -110,7 +106,7 @@ class LMPolicy(nn.Module, Policy):
         dtype: torch.dtype | None = None,
         critic: Critic | str | Path | None = None,
         **options: Any,
-    ) -> LMPolicy:
+    ) -> Self:
         """Load model and tokenizer; a saved policy is restored with its value head or critic.
 
         Args:
@@ -201,7 +197,7 @@ class LMPolicy(nn.Module, Policy):
         value = self._value(hidden) if self.critic is None else self.critic.values(tokens)
         return Evaluation(log_prob, entropy, value)
 
-    def divergence(self, rollout: TensorDict, other: LanguageModel | LMPolicy) -> Tensor:
+    def divergence(self, rollout: TensorDict, other: LanguageModel | Self) -> Tensor:
         """See `Policy.divergence`; ``other`` is a language model or an `LMPolicy`."""
         return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
 
