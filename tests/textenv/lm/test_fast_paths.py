@@ -11,6 +11,7 @@ import torch
 
 from algos import LMPolicy
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from textenv.acceleration import FAST
 from textenv.envs.action_masks import ActionMasks
 from textenv.lm import memory, recording
 from textenv.lm.model import LanguageModel
@@ -50,6 +51,8 @@ def make_biased():
 
 
 def recording_decoder(make, monkeypatch, after=4):
+    if not FAST:
+        pytest.skip("TEXTENV_FAST=0 switches the recorder off")
     monkeypatch.setattr(recording, "RECORDED_AFTER", after)
     lm = LanguageModel(make(), make_tokenizer(WORDS))
     return lm, Decoder(lm, num_slots=SLOTS, max_length=LENGTH)
@@ -78,6 +81,7 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     assert decoder._everywhere.recording is not None
 
 
+@pytest.mark.skipif(not FAST, reason="TEXTENV_FAST=0 switches the recorder off")
 @pytest.mark.parametrize(
     "make", [make_gpt2, make_llama, pytest.param(make_qwen, marks=pytest.mark.long)], ids=["gpt2", "llama", "qwen"]
 )
