@@ -71,7 +71,7 @@ class DQN(Agent[DQNConfig]):
             for _ in range(config.gradient_steps):
                 if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                means.add(self.optimizer.step(self._loss, [self.buffer.sample()]))
+                means.add(self.optimizer.step(self.loss, [self.buffer.sample()]))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics
@@ -93,7 +93,7 @@ class DQN(Agent[DQNConfig]):
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 
-    def _loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
+    def loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
         """Loss of Q(s, a) against `q_target` on a batch ``[b]``."""
         config, network = self.config, self.policy.action_values
         action = self.policy.distribution.index(batch["action"])

@@ -95,7 +95,7 @@ class LMPolicy(nn.Module, Policy):
         else:
             critic.compute_like(self.lm)
         self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
-        self._decoder: Decoder | None = None
+        self.decoder: Decoder | None = None
         self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
@@ -163,9 +163,9 @@ class LMPolicy(nn.Module, Policy):
         if not isinstance(observation, dict):
             raise TypeError("a language model needs the observations of a text environment: use one, or an MLPPolicy")
         tokens, length = observation["tokens"], observation["length"].reshape(-1)
-        if self._decoder is None or self._decoder.shape != tokens.shape:
-            self._decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
-        decoder = self._decoder
+        if self.decoder is None or self.decoder.shape != tokens.shape:
+            self.decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
+        decoder = self.decoder
         allowed = None if action_mask is None else action_mask.to(decoder.device)
         # Before the forward pass: a later copy to the device would have to wait for it.
         streams = None if deterministic else self.memory.get("streams")
@@ -178,10 +178,10 @@ class LMPolicy(nn.Module, Policy):
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the cache of these slots, and start the streams of their seeds; see `Policy.reset`."""
-        if self._decoder is not None and rows is None and self._decoder.device != self.lm.device:
-            self._decoder = None  # the policy was moved to another device
-        if self._decoder is not None:
-            self._decoder.reset(rows)
+        if self.decoder is not None and rows is None and self.decoder.device != self.lm.device:
+            self.decoder = None  # the policy was moved to another device
+        if self.decoder is not None:
+            self.decoder.reset(rows)
         if seeds is None:
             self.memory.clear()
         elif rows is None or not self.memory:

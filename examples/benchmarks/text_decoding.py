@@ -141,8 +141,8 @@ def interface(options):
     observation, _ = env.reset(seed=0)
     action = policy.act(observation).action.numpy()
     ready = decoder.logits(observation["tokens"], observation["length"][:, 0])
-    for reader in (decoder, policy._decoder):
-        reader._everywhere = lambda *inputs, sizes: ready
+    for reader in (decoder, policy.decoder):
+        reader.everywhere = lambda *inputs, sizes: ready
     ours, peer = np.zeros((2, steps * (options.pairs + 1)))
 
     def act():

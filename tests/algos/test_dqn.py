@@ -83,7 +83,7 @@ def test_the_loss_and_its_gradient_agree_with_torchrl(double, loss, name):
             network.network[-1].bias.copy_(torch.tensor([[0.5, -0.5], [-0.7, 0.9]][number]))
             network.network[-1].weight.mul_(1 + 2 * number)
     batch = batch_of(agent.policy)
-    loss, totals = agent._loss(batch)
+    loss, totals = agent.loss(batch)
     names, weights = zip(*agent.policy.network.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, weights)
 
@@ -114,7 +114,7 @@ def test_double_and_plain_targets_differ_on_that_batch():
     agent = make()
     agent.target.network[-1].weight.data.mul_(-3)
     batch = batch_of(agent.policy)
-    assert agent._loss(batch)[0] != make_plain(agent)._loss(batch)[0]
+    assert agent.loss(batch)[0] != make_plain(agent).loss(batch)[0]
 
 
 def make_plain(agent):

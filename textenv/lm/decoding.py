@@ -100,9 +100,9 @@ class Decoder:
         added = [torch.finfo(lm.model.dtype).min, 0.0]
         self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
         steps = (self._one_everywhere, self._some, self._some)
-        self._everywhere, self._one, self._several = self._recordings = [Replayed(x, model=lm.model) for x in steps]
+        self.everywhere, self.one, self.several = self.recordings = [Replayed(x, model=lm.model) for x in steps]
         layers = DynamicCache(config=lm.model.config).layers
-        self._layers = [_SlotLayer(num_slots, max_length) for _ in layers]
+        self.layers = [_SlotLayer(num_slots, max_length) for _ in layers]
         # The exact type, because subclasses are special caches. A text of 3 tokens needs no cache.
         self.cached = bool(layers) and max_length > 3 and all(type(layer) is DynamicLayer for layer in layers)
         """False if the model uses the padded path."""
@@ -132,7 +132,7 @@ class Decoder:
                 "max_new_tokens or max_length, or use another model."
             ) from cause
         self.reset()
-        for step in self._recordings:
+        for step in self.recordings:
             step.forget()
 
     def _gap(self) -> tuple[float, float]:
@@ -156,7 +156,7 @@ class Decoder:
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Clear these slots (bool ``[num_slots]``); None clears all, and drops recordings of replaced weights."""
         if rows is None:
-            for step in self._recordings:
+            for step in self.recordings:
                 step.forget_replaced()
         self.read[slice(None) if rows is None else rows] = 0
 
@@ -208,7 +208,7 @@ class Decoder:
         self.read = self.read + 1
         fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (tokens[self._slots, at], at))
         width = int(at.max()) + 1
-        return self._everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
+        return self.everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
@@ -225,8 +225,8 @@ class Decoder:
         width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
         inputs = (chosen, fresh, where, self._mask(where, width), last)
         if columns.shape[1] == 1:
-            return self._one(*inputs, sizes=(len(rows), width, tokens.shape[1]))
-        return self._several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
+            return self.one(*inputs, sizes=(len(rows), width, tokens.shape[1]))
+        return self.several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
 
     def _mask(self, where: Tensor, width: int) -> Tensor:
         """Additive mask for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to each query's position."""
@@ -238,13 +238,13 @@ class Decoder:
 
     def _forward(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Run the trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
-        for layer in self._layers:
+        for layer in self.layers:
             layer.rows, layer.positions, layer.width = rows, positions, mask.shape[-1]
         return self.lm.trunk(
             input_ids=fresh,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=Cache(layers=list(self._layers)),
+            past_key_values=Cache(layers=list(self.layers)),
             use_cache=True,
         )
 

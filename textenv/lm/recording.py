@@ -37,7 +37,7 @@ class Replayed:
     def __init__(self, function: Function, *, model: nn.Module) -> None:
         self.function, self.model, self.name = function, model, type(model).__name__
         self.recording: Function | None = None
-        self._recordable, self._calls = FAST, 0
+        self.recordable, self.calls = FAST, 0
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
         self._recorded_of: tuple[list[Tensor], list[Any]] = [], []
@@ -54,10 +54,10 @@ class Replayed:
         if self.recording is not None and self._agrees_at(sizes):
             return self.recording(*inputs)
         plain = self.function(*inputs)
-        self._calls += 1
+        self.calls += 1
         if self.recording is not None:
             self._compare(self.recording, plain, inputs)
-        elif self._recordable and self._calls > RECORDED_AFTER:
+        elif self.recordable and self.calls > RECORDED_AFTER:
             self._recorded_of, self._compared = _state(self.model), [set() for _ in sizes]
             self._compare(None, plain, inputs)
         if self.recording is not None:
@@ -75,7 +75,7 @@ class Replayed:
 
     def forget(self) -> None:
         """Drop the recording and count calls from 0 again."""
-        self.recording, self._calls = None, 0
+        self.recording, self.calls = None, 0
 
     def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
         for values, size in zip(self._compared, sizes, strict=True):
@@ -97,7 +97,7 @@ class Replayed:
             reason = str(error)
         if reason:
             logger.info("%s decodes without a recording: %s", self.name, reason)
-            self.recording, self._recordable = None, False
+            self.recording, self.recordable = None, False
 
 
 def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:

@@ -144,7 +144,7 @@ def test_the_check_leaves_neither_texts_nor_recordings_behind(after, monkeypatch
     lm = language_model(make_llama())
     decoder, texts = Decoder(lm, num_slots=3, max_length=LENGTH), random_texts()[:3]
     assert not decoder.read.any()
-    assert all(step.recording is None and step._calls == 0 for step in decoder._recordings)
+    assert all(step.recording is None and step.calls == 0 for step in decoder.recordings)
     log_probs = decoder.logits(texts, np.array([2, 3, 4])).log_softmax(-1)
     expected = plain_log_probs(lm, texts)[torch.arange(3), torch.tensor([1, 2, 3])]
     torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)

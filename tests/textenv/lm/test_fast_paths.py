@@ -78,7 +78,7 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     """Slots at positions of their own, up to the longest text."""
     lm, decoder = recording_decoder(make, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), LENGTH - 4)
-    assert decoder._everywhere.recording is not None
+    assert decoder.everywhere.recording is not None
 
 
 @pytest.mark.skipif(not FAST, reason="TEXTENV_FAST=0 switches the recorder off")
@@ -107,7 +107,7 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
             expected = plain_logits(lm, tokens[at_work], length[at_work])
             torch.testing.assert_close(logits[torch.from_numpy(at_work)], expected, atol=5e-5, rtol=1e-5)
         assert (logits[torch.from_numpy(~at_work)] == 0).all()
-    assert decoder._one.recording is not None and decoder._several.recording is not None
+    assert decoder.one.recording is not None and decoder.several.recording is not None
 
 
 def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_of_them(monkeypatch):
@@ -119,19 +119,19 @@ def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_
     for length, recorded in zip(lengths, (True, False), strict=True):
         decoder.reset()
         decoder.logits(texts(), length)
-        assert (decoder._several.recording is not None) == recorded
+        assert (decoder.several.recording is not None) == recorded
 
 
 def test_a_recording_reads_the_weights_as_they_are_now_and_new_texts(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
-    recorded = decoder._everywhere.recording
+    recorded = decoder.everywhere.recording
     with torch.no_grad():
         for p in lm.parameters():
             p.mul_(1.1)
     decoder.reset()
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder._everywhere.recording is recorded is not None
+    assert decoder.everywhere.recording is recorded is not None
 
 
 def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
@@ -140,9 +140,9 @@ def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
     head = lm.model.transformer.ln_f
     head.weight = torch.nn.Parameter(head.weight.detach() * 3)
     decoder.reset()
-    assert decoder._everywhere.recording is None
+    assert decoder.everywhere.recording is None
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder._everywhere.recording is not None
+    assert decoder.everywhere.recording is not None
 
 
 def test_a_model_that_takes_another_way_is_recorded_anew(monkeypatch):
@@ -152,7 +152,7 @@ def test_a_model_that_takes_another_way_is_recorded_anew(monkeypatch):
     decode(lm, decoder, texts(), length, 3)
     decoder.reset()
     decoder.logits(texts(), length + 1)
-    assert all(step.recording is not None for step in (decoder._everywhere, decoder._several))
+    assert all(step.recording is not None for step in (decoder.everywhere, decoder.several))
     with lm.model.disable_adapter():
         decoder.reset()
         decode(lm, decoder, texts(), length, 3)
@@ -178,33 +178,33 @@ def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, ca
     with caplog.at_level(logging.INFO):
         for step in range(10):
             decoder.logits(texts(), np.array([2, 5, 3]) + step)
-    assert decoder._everywhere.recording is None and "decodes without a recording" in caplog.text
+    assert decoder.everywhere.recording is None and "decodes without a recording" in caplog.text
 
 
 def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_doubles(monkeypatch):
     """From 16 keys on another branch, which a recording made before cannot know: it is dropped."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
-    own, cache = layer.forward, decoder._layers[0]
+    own, cache = layer.forward, decoder.layers[0]
     layer.forward = lambda x: own(x) * (2.0 if cache.width >= 16 else 1.0)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._everywhere.recording is not None
+    assert decoder.everywhere.recording is not None
     for step in range(3, 24):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._everywhere.recording is None
+    assert decoder.everywhere.recording is None
 
 
 def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
-    own, cache = layer.forward, decoder._layers[0]
+    own, cache = layer.forward, decoder.layers[0]
     layer.forward = lambda x: own(x) * (1 + int(cache.width) / 10)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder._everywhere.recording is not None
+    assert decoder.everywhere.recording is not None
     decoder.logits(texts(), np.array([7, 8, 6]))
-    assert decoder._everywhere.recording is None and not decoder._everywhere._recordable
+    assert decoder.everywhere.recording is None and not decoder.everywhere.recordable
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "greedy"])
@@ -221,9 +221,9 @@ def test_a_policy_that_was_moved_decodes_where_it_is_now():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     policy.act({"tokens": texts(), "length": np.full(SLOTS, 3)})
     policy.reset()
-    assert policy._decoder.device == torch.device("cpu")
+    assert policy.decoder.device == torch.device("cpu")
     policy.to("meta").reset()
-    assert policy._decoder is None, "its cache is on the CPU"
+    assert policy.decoder is None, "its cache is on the CPU"
 
 
 def test_what_is_written_is_written_again_by_a_recording():
