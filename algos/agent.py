@@ -96,6 +96,7 @@ class Agent(Generic[ConfigT]):
     def collect(self) -> TensorDict:
         """Run the policy in the environment and return the next rollout."""
         config = self.config
+        self.collector.env, self.collector.policy = self.env, self.policy  # both may have been replaced
         return self.collector.collect(
             num_steps=config.num_steps, num_episodes=config.num_episodes, group_size=config.episodes_per_group
         )

@@ -14,7 +14,7 @@ from tensordict import TensorDict, pad
 
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy
+from algos.policies.policy import Policy, check_policy
 from algos.policies.random_streams import episode_seeds
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env
@@ -33,7 +33,7 @@ def collect(
     seed: int | None = None,
     deterministic: bool = False,
 ) -> TensorDict:
-    """Reset the environment and collect one rollout: ``Collector(env, policy, seed=seed).collect(...)``."""
+    """Reset the environment, with ``seed``, and collect one rollout; arguments as of `Collector.collect`."""
     return Collector(env, policy, seed=seed).collect(
         num_steps=num_steps, num_episodes=num_episodes, group_size=group_size, deterministic=deterministic
     )
@@ -58,6 +58,7 @@ class Collector:
     """Last collector of each environment: a collector continues only its own episodes."""
 
     def __init__(self, env: VectorEnv, policy: Policy, *, seed: int | None = None) -> None:
+        check_policy(policy, call="Collector(env, policy), in this order")
         self.env, self.policy = env, policy
         self.seed = seed
         """Seed of the next reset; None once used."""
@@ -72,6 +73,7 @@ class Collector:
         self.group_seeds: np.random.Generator | None = None
         """Generator of the groups' reset seeds (control); None before the first group."""
 
+    @check_names
     def collect(
         self,
         *,

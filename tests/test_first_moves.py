@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
@@ -18,10 +19,12 @@ import textenv
 from algos import (
     PPO,
     A2CConfig,
+    Collector,
     DQNConfig,
     LMPolicy,
     LSTMPolicy,
     MLPPolicy,
+    Policy,
     PPOConfig,
     SFTConfig,
     collect,
@@ -31,7 +34,7 @@ from algos import (
 from algos.cli import main
 from algos.config import Config
 from algos.make import remake_environment
-from algos.policies.policy import check_spaces
+from algos.policies.policy import Step, check_spaces
 from algos.training.save import read_description
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -111,6 +114,28 @@ def test_a_text_environment_is_played_by_its_id_and_by_itself():
 
 
 # --- wrong calls ------------------------------------------------------------------------------------------------------
+
+
+class OnlyActs(torch.nn.Module, Policy):
+    """A policy that nobody finished."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.layer = torch.Generator(), torch.nn.Linear(4, 2)
+
+    def act(self, observation, *, action_mask=None, deterministic=False):
+        return Step(torch.zeros(len(observation), dtype=torch.int64), torch.zeros(len(observation)))
+
+
+def test_an_unfinished_policy_plays_and_training_names_what_is_missing():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    assert evaluate(env, OnlyActs(), num_episodes=2).mean_return < 12
+    with refused(NotImplementedError, "OnlyActs.values is missing", "algos.Policy.values"):
+        PPO(env, OnlyActs()).learn(64)
+    with refused(TypeError, "expected an algos.Policy", r"Collector\(env, policy\), in this order"):
+        Collector(OnlyActs(), env)
+    with refused(TypeError, "Collector.collect has no 'n_steps': did you mean 'num_steps'"):
+        Collector(env, OnlyActs()).collect(n_steps=8)
 
 
 class Shown(gymnasium.vector.VectorEnv):

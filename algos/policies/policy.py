@@ -71,7 +71,7 @@ class Policy(Protocol):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """Choose an action for each slot, and keep the recurrent state for the next call."""
-        ...
+        raise _missing(self, "act")
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the recurrent state of these slots, or of all. By default there is none.
@@ -92,11 +92,11 @@ class Policy(Protocol):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the rollout's actions, and state values (never None here); differentiable."""
-        ...
+        raise _missing(self, "evaluate")
 
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """Value of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
-        ...
+        raise _missing(self, "values")
 
     def reference(self) -> Reference:
         """Frozen copy of the current policy: the reference model of a KL penalty."""
@@ -137,7 +137,11 @@ class Policy(Protocol):
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
-        ...
+        raise _missing(self, "save")
+
+
+def _missing(policy: object, method: str) -> NotImplementedError:
+    return NotImplementedError(f"{type(policy).__name__}.{method} is missing: define it as algos.Policy.{method} says")
 
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Any)

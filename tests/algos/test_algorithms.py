@@ -439,3 +439,11 @@ def test_a_config_or_a_policy_of_another_algorithm_is_refused():
     q_policy = QPolicy(env.single_observation_space, env.single_action_space)
     with pytest.raises(TypeError, match="QPolicy chooses actions by their values.* DQN"):
         PPO(env, q_policy, PPOConfig())
+
+
+def test_an_environment_that_replaces_the_agents_is_reset_and_collected_from():
+    agent = PPO(cartpole(2), seed=1, num_steps=4)
+    agent.collect()
+    agent.env = cartpole(3)
+    rollout = agent.collect()
+    assert rollout.shape == (3, 4) and rollout["is_init"][:, 0].all()

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from textenv.envs.text_env import TextEnv
-from textenv.envs.vector_env import TextVectorEnv
+from textenv.envs.vector_env import Conversation, TextVectorEnv
 
 MAX_STEPS = 4000
 """Steps after which an episode counts as endless."""
@@ -34,11 +34,6 @@ class Seen(NamedTuple):
 @runtime_checkable
 class _HasTokenizer(Protocol):
     tokenizer: Any
-
-
-@runtime_checkable
-class _Replies(Protocol):
-    reply: Any
 
 
 class EnvDriver:
@@ -75,7 +70,7 @@ class EnvDriver:
         """Tokens that the script avoids: sure and possible ends of a turn, and padding."""
         if self.ours is not None:
             self.ends |= {*self.ours.ends.ids, *np.flatnonzero(self.ours.ends.may_complete)}
-        self.conversation = self.ours is not None and isinstance(self.ours.task, _Replies)
+        self.conversation = self.ours is not None and isinstance(self.ours.task, Conversation)
         """True if the environment replies: then the end of a turn need not end the episode."""
         self.mode = AutoresetMode(self.vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation: dict[str, np.ndarray] = {}
