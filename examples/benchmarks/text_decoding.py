@@ -16,7 +16,7 @@ from bare_decoding import BareDecoding
 from gymnasium.vector import AutoresetMode
 from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts
 
-from algos import LMPolicy, collect
+from algos import LMPolicy, Policy, collect
 from textenv.lm import recording
 from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import sample
@@ -75,7 +75,7 @@ def floor(options):
     return {"s": statistics.median(seconds)}
 
 
-class Padded:
+class Padded(Policy):
     """A policy as in a library without slot refill: a row that has ended is decoded on until the whole batch has.
 
     Args:
