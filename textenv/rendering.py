@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 HEIGHT, WIDTH, LINE = 360, 640, 20
 """Height and width of a picture, and height of a text line, in pixels."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""Levels of a `sparkline`."""
 
 
 def render_rollout(
@@ -113,6 +115,23 @@ def printable(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve in one line of at most ``width`` characters; more values are averaged in neighbouring groups.
+
+    The lowest mean is ▁ and the highest █, a constant curve is flat; a group without a finite value is a space.
+
+    Example:
+        >>> sparkline([0, 1, 2, 3], 4), sparkline([0, 0, 3, 3, 1, 1], 3)
+        ('▁▃▆█', '▁█▃')
+    """
+    numbers = np.array(values, dtype=float)
+    groups = np.array_split(numbers, min(width, len(numbers))) if len(numbers) else []
+    means = np.array([group[np.isfinite(group)].mean() if np.isfinite(group).any() else np.nan for group in groups])
+    low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0.0, 0.0)
+    levels = np.nan_to_num((means - low) / (high - low or 1.0) * (len(BLOCKS) - 1), nan=-1.0).round().astype(int)
+    return "".join(" " if level < 0 else BLOCKS[level] for level in levels.tolist())
 
 
 def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:

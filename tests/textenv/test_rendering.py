@@ -10,7 +10,7 @@ from algos import LMPolicy, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, make_env
 from textenv import TextEnv, render_rollout
-from textenv.rendering import pieces, printable
+from textenv.rendering import pieces, printable, sparkline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -69,3 +69,11 @@ def test_a_character_of_several_tokens_stands_at_the_last_of_them():
 
 def test_answers_cannot_command_the_terminal():
     assert printable("\x1b[2Jhi\u202etxt\x07\n") == "\\x1b[2Jhi\\u202etxt\\x07\n"
+
+
+def test_a_sparkline_has_the_shape_of_its_curve_in_the_width_given():
+    assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5, 5, 5], 8) == "▁▁▁" and sparkline([], 8) == ""
+    assert sparkline([0] * 500 + [1] * 500, 10) == "▁▁▁▁▁█████"
+    assert sparkline([1, float("nan"), float("inf"), 2], 4) == "▁  █" and sparkline([float("nan")] * 3, 2) == "  "
+    assert sparkline([1, float("nan"), 3, 3], 2) == "▁█", "a value that is not finite is left out of its group"
