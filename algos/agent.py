@@ -20,6 +20,7 @@ from algos.policies.registry import PolicyName, make_policy
 from algos.training.loop import learn
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
+from textenv.device import find_device
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
@@ -39,11 +40,14 @@ class Agent(Generic[ConfigT]):
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
         kl_coef: reward charged per nat of KL to the initial policy (``KLPenalty(policy.reference(), β)``).
+        device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
+            where they are. A reference model follows the policy in either case.
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
         TypeError: on a config of another algorithm, or a policy that this algorithm cannot train.
-        ValueError: if the config does not fit the environment, or the KL would be charged twice.
+        ValueError: if the config does not fit the environment, the KL would be charged twice, there is no such device,
+            or the policy's weights are on several.
     """
 
     config_type: type[ConfigT] = Config  # type: ignore[assignment]  # for algorithms without further fields
@@ -60,6 +64,7 @@ class Agent(Generic[ConfigT]):
         *,
         penalty: KLPenalty | None = None,
         kl_coef: float | None = None,
+        device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
         config = self.config_type() if config is None else config
@@ -73,6 +78,7 @@ class Agent(Generic[ConfigT]):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)
         check_environment(env, policy, config)
         assert isinstance(policy, Policy)
+        place(policy, env, device)
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
         gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
@@ -173,6 +179,24 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     if found:
         logger.info("%s: %s", type(config).__name__, ", ".join(f"{name}={value}" for name, value in found.items()))
     return dataclasses.replace(config, **found)
+
+
+def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> None:
+    """Move a policy and the models of a text environment to a device, unless it is None.
+
+    Raises:
+        ValueError: if there is no such device, or if the weights stay on several devices.
+    """
+    if (found := find_device(device)) is not None:
+        policy.to(found)
+        if is_episode_env(env):
+            env.to(found)
+    places = sorted({str(p.device) for p in policy.parameters()})
+    if len(places) > 1:
+        raise ValueError(
+            f"the policy has weights on {' and '.join(places)}, expected one device: give device={places[-1]!r}, which "
+            "moves all of them"
+        )
 
 
 def choose_penalty(

@@ -41,12 +41,18 @@ class DQN(Agent[DQNConfig]):
     policy_name = "q"
 
     def __init__(
-        self, env: VectorEnv, policy: QPolicy | None = None, config: DQNConfig | None = None, **fields: Any
+        self,
+        env: VectorEnv,
+        policy: QPolicy | None = None,
+        config: DQNConfig | None = None,
+        *,
+        device: str | torch.device | None = None,
+        **fields: Any,
     ) -> None:
         if not isinstance(policy, QPolicy | None):
             raise TypeError(f"policy is a {type(policy).__name__}, but DQN trains only a QPolicy: omit it or pass one")
         refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
-        super().__init__(env, policy, config, **fields)
+        super().__init__(env, policy, config, device=device, **fields)
         config = self.config
         self.buffer = _replay_buffer(config, self.generator)
         self.target = frozen_copy(self.policy)

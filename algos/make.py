@@ -109,13 +109,15 @@ def find_algorithm(name: str) -> type[Agent]:
     return resolve_name(f"algos.{name}:{own}")
 
 
-def make_agent(name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None) -> Agent:
+def make_agent(
+    name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None, device: str | None = None
+) -> Agent:
     """Make an agent by algorithm name; ``kl_coef`` applies to text environments without a KL penalty of their own."""
     from textenv.rollout import is_episode_env
 
     charged = kl_coef is not None and is_episode_env(env) and env.penalty is None
     options: dict[str, Any] = {"kl_coef": kl_coef} if charged else {}
-    return find_algorithm(name)(env, policy, config, **options)
+    return find_algorithm(name)(env, policy, config, device=device, **options)
 
 
 def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:

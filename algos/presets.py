@@ -171,6 +171,8 @@ class Recipe:
     """Text only: model name or folder, see `LMPolicy.load`."""
     kl_coef: float | None = None
     """Text only: reward charged per nat of KL."""
+    device: str | None = None
+    """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -180,6 +182,8 @@ class Recipe:
             split: prompts of a text environment of this kit, ``"train"`` or ``"test"``.
         """
         from algos.make import is_ours, make_vector_environment
+        from textenv.device import find_device
+        from textenv.rollout import is_episode_env
 
         slots = self.num_envs if num_envs is None else num_envs
         if callable(self.env):
@@ -187,9 +191,12 @@ class Recipe:
         ours: dict[str, Any] = {}
         if is_ours(self.env):
             ours = {"model": self.model, "kl_coef": self.kl_coef} | ({} if split == "train" else {"split": split})
-        return make_vector_environment(
+        env = make_vector_environment(
             self.env, slots, seed_each=self.algorithm in GROUPED, **(ours | dict(self.env_kwargs))
         )
+        if (device := find_device(self.device)) is not None and is_episode_env(env):
+            env.to(device)
+        return env
 
     def build(self, seed: int, *, env: VectorEnv | None = None) -> Agent[Any]:
         """Make the agent.
@@ -207,7 +214,8 @@ class Recipe:
         else:
             name: Any = self.policy
             policy = make_policy(env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
-        return make_agent(self.algorithm, env, policy, replace(self.config, seed=seed), kl_coef=self.kl_coef)
+        config = replace(self.config, seed=seed)
+        return make_agent(self.algorithm, env, policy, config, kl_coef=self.kl_coef, device=self.device)
 
 
 _NORMALIZED = {"normalize_observations": True}

@@ -89,6 +89,9 @@ class EpisodeEnv:
     def action_mask(self) -> Tensor | None:
         """Bool ``[num_envs, n]``: allowed actions; None if every action is allowed."""
 
+    def to(self, device: torch.device) -> None:
+        """Move the environment's models, such as reward models, to a device; there are none by default."""
+
     @abstractmethod
     def fork(self) -> AbstractContextManager[None]:
         """Context in which prompts come from a separate order; on exit the original order is restored."""

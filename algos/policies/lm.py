@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from algos.policies.critic import HEAD, Critic, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
+from textenv.device import find_device
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, merged, save_model
 from textenv.lm.model import LanguageModel
@@ -105,6 +106,7 @@ class LMPolicy(nn.Module, Policy):
         *,
         dtype: torch.dtype | None = None,
         critic: Critic | str | Path | None = None,
+        device: str | torch.device | None = None,
         **options: Any,
     ) -> Self:
         """Load model and tokenizer; a saved policy is restored with its value head or critic.
@@ -114,20 +116,22 @@ class LMPolicy(nn.Module, Policy):
             dtype: dtype of the weights; None means float32.
             critic: as in the constructor; ``"copy"``: a copy of the model; otherwise folder or hub name of a reward
                 model (`Critic.from_reward_model`).
+            device: where to move all weights (`textenv.device.find_device`); None leaves them: on the CPU, if loaded.
             options: constructor arguments; they override saved ones.
         """
+        place = find_device(device)
         lm = LanguageModel.load(name, dtype=dtype)
         critic = _critic(critic, lm)
         saved = [folder / HEAD for folder in (Path(name) / CRITIC, Path(name)) if (folder / HEAD).is_file()]
         if not saved:
-            return cls(lm.model, lm.tokenizer, critic=critic, **options)
+            return cls(lm.model, lm.tokenizer, critic=critic, **options).to(place)
         if critic is None and saved[0].parent != Path(name):
             critic = Critic.load(saved[0].parent, lm.tokenizer, dtype=dtype)
         weights, saved_options = _read_head(saved[0])
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
         if critic is None:
             policy.value_head.load_state_dict(weights)
-        return policy
+        return policy.to(place)
 
     @property
     def num_actions(self) -> int:

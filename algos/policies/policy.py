@@ -73,6 +73,15 @@ class Policy(Protocol):
         """Choose an action for each slot, and keep the recurrent state for the next call."""
         raise _missing(self, "act")
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.parameters()).device
+
+    def to(self, device: Any) -> Any:
+        """Move the weights to a device."""
+        raise _missing(self, "to")
+
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the recurrent state of these slots, or of all. By default there is none.
 

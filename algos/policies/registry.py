@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector import VectorEnv
 
+from textenv.device import find_device
+
 if TYPE_CHECKING:
+    import torch
+
     from algos.policies.policy import Policy
 
 CONTROL_POLICIES = {
@@ -34,7 +38,13 @@ def find_policy(name: str) -> Any:
 
 
 def make_policy(
-    env: VectorEnv, *, policy: PolicyName = "auto", model: str = "embedded", seed: int = 1, **options: Any
+    env: VectorEnv,
+    *,
+    policy: PolicyName = "auto",
+    model: str = "embedded",
+    seed: int = 1,
+    device: str | torch.device | None = None,
+    **options: Any,
 ) -> Policy:
     """Make a policy for an environment.
 
@@ -43,11 +53,13 @@ def make_policy(
         policy: name of the policy; ``auto`` means a language model for text, a CNN for images, else an MLP.
         model: for text only: the model, as in `LMPolicy.load`.
         seed: seed of the initial weights and of action sampling.
+        device: where to move the policy (`textenv.device.find_device`); None leaves it on the CPU.
         options: further constructor arguments of the policy.
 
     Raises:
-        ValueError: if the choices do not fit the environment.
+        ValueError: if the choices do not fit the environment, or there is no such device.
     """
+    place = find_device(device)
     from textenv.rollout import is_episode_env
 
     if is_episode_env(env):
@@ -55,13 +67,13 @@ def make_policy(
             raise ValueError(f"policy is {policy!r}, but a text environment needs a language model: leave it out")
         from algos.policies.lm import LMPolicy
 
-        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options))
+        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options)).to(place)
     observation_space, action_space = env.single_observation_space, env.single_action_space
     if policy == "auto":
         from algos.policies.cnn import is_image
 
         policy = "cnn" if is_image(observation_space) else "mlp"
-    return _construct(find_policy(policy), observation_space, action_space, seed=seed, **options)
+    return _construct(find_policy(policy), observation_space, action_space, seed=seed, **options).to(place)
 
 
 def _dtypes(options: dict[str, Any]) -> dict[str, Any]:

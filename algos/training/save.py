@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos.training.run_folder import replacing
+from textenv.device import find_device
 from textenv.json_files import read_json
 from textenv.names import OURS
 
 if TYPE_CHECKING:
+    import torch
+
     from algos.policies.policy import Policy
     from algos.training.learner import Learner
 
@@ -52,13 +55,14 @@ def save(agent: Learner, folder: str | Path) -> Path:
     return folder
 
 
-def load(folder: str | Path) -> Policy:
-    """Load the policy of a saved agent, ready to act.
+def load(folder: str | Path, *, device: str | torch.device | None = None) -> Policy:
+    """Load the policy of a saved agent, ready to act: on the CPU, or on another device (`textenv.device.find_device`).
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent.
-        ValueError: if it has an unknown format, or holds a policy of an unknown class.
+        ValueError: if it has an unknown format, or holds a policy of an unknown class; or if there is no such device.
     """
+    place = find_device(device)
     description = read_description(folder)
     from algos.policies.registry import CONTROL_POLICIES, find_policy
 
@@ -71,8 +75,8 @@ def load(folder: str | Path) -> Policy:
         if name == "LMPolicy":
             from algos.policies.lm import LMPolicy
 
-            return LMPolicy.load(weights)
-        return find_policy(name).load(weights, description["policy_arguments"])
+            return LMPolicy.load(weights, device=place)
+        return find_policy(name).load(weights, description["policy_arguments"]).to(place)
     except ImportError:  # its message names what to install
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors

@@ -62,6 +62,10 @@ class FunctionTask(PromptList):
         rows = rows_of(turns, names=self.names)
         return self.rewards(tokenizer=rows.tokenizer, **rows.columns)
 
+    def to(self, device: Any) -> None:
+        """Move the reward models to a device."""
+        self.rewards.to(device)
+
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
     """Return the task, or one built from prompts and reward; raise unless either the task or both others are given."""

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
+from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
@@ -166,6 +167,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
+
+    def to(self, device: torch.device) -> None:
+        """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
+        move(self.task, device)
 
     def fork(self) -> AbstractContextManager[None]:
         """Context in which prompts come from a separate order (for evaluation); see `PromptOrder.apart`."""

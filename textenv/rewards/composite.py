@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
 from textenv.rewards.transforms import depends_on_batch
@@ -122,6 +123,11 @@ class Rewards:
             earned.append(None if row in broken else add(values, rows.tokens(row)))
         parts, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
         return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(broken))
+
+    def to(self, device: Any) -> None:
+        """Move the reward models among the functions to a device."""
+        for function, _ in self.functions.values():
+            move(function, device)
 
     def _columns(self, found: Mapping[str, Scores], broken: set[int], *, weighted: bool) -> dict[str, list[Any]]:
         """Return each component's contribution to each completion, or its value before the weight; None if broken."""

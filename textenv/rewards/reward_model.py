@@ -109,6 +109,11 @@ class RewardModel:
         rows = zip(prompts, completions, ended, strict=True)
         return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in rows]).tolist()
 
+    def to(self, device: torch.device | str) -> RewardModel:
+        """Move the model to a device; return self."""
+        self.model.to(device)
+        return self
+
     @property
     def reads_ends(self) -> bool:
         """True if the model was trained on completions that end with EOS (as by `algos.train_reward_model`)."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import RewardError, Rows, read_scores
 
@@ -46,6 +47,10 @@ class Transform:
             raise ValueError(f"reward {self.__name__!r} returned {earned!r:.200}: expected finite numbers or None")
         changed = iter(self.change(known).tolist() if len(known) else [])
         return [None if score is None else next(changed) for score in earned]
+
+    def to(self, device: Any) -> None:
+        """Move the function, if it is a reward model, to a device."""
+        move(self.function, device)
 
 
 class Normalize(Transform):

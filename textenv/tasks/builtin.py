@@ -19,6 +19,7 @@ from textenv.games.dialogue import Game
 from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
     from textenv.rewards.reward_model import RewardModel
@@ -74,6 +75,10 @@ class Reviews(PromptList):
         """See `Task.score`."""
         rows = rows_of(turns)
         return self.classifier(tokenizer=rows.tokenizer, **rows.columns)
+
+    def to(self, device: torch.device) -> None:
+        """Move the classifier to a device."""
+        self.classifier.to(device)
 
     @staticmethod
     def accepts(turn: Turn) -> bool:
