@@ -4,6 +4,7 @@ from .agent import Agent as Agent
 from .collection import Collector as Collector, collect as collect
 from .comparison.compare import compare as compare
 from .comparison.summary import Case as Case
+from .comparison.tune import tune as tune
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
 from .envs.subprocess_env import SubprocessVectorEnv as SubprocessVectorEnv
 from .evaluation import evaluate as evaluate

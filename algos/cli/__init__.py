@@ -1,4 +1,4 @@
-"""The command line: ``algos train|evaluate|compare|merge|check|check-reward``; also ``textenv``, ``python -m algos``.
+"""The command line: ``algos train|evaluate|compare|tune|...``; also ``textenv``, ``python -m algos``.
 
 Nothing here imports torch before a command runs, so that help and errors appear at once.
 """
@@ -18,6 +18,7 @@ from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
 from algos.cli.train import Train, switches, train_command
+from algos.cli.tune import Tune
 from algos.config import CONFIGS
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             train_command(arguments)
             | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
             | Annotated[Compare, tyro.conf.subcommand("compare")]
+            | Annotated[Tune, tyro.conf.subcommand("tune")]
             | Annotated[Merge, tyro.conf.subcommand("merge")]
             | Annotated[Check, tyro.conf.subcommand("check")]
             | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
-    commands = {"train": Train, "evaluate": Evaluate, "compare": Compare}
+    commands = {"train": Train, "evaluate": Evaluate, "compare": Compare, "tune": Tune}
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]

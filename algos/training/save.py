@@ -49,7 +49,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "reward_normalizer": None if rewards is None else rewards.state_dict(),
                 "penalty": None if penalty is None else penalty.state_dict(),
             }
-            config.write_text(json.dumps(description, indent=2, default=_describe) + "\n", encoding="utf-8")
+            config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
     return folder
@@ -128,10 +128,10 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
-def _describe(function: Any) -> Any:
+def describe(function: Any) -> Any:
     """Describe a function in a config, such as a loss: its name, and the arguments of `functools.partial`."""
     if isinstance(function, partial):
-        return {"function": _describe(function.func), "arguments": function.keywords}
+        return {"function": describe(function.func), "arguments": function.keywords}
     return f"{function.__module__}.{function.__qualname__}"
 
 
