@@ -37,6 +37,7 @@ token. In control and in text, one True entry of ``mask`` is one step.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
@@ -107,6 +108,13 @@ class EpisodeEnv:
     @abstractmethod
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes with their scores, one per row."""
+
+    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Texts of the episodes returned last, for people: ``prompt``, ``completion``, ``score`` and ``parts`` by row.
+
+        By default there are none.
+        """
+        return []
 
 
 def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:

@@ -2,18 +2,22 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
 
+from algos.config import field_values
+from algos.training.callbacks import Callback, RecordSamples
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
-from algos.training.logger import Logs
+from algos.training.live_view import LiveView
+from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Run
@@ -31,6 +35,9 @@ def learn(
     run_dir: str | Path | None = None,
     progress: bool = False,
     on_iteration: Callable[[Metrics], Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | Logger] = (),
+    sample_every: int = 10,
     diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
@@ -41,10 +48,14 @@ def learn(
     Args:
         agent: the agent to train.
         total_steps: at least 1.
-        run_dir: folder for ``metrics.jsonl``, TensorBoard files and, at the end or after an error, the saved agent; for
-            text also ``frontier.png``.
-        progress: show a progress bar.
+        run_dir: folder for ``metrics.jsonl`` and, at the end or after an error, the saved agent; for text also
+            ``samples.jsonl`` and ``frontier.png``.
+        progress: show the training in the terminal; plain lines if the output is none.
         on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
+        callbacks: objects of `algos.training.callbacks.Callback`, such as `EvaluateEvery`; called in this order.
+        loggers: further destinations of the metrics: ``"tensorboard"``, ``"wandb"``, ``"trackio"``, or your own
+            (`algos.training.loggers.Logger`).
+        sample_every: iterations between tables of what the policy writes (`RecordSamples`); 0 records none.
         diagnose: called with the agent and each rollout after the update; its result is logged.
         checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; one more is
             written at the end. Ctrl-C or SIGTERM ends training after the iteration and a checkpoint.
@@ -72,29 +83,59 @@ def learn(
     if resume is not None and overwrite:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
+    watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     with hold(run_dir, resumed=here, overwrite=overwrite):
-        fresh = resume is None or (here and starts_again(resume))
-        run = Run(agent) if resume is None or fresh else Run.from_checkpoint(agent, resume)
-        logs = Logs(run_dir, total_steps=total_steps, progress=progress, before=run.history)
+        folder = None if run_dir is None else Path(run_dir)
+        run = Run(agent, total_steps=total_steps, run_dir=folder, callbacks=watching)
+        if resume is not None and not (here and starts_again(resume)):
+            run.restore(resume)
+        logs = Logs(folder, shown, config=_described(run), before=run.history)
         with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+            run.logs = logs
+            for callback in watching:
+                callback.on_start(run)
             start = time.perf_counter() - run.seconds
             while run.steps < total_steps:
-                agent.progress = run.steps / total_steps
-                metrics = iterate(agent, run.meters, diagnose)
-                metrics = run.add(metrics, seconds=time.perf_counter() - start)
-                logs.write(metrics)
-                stop = on_iteration is not None and bool(on_iteration(metrics))
+                stop = _iteration(run, diagnose, start=start)
+                stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
                 over = stop or run.steps >= total_steps
                 if checkpoint_every is not None and run_dir is not None:
                     run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
                 if over:
                     break
+            for callback in watching:
+                callback.on_end(run)
         if run_dir is not None:
             agent.save(run_dir)
             remove(Path(run_dir) / UNFINISHED)
             if VARIETY in run.history[-1]:
                 plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
+
+
+def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, *, start: float) -> bool:
+    """Run one iteration and record it, even if a callback fails; return True if one ends the training."""
+    run.agent.progress = run.steps / run.total_steps
+    metrics = iterate(run.agent, run.meters, diagnose, on_rollout=lambda rollout: _each(run, rollout))
+    metrics = run.count(metrics, seconds=time.perf_counter() - start)
+    try:
+        return any([callback.on_iteration(run, metrics) for callback in run.callbacks])
+    finally:
+        run.record(metrics)
+
+
+def _each(run: Run, rollout: TensorDict) -> None:
+    for callback in run.callbacks:
+        callback.on_rollout(run, rollout)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """Configuration of a run for loggers."""
+    spec, config = run.agent.env.spec, field_values(run.agent.config)
+    plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
+    algorithm = type(run.agent).__name__
+    return {"environment": spec.id if spec else None, "algorithm": algorithm, "total_steps": run.total_steps} | plain
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
@@ -142,6 +183,7 @@ def iterate(
     agent: Learner,
     meters: tuple[EpisodeMeter, EpisodeMeter],
     diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    on_rollout: Callable[[TensorDict], None] = lambda rollout: None,
 ) -> Metrics:
     """Run one iteration of the loop; the meters record the returns before and after the penalty."""
     clock = [time.perf_counter()]
@@ -163,6 +205,7 @@ def iterate(
         check_inert(rollout, "reference_log_prob", "kl")
         metrics |= reference_metrics(rollout, coefficient=agent.penalty.coef)
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
+    on_rollout(rollout)
     clock.append(time.perf_counter())
     metrics |= agent.update(rollout)
     clock.append(time.perf_counter())

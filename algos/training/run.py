@@ -8,9 +8,11 @@ from typing import Any, Self, overload
 
 import numpy as np
 
+from algos.training.callbacks import Callback
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
+from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter
 from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.run_folder import run_of
@@ -84,10 +86,21 @@ class Run:
 
     Args:
         agent: the agent to train.
+        total_steps: length of the training.
+        run_dir: folder of the run, if it has one.
+        callbacks: whose state is saved too.
     """
 
-    def __init__(self, agent: Learner) -> None:
-        self.agent = agent
+    def __init__(
+        self,
+        agent: Learner,
+        *,
+        total_steps: float = 0,
+        run_dir: Path | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.agent, self.total_steps, self.run_dir, self.callbacks = agent, total_steps, run_dir, callbacks
+        self.logs: Logs | None = None
         self.steps = 0
         """Steps (True entries) so far."""
         self.saved = 0
@@ -100,27 +113,28 @@ class Run:
         """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
 
-    @classmethod
-    def from_checkpoint(cls, agent: Learner, folder: str | Path) -> Self:
-        """Restore an agent and its environment from a checkpoint.
+    def log(self, values: Values) -> None:
+        """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name, at the present step."""
+        if self.logs is not None:
+            self.logs.write(values, step=self.steps)
+
+    def restore(self, folder: str | Path) -> None:
+        """Restore agent, environment, counters, callbacks and history from a checkpoint.
 
         Raises:
             FileNotFoundError: if there is no checkpoint.
             ValueError: if it is damaged, or of another agent or environment.
         """
-        run, state = cls(agent), read_checkpoint(folder)
-        if state.get("algorithm") != type(agent).__name__:
-            other = state.get("algorithm")
-            raise ValueError(f"{folder} is a run of {other}, but this agent is {type(agent).__name__}")
+        state, own = read_checkpoint(folder), type(self.agent).__name__
+        if state.get("algorithm") != own:
+            raise ValueError(f"{folder} is a run of {state.get('algorithm')}, but this agent is {own}")
         try:
-            run._restore(state, Path(folder))
+            self._restore(state, Path(folder))
         except Exception as error:  # another agent's checkpoint may fail in any way
             reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
-        return run
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
-        """Restore agent, environment, counters and history."""
         agent = self.agent
         if state["num_envs"] != agent.env.num_envs:
             raise ValueError(
@@ -150,18 +164,28 @@ class Run:
             )
         for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(owner, saved)
+        waiting = list(self.callbacks)
+        for name, saved in state.get("callbacks", ()):  # absent in runs of 0.3.0
+            for callback in [each for each in waiting if type(each).__name__ == name][:1]:
+                callback.load_state_dict(saved)
+                waiting.remove(callback)
 
-    def add(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-        """Record an iteration; return its metrics with step count, iteration number and times."""
+    def count(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
+        """Count an iteration's steps; return its metrics with step count, iteration number and times."""
         self.steps += int(metrics["rollout/steps"])
         self.seconds = seconds
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
         if not self.history:
             metrics["update/path"] = int(bool(TAKEN))
-        metrics |= {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
+        return metrics | {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
+
+    def record(self, metrics: dict[str, float]) -> None:
+        """Add the metrics of an iteration to history and logs."""
+        if self.logs is not None and self.logs.failures:
+            metrics["log/failures"] = self.logs.failures
         self.history.append(metrics)
+        self.log(metrics)
         self.watch.look(metrics)
-        return metrics
 
     def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
         """Write a checkpoint if one is due: after ``every`` steps, at the end, or after a signal to stop.
@@ -186,6 +210,7 @@ class Run:
             "history": self.history.state(),
             "agent": self.agent.state_dict(),
             "environment": env_state(self.agent.env),
+            "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
         return write_checkpoint(run_dir, state, steps=self.steps)

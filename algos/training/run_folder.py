@@ -14,12 +14,12 @@ from filelock import FileLock, Timeout
 
 from textenv.json_files import read_json
 
-PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy")
+PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 """Results of a run in its folder, which a new run must not replace."""
 UNFINISHED = ".failed"
 """Marker of a run that failed before its first checkpoint: a new run may start in its folder."""
 OTHERS = (
-    UNFINISHED, "arguments.json", "tensorboard", "frontier.png", "unscored.jsonl", "violation.safetensors",
+    UNFINISHED, "arguments.json", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png", "unscored.jsonl", "violation.safetensors",
     "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

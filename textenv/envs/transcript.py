@@ -161,6 +161,11 @@ class Transcript:
             self._unpaid.sort(key=lambda entry: entry[:2])
         return [turn for _, _, turn in self._unpaid]
 
+    @property
+    def unpaid_rows(self) -> list[int]:
+        """Row of each turn in `unpaid`."""
+        return [row for row, _, _ in self._unpaid]
+
     def assign_reward(self, scores: Scores) -> np.ndarray:
         """Assign each unpaid turn's score to its last token, or per token; return the sums, float32 ``[rows]``."""
         paid = np.zeros(len(self.length), dtype=np.float32)

@@ -66,6 +66,12 @@ class Turn:
         before, whole = self._decode(self.context_ids), self._decode(self.context_ids + self.completion_ids)
         return whole[len(before) :] if whole.startswith(before) else self._decode(self.completion_ids)
 
+    @property
+    def conversation(self) -> str:
+        """Text of the episode after its prompt, this turn included; the same as `completion` in a first turn."""
+        start = len(self.prompt_ids)
+        return self._decode(self.context_ids[start:]) + self.completion
+
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores, check_count
+from textenv.rewards.scores import Scores, check_count, total
 from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and not reset yet
         self._started = False
         self._batch: EpisodeBatch | None = None
+        self._taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards and texts of the episodes returned last; see `textenv.rewards.metrics`."""
         self._order = PromptOrder()
@@ -318,11 +319,28 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         batch = self._current_batch()
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are still running: call advance until none is")
-        turns, scores = batch.transcript.unpaid, self._score(batch.transcript)
+        turns, rows, scores = batch.transcript.unpaid, batch.transcript.unpaid_rows, self._score(batch.transcript)
         batch.transcript.assign_reward(scores)
+        self._taken = turns, rows, scores
         self._batch = None  # only now, so that this can be called again after a reward has failed
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         return batch.transcript.rollout()
+
+    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """See `EpisodeEnv.samples`; the completion of a conversation has the replies too."""
+        turns, of_row, scores = self._taken
+        found = []
+        for row in rows:
+            own = [i for i, other in enumerate(of_row) if other == row]
+            earned = [scores.earned[i] for i in own]
+            columns = {name: [column[i] for i in own] for name, column in scores.parts.items()}
+            found.append({
+                "prompt": turns[own[0]].prompt_text,
+                "completion": turns[own[-1]].conversation,
+                "score": _sum(map(total, earned)),
+                "parts": {name: _sum(column) for name, column in columns.items()},
+            })
+        return found
 
     # --- internal --------------------------------------------------------------------------------------------
 
@@ -406,3 +424,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Sum of the numbers; None if there is none."""
+    given = [value for value in values if value is not None]
+    return sum(given) if given else None

@@ -1,0 +1,112 @@
+"""Callbacks of the learning loop: objects that watch a training, and may add metrics or end it."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from algos.training.metrics import Metrics
+from textenv.rollout import is_episode_env
+
+if TYPE_CHECKING:
+    from algos.training.run import Run
+
+DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
+"""Columns of a rollout whose histograms are logged."""
+
+
+class Callback:
+    """Base of callbacks; each method does nothing by default.
+
+    Example:
+        >>> class Patient(Callback):
+        ...     def on_iteration(self, run, metrics):
+        ...         return metrics["time/seconds"] > 3600  # a true value ends the training
+    """
+
+    def on_start(self, run: "Run") -> None:
+        """Act before the first iteration, and after a resume."""
+
+    def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
+        """Read a rollout (`textenv.rollout`), KL included, before the policy is updated on it."""
+
+    def on_iteration(self, run: "Run", metrics: Metrics) -> Any:
+        """Read the metrics of an iteration, and add numbers to them before they are logged.
+
+        Returns:
+            A true value to end the training.
+        """
+
+    def on_end(self, run: "Run") -> None:
+        """Act after the last iteration, before the agent is saved; not called if an error ended the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that a resumed run needs, of the types that `algos.training.serialization.to_json` accepts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+
+
+class RecordSamples(Callback):
+    """Logs what the policy writes, with scores, and histograms of the rollout's columns.
+
+    The table ``samples`` has ``prompt``, ``completion``, ``score``, ``parts`` (by name) and ``kl`` (nats, if measured).
+    The first one is from before any update.
+
+    Args:
+        every: iterations from one table to the next.
+        num_samples: rows of a table, spread over the rollout.
+    """
+
+    def __init__(self, every: int = 10, num_samples: int = 8) -> None:
+        if every < 1 or num_samples < 1:
+            raise ValueError(f"every is {every} and num_samples {num_samples}, expected at least 1 of each")
+        self.every, self.num_samples = every, num_samples
+        self._rollout: TensorDict | None = None
+
+    def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
+        """See `Callback.on_rollout`."""
+        if len(run.history) % self.every:
+            return
+        self._rollout = rollout
+        env = run.agent.env
+        if not is_episode_env(env):
+            return
+        rows = np.unique(np.linspace(0, len(rollout) - 1, self.num_samples).astype(int)).tolist()
+        table = [{"steps": run.steps, "iteration": len(run.history) + 1} | sample for sample in env.samples(rows)]
+        if "kl" in rollout.keys():
+            for row, sample in zip(rows, table, strict=False):
+                sample["kl"] = rollout["kl"][row][rollout["mask"][row]].sum().item()
+        if table:
+            run.log({"samples": table})
+
+    def on_iteration(self, run: "Run", metrics: Metrics) -> None:
+        """See `Callback.on_iteration`; the update has added values and advantages to the rollout."""
+        if (rollout := self._rollout) is not None:
+            self._rollout = None
+            columns = [name for name in DISTRIBUTIONS if name in rollout.keys()]
+            mask = rollout["mask"]
+            run.log({f"rollout/{name}": rollout[name].detach()[mask].float().cpu().numpy() for name in columns})
+
+
+class StopAtKL(Callback):
+    """Ends the training when the KL to the reference exceeds a limit.
+
+    Args:
+        limit: nats per finished episode (``reference/kl``).
+    """
+
+    def __init__(self, limit: float) -> None:
+        if not limit > 0:
+            raise ValueError(f"limit is {limit}, expected nats above 0")
+        self.limit = limit
+
+    def on_start(self, run: "Run") -> None:
+        """See `Callback.on_start`; raises a ValueError if the KL is not measured."""
+        if run.agent.penalty is None:
+            raise ValueError("StopAtKL needs a measured KL, but the agent has no penalty: give kl_coef (0 only measures)")
+
+    def on_iteration(self, run: "Run", metrics: Metrics) -> bool:
+        """See `Callback.on_iteration`."""
+        return metrics.get("reference/kl", 0.0) > self.limit

@@ -1,0 +1,256 @@
+"""Loggers of a run: JSON lines always; TensorBoard, Weights & Biases, trackio and your own as you choose."""
+
+import importlib
+import json
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from algos.training.run_folder import replacing
+from textenv.json_files import parse_json
+
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+Values = Mapping[str, Any]
+"""Values to log, by name: numbers, arrays (histograms) and lists of dictionaries (tables)."""
+PROJECT = "textenv"
+"""Project name in Weights & Biases and trackio; their environment variables override it."""
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Destination of a run's metrics. An error in one is logged and counted, and never ends the run."""
+
+    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+        """Open the destination.
+
+        Args:
+            run_dir: folder of the run, if it has one.
+            config: algorithm, environment, length and hyper-parameters of the run.
+            step: steps so far: 0, or more if the run is resumed. Later values, from before the resume, are void.
+        """
+        ...
+
+    def log(self, values: Values, *, step: int) -> None:
+        """Log values after this number of steps; several calls may have the same step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is buffered, and close."""
+        ...
+
+
+class JSONLines:
+    """``metrics.jsonl``, one line per iteration, and ``samples.jsonl``, one line per row of a table.
+
+    Args:
+        run_dir: existing folder; lines from after a resume are removed.
+        before: metrics of the iterations so far.
+    """
+
+    def __init__(self, run_dir: Path, before: Sequence[Mapping[str, float]]) -> None:
+        step = int(before[-1]["steps"]) if before else 0
+        samples = run_dir / SAMPLES
+        kept = [line for line in _lines(samples) if _step_of(line) <= step] if before else []
+        for path, lines in ((run_dir / METRICS, map(json.dumps, before)), (samples, kept)):
+            with replacing(path) as new:  # so that the old file is never lost
+                new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        self._metrics, self._samples = ((run_dir / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES))
+
+    def log(self, values: Values, *, step: int) -> None:
+        """See `Logger.log`; histograms are left out."""
+        tables = [table for table in values.values() if isinstance(table, list)]
+        numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
+        self._samples.writelines(json.dumps(row, ensure_ascii=False) + "\n" for table in tables for row in table)
+        if numbers:
+            self._metrics.write(json.dumps(numbers) + "\n")
+        for file in (self._samples, self._metrics):
+            file.flush()
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        self._metrics.close()
+        self._samples.close()
+
+
+class TensorBoard:
+    """TensorBoard files in the run's folder ``tensorboard/``; tables become text."""
+
+    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+        """See `Logger.start`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        where = "tensorboard" if run_dir is None else str(run_dir / "tensorboard")
+        self._board = SummaryWriter(where, purge_step=step + 1 if step else None)
+
+    def log(self, values: Values, *, step: int) -> None:
+        """See `Logger.log`."""
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                self._board.add_histogram(name, value, step)
+            elif isinstance(value, list):
+                self._board.add_text(name, _markdown(value), step)
+            else:
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        self._board.close()
+
+
+class Tracker:
+    """Weights & Biases, or trackio, which has the same functions. Both also work offline.
+
+    Args:
+        name: ``"wandb"`` (``WANDB_MODE=offline`` writes into the run's folder) or ``"trackio"`` (a local database).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._module = name, importlib.import_module(name)
+
+    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+        """See `Logger.start`; a resumed run continues under its name (W&B: its id, kept in ``wandb.id``)."""
+        options: dict[str, Any] = {"project": PROJECT, "config": dict(config), "resume": "allow" if step else "never"}
+        if run_dir is not None:
+            options["name"] = run_dir.name
+        if run_dir is not None and self.name == "wandb":
+            stored = run_dir / "wandb.id"
+            if not (step and stored.is_file()):
+                stored.write_text(secrets.token_hex(4), encoding="utf-8")
+            options |= {"dir": str(run_dir), "id": stored.read_text(encoding="utf-8")}
+        self._run = self._module.init(**options)
+
+    def log(self, values: Values, *, step: int) -> None:
+        """See `Logger.log`."""
+        self._run.log({name: self._shown(value) for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        self._run.finish()
+
+    def _shown(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._module.Histogram(value)
+        if isinstance(value, list):
+            columns, rows = _columns(value)
+            return self._module.Table(columns=columns, data=rows)
+        return value
+
+
+NAMED = {"tensorboard": TensorBoard, "wandb": lambda: Tracker("wandb"), "trackio": lambda: Tracker("trackio")}
+"""Loggers by name; each is an extra of the same name."""
+
+
+def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
+    """Return the loggers, made from their names where a name is given.
+
+    Raises:
+        ValueError: on an unknown name.
+        ImportError: if the package of a named logger is not installed.
+        TypeError: on an object without the methods of `Logger`.
+    """
+    found: list[Logger] = []
+    for each in (chosen,) if isinstance(chosen, str) else chosen:
+        if isinstance(each, str):
+            if each not in NAMED:
+                raise ValueError(f"logger is {each!r}, expected one of {', '.join(NAMED)}, or an algos.Logger")
+            try:
+                importlib.import_module(each)
+                found.append(NAMED[each]())
+            except ImportError as error:
+                raise ImportError(f"the logger {each} is not installed: pip install 'textenv[{each}]'") from error
+        elif isinstance(each, Logger) and not isinstance(each, type):
+            found.append(each)
+        else:
+            raise TypeError(f"logger is {each!r:.100}, expected a name or an object with start, log and close")
+    return found
+
+
+class Logs:
+    """All loggers of a run. Only the JSON lines may raise (a full disk); errors of others are logged and counted.
+
+    Args:
+        run_dir: existing folder for the JSON lines; None writes none.
+        loggers: further loggers.
+        config: as in `Logger.start`.
+        before: metrics of the iterations before a resume; later ones in the files are removed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        loggers: Sequence[Logger] = (),
+        *,
+        config: Mapping[str, Any],
+        before: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        self.failures = 0
+        """Errors of loggers so far."""
+        self._lines = None if run_dir is None else JSONLines(run_dir, before)
+        self._loggers: list[Logger] = []
+        self._warned: set[int] = set()
+        step = int(before[-1]["steps"]) if before else 0
+        for logger in loggers:
+            with self._counted(logger):
+                logger.start(run_dir, config, step=step)
+                self._loggers.append(logger)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, values: Values, *, step: int) -> None:
+        """Log values everywhere."""
+        if self._lines is not None:
+            self._lines.log(values, step=step)
+        for logger in self._loggers:
+            with self._counted(logger):
+                logger.log(values, step=step)
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            if self._lines is not None:
+                stack.callback(self._lines.close)
+            for logger in self._loggers:
+                with self._counted(logger):
+                    logger.close()
+
+    @contextmanager
+    def _counted(self, logger: Logger) -> Iterator[None]:
+        """Count an error, and log the first one of each logger."""
+        try:
+            yield
+        except Exception as error:  # a foreign package may raise anything
+            self.failures += 1
+            if id(logger) not in self._warned:
+                self._warned.add(id(logger))
+                _log.warning("the logger %s failed, the run continues: %r", type(logger).__name__, error)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def _step_of(line: str) -> float:
+    """Steps in a line of samples; infinite in a line that was cut off."""
+    try:
+        return float(parse_json(line)["steps"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _columns(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Names and rows of a table whose rows may lack some columns; nested values become JSON."""
+    names = list(dict.fromkeys(name for row in table for name in row))
+    shown = lambda x: json.dumps(x, ensure_ascii=False) if isinstance(x, (dict, list)) else x  # noqa: E731
+    return names, [[shown(row.get(name)) for name in names] for row in table]
+
+
+def _markdown(table: Sequence[Mapping[str, Any]]) -> str:
+    names, rows = _columns(table)
+    cells = [[str(x).replace("|", "\\|").replace("\n", "<br>") for x in row] for row in (names, ["---"] * len(names), *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
