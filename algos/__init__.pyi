@@ -7,7 +7,7 @@ from .comparison.summary import Case as Case
 from .comparison.tune import tune as tune
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
 from .envs.subprocess_env import SubprocessVectorEnv as SubprocessVectorEnv
-from .evaluation import evaluate as evaluate
+from .evaluation import EvaluateEvery as EvaluateEvery, evaluate as evaluate
 from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, train_reward_model as train_reward_model
 from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
 from .finetuning.text_loss import TextLoss as TextLoss
@@ -23,6 +23,8 @@ from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
+from .training.callbacks import Callback as Callback, RecordSamples as RecordSamples, StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
+from .training.loggers import Logger as Logger
 from .training.save import load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

@@ -12,8 +12,11 @@ from tensordict import TensorDict
 from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
-from algos.training.metrics import EpisodeMeter, reference_metrics
+from algos.training.callbacks import Callback
+from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
+from algos.training.run import Run
 from textenv.envs.text_env import TextEnv
+from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
 
@@ -91,12 +94,13 @@ def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
     return env
 
 
-def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
+def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **options: Any) -> dict[str, float]:
     """Evaluate a policy and return the results as numbers.
 
     Args:
-        env: as in `evaluate`; its KL penalty, if any, is measured too.
+        env: as in `evaluate`.
         policy: the policy to evaluate.
+        penalty: KL penalty to measure; None means the environment's own, if any.
         options: further arguments of `evaluate`.
 
     Returns:
@@ -113,10 +117,81 @@ def summarise(env: Any, policy: Policy, **options: Any) -> dict[str, float]:
         "steps": int(rollout["mask"].sum()),
         "seconds": time.perf_counter() - start,
     }
-    penalty = env.penalty if is_episode_env(env) else None
+    if penalty is None and is_episode_env(env):
+        penalty = env.penalty
     if penalty is None:
         return result
     penalty(rollout, policy)
     kl = reference_metrics(rollout, coefficient=penalty.coef)["reference/kl"]
     penalised = result["mean_return"] - penalty.coef * kl
     return result | {"score": result["mean_return"], "kl": kl, "penalised_return": penalised}
+
+
+class EvaluateEvery(Callback):
+    """Evaluates the policy during the training, keeps the best agent, and may end the training.
+
+    The results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
+    saved in the folder ``best`` of the run. Training is the same as without it, to the last bit on a CPU.
+
+    Args:
+        env: a fresh environment, or held-out prompts: as in `evaluate`.
+        every: steps between evaluations; the last iteration is evaluated too.
+        num_episodes: episodes of an evaluation.
+        stop_at: end the training at this ``mean_return``.
+        patience: end the training after this number of evaluations in a row without a better one.
+        seed: seed of every evaluation, so that all have the same start states or prompts.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv | gymnasium.Env | str,
+        every: int,
+        *,
+        num_episodes: int = 20,
+        stop_at: float | None = None,
+        patience: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        for name, count in (("every", every), ("num_episodes", num_episodes), ("patience", patience)):
+            if count is not None and not count >= 1:
+                raise ValueError(f"{name} is {count}, expected at least 1")
+        self.env, self.every, self.num_episodes, self.seed = env, every, num_episodes, seed
+        self.stop_at, self.patience = stop_at, patience
+        self.best: float | None = None
+        """Best ``mean_return`` so far."""
+        self.waited = 0
+        """Evaluations since the best one."""
+        self.evaluated = 0
+        """Steps at the last evaluation."""
+
+    def on_start(self, run: Run) -> None:
+        """See `Callback.on_start`; raises as `evaluate` does."""
+        self.env = _vector_env(self.env, run.agent.policy, self.num_episodes)
+        check_spaces(self.env, run.agent.policy)
+
+    def on_iteration(self, run: Run, metrics: Metrics) -> bool:
+        """See `Callback.on_iteration`."""
+        if run.steps // self.every == self.evaluated // self.every and run.steps < run.total_steps:
+            return False
+        agent, self.evaluated = run.agent, run.steps
+        options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.seed}
+        found = summarise(
+            self.env, agent.policy, penalty=agent.penalty if is_episode_env(self.env) else None, **options
+        )
+        metrics |= {f"eval/{name}": value for name, value in found.items()}
+        score = found["mean_return"]
+        self.waited += 1
+        if self.best is None or score > self.best:
+            self.best, self.waited = score, 0
+            if run.run_dir is not None:
+                agent.save(run.run_dir / "best")
+        reached = self.stop_at is not None and score >= self.stop_at
+        return reached or (self.patience is not None and self.waited >= self.patience)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback.state_dict`."""
+        return {"best": self.best, "waited": self.waited, "evaluated": self.evaluated}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback.load_state_dict`."""
+        self.best, self.waited, self.evaluated = state["best"], state["waited"], state["evaluated"]

@@ -34,7 +34,11 @@ class Evaluate(ModelCommand):
         one_thread()
         from algos.evaluation import summarise
 
-        options = {"num_episodes": self.num_episodes, "deterministic": self.deterministic, "seed": self.seed}
+        options: dict[str, Any] = {
+            "num_episodes": self.num_episodes,
+            "deterministic": self.deterministic,
+            "seed": self.seed,
+        }
         return summarise(env, load(self.folder), **options)
 
 

@@ -173,7 +173,7 @@ def _run(
     policy = agent.policy
     played = num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
     test_env = recipe.environment(min(played, 64), split="test")
-    evaluation = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
+    evaluation: dict[str, Any] = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
     before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
     def report(metrics: dict[str, float]) -> None:

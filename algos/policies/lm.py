@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,8 @@ from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, merged, save_model
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
+from textenv.prompts.prompts import as_prompt
+from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, sequences
 
@@ -192,6 +194,45 @@ class LMPolicy(nn.Module, Policy):
             self.memory["streams"] = UniformStreams(seeds)
         else:
             self.memory["streams"].begin(rows, seeds)
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Any], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
+    ) -> list[str]:
+        """Complete texts, or answer chats, as in training: same distribution, special tokens in a text are plain text.
+
+        Args:
+            prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`.
+            max_new_tokens: maximum length of a completion, in tokens; EOS ends it earlier.
+            deterministic: take the most probable token instead of a sample.
+            seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
+
+        Returns:
+            The completions, without special tokens.
+
+        Raises:
+            ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
+        """
+        if isinstance(prompts, str) or max_new_tokens < 1:
+            raise ValueError(
+                f"prompts is {prompts!r:.100} and max_new_tokens {max_new_tokens}, expected a list and at least 1"
+            )
+        ids = [prompt_ids(as_prompt(i, prompt), self.tokenizer) for i, prompt in enumerate(prompts)]
+        start = np.array([len(each) for each in ids])
+        tokens = np.zeros((len(ids), max(start, default=0) + max_new_tokens), dtype=np.int64)
+        for row, each in enumerate(ids):
+            tokens[row, : len(each)] = each
+        player, length, running = self.fork(), start.copy(), np.ones(len(ids), dtype=bool)
+        player.decoder = None
+        player.reset(seeds=np.random.SeedSequence(seed).generate_state(len(ids)).astype(np.int64))
+        while running.any():
+            observation = {"tokens": tokens, "length": np.where(running, length, 0)[:, None]}
+            chosen = player.act(observation, deterministic=deterministic).action.cpu().numpy()
+            tokens[running, length[running]] = chosen[running]
+            length += running
+            running &= (chosen != self.tokenizer.eos_token_id) & (length - start < max_new_tokens)
+        rows = zip(tokens.tolist(), start.tolist(), length.tolist(), strict=True)
+        return [str(self.tokenizer.decode(row[a:b], skip_special_tokens=True)) for row, a, b in rows]
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""

@@ -4,7 +4,7 @@ import importlib
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -142,7 +142,11 @@ class Tracker:
         return value
 
 
-NAMED = {"tensorboard": TensorBoard, "wandb": lambda: Tracker("wandb"), "trackio": lambda: Tracker("trackio")}
+NAMED: dict[str, Callable[[], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": lambda: Tracker("wandb"),
+    "trackio": lambda: Tracker("trackio"),
+}
 """Loggers by name; each is an extra of the same name."""
 
 
@@ -252,5 +256,7 @@ def _columns(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[A
 
 def _markdown(table: Sequence[Mapping[str, Any]]) -> str:
     names, rows = _columns(table)
-    cells = [[str(x).replace("|", "\\|").replace("\n", "<br>") for x in row] for row in (names, ["---"] * len(names), *rows)]
+    cells = [
+        [str(x).replace("|", "\\|").replace("\n", "<br>") for x in row] for row in (names, ["---"] * len(names), *rows)
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)

@@ -120,7 +120,8 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
     metrics = iterate(run.agent, run.meters, diagnose, on_rollout=lambda rollout: _each(run, rollout))
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
     try:
-        return any([callback.on_iteration(run, metrics) for callback in run.callbacks])
+        ends = [callback.on_iteration(run, metrics) for callback in run.callbacks]  # call them all
+        return any(ends)
     finally:
         run.record(metrics)
 

@@ -19,8 +19,8 @@ PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 UNFINISHED = ".failed"
 """Marker of a run that failed before its first checkpoint: a new run may start in its folder."""
 OTHERS = (
-    UNFINISHED, "arguments.json", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png", "unscored.jsonl", "violation.safetensors",
-    "violation.json",
+    UNFINISHED, "arguments.json", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""
 LOCK, HOLDER = ".lock", ".holder.json"

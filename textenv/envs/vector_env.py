@@ -334,12 +334,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             own = [i for i, other in enumerate(of_row) if other == row]
             earned = [scores.earned[i] for i in own]
             columns = {name: [column[i] for i in own] for name, column in scores.parts.items()}
-            found.append({
-                "prompt": turns[own[0]].prompt_text,
-                "completion": turns[own[-1]].conversation,
-                "score": _sum(map(total, earned)),
-                "parts": {name: _sum(column) for name, column in columns.items()},
-            })
+            found.append(
+                {
+                    "prompt": turns[own[0]].prompt_text,
+                    "completion": turns[own[-1]].conversation,
+                    "score": _sum(map(total, earned)),
+                    "parts": {name: _sum(column) for name, column in columns.items()},
+                }
+            )
         return found
 
     # --- internal --------------------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""Live view of a training in the terminal; plain lines where the output is no terminal."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from algos.training.loggers import Values
+from textenv.rendering import printable, sparkline
+
+CURVES = {
+    "episode/return": "return", "eval/mean_return": "evaluation", "reference/kl": "KL", "policy/entropy": "entropy",
+    "policy/approx_kl": "approx. KL", "value/explained_variance": "expl. variance", "episode/length": "length",
+}  # fmt: skip
+"""Metrics that are shown, and their labels."""
+LABELS = 15
+"""Width of the labels, in columns."""
+QUIET = 10.0
+"""Seconds between plain lines."""
+
+
+class LiveView:
+    """Logger that shows progress, rate, time left, curves and the newest sample, on stderr.
+
+    Args:
+        total_steps: length of the training.
+        console: where to show it.
+    """
+
+    def __init__(self, total_steps: float, console: Console | None = None) -> None:
+        self.total_steps = total_steps
+        self.console = Console(stderr=True) if console is None else console  # stdout stays clean for programs
+        self._curves: dict[str, list[float]] = defaultdict(list)
+        self._sample: Mapping[str, Any] = {}
+        self._last: dict[str, float] = {}
+        self._title, self._printed, self._live = "", -QUIET, Live(console=self.console, auto_refresh=False)
+
+    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+        """See `Logger.start`."""
+        where = "" if run_dir is None else f" · {run_dir}"
+        self._title = f"{config['algorithm']} · {config['environment'] or 'environment'}{where}"
+        self._start, self._first = time.perf_counter(), step
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=2)
+            self._live.start()
+
+    def log(self, values: Values, *, step: int) -> None:
+        """See `Logger.log`."""
+        for value in values.values():
+            if isinstance(value, list) and value:
+                self._sample = value[0]
+        if "steps" not in values:
+            return
+        self._last |= values  # a rollout in which no episode ended shows the last return
+        for name in CURVES.keys() & values.keys():
+            self._curves[name].append(values[name])
+        over = step >= self.total_steps or "eval/mean_return" in values
+        if not self.console.is_terminal and (over or time.perf_counter() - self._printed >= QUIET):
+            self._printed = time.perf_counter()
+            numbers = (f"{label} {self._last[name]:.4g}" for name, label in CURVES.items() if name in self._last)
+            self.console.print("  ".join([self._progress(), *numbers]), soft_wrap=True, highlight=False)
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        self._live.stop()
+
+    def _progress(self) -> str:
+        steps, seconds = self._last.get("steps", self._first), time.perf_counter() - self._start
+        rate = (steps - self._first) / seconds if seconds else 0.0
+        left = _duration((self.total_steps - steps) / rate) if rate else "?"
+        return f"{steps:,.0f} of {self.total_steps:,.0f} steps · {rate:,.0f}/s · {left} left"
+
+    def _panel(self) -> RenderableType:
+        width = self.console.width
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=LABELS)
+        table.add_column(width=10, justify="right")
+        table.add_column()
+        for name, label in CURVES.items():
+            if curve := self._curves.get(name):
+                shown = sparkline(curve, max(10, width - LABELS - 20))
+                table.add_row(label, f"{curve[-1]:.4g}", Text(shown, style="cyan", no_wrap=True))
+        parts: list[RenderableType] = [
+            Text(self._progress(), no_wrap=True, overflow="ellipsis"),
+            ProgressBar(total=self.total_steps, completed=self._last.get("steps", self._first), width=width - 4),
+            table,
+        ]
+        if self._sample:
+            score, kl = self._sample["score"], self._sample.get("kl")
+            noted = "no score" if score is None else f"score {score:.4g}"
+            noted += "" if kl is None else f", KL {kl:.3g}"
+            prompt, completion = (printable(_tail(str(self._sample[name]))) for name in ("prompt", "completion"))
+            text = Text.assemble((prompt, "dim"), (completion, "bold"))
+            parts += [Text(f"iteration {self._sample['iteration']}, {noted}:", style="green"), text]
+        return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
+
+
+def _tail(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"…{text[-most:]}"
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
