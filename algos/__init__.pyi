@@ -23,8 +23,9 @@ from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
-from .training.callbacks import Callback as Callback, RecordSamples as RecordSamples, StopAtKL as StopAtKL
+from .training.callbacks import RecordSamples as RecordSamples, StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
 from .training.loggers import Logger as Logger
+from .training.run import Callback as Callback
 from .training.save import load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

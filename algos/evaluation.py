@@ -12,9 +12,8 @@ from tensordict import TensorDict
 from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
-from algos.training.callbacks import Callback
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
-from algos.training.run import Run
+from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
@@ -174,11 +173,9 @@ class EvaluateEvery(Callback):
         if run.steps // self.every == self.evaluated // self.every and run.steps < run.total_steps:
             return False
         agent, self.evaluated = run.agent, run.steps
-        options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.seed}
-        found = summarise(
-            self.env, agent.policy, penalty=agent.penalty if is_episode_env(self.env) else None, **options
-        )
-        metrics |= {f"eval/{name}": value for name, value in found.items()}
+        penalty = agent.penalty if is_episode_env(self.env) else None
+        found = summarise(self.env, agent.policy, penalty=penalty, num_episodes=self.num_episodes, seed=self.seed)
+        metrics |= {f"eval/{name}": value for name, value in found.items() if name != "seconds"}
         score = found["mean_return"]
         self.waited += 1
         if self.best is None or score > self.best:

@@ -4,8 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,8 @@ from algos.config import Count
 from algos.finetuning.optimizer import CosineOptimizer, SupervisedConfig, dropout_on, length_buckets
 from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
 from algos.policies.lm import LMPolicy
-from algos.training.logger import Logs
+from algos.training.live_view import LiveView
+from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
 
@@ -44,6 +44,7 @@ def sft(
     held_out: Sequence[Any] | None = None,
     run_dir: str | Path | None = None,
     progress: bool = False,
+    loggers: Sequence[str | Logger] = (),
     overwrite: bool = False,
 ) -> list[dict[str, float]]:
     """Fine-tune a language model in place on examples: mean cross-entropy over the target tokens.
@@ -56,8 +57,9 @@ def sft(
             are all tokens of a text after the first; otherwise, answers and their EOS.
         config: hyper-parameters.
         held_out: examples to evaluate after each epoch.
-        run_dir: folder for ``metrics.jsonl`` and TensorBoard files.
-        progress: show a progress bar.
+        run_dir: folder for ``metrics.jsonl``.
+        progress: show the training in the terminal.
+        loggers: further loggers, as in ``agent.learn``.
         overwrite: delete an existing run in ``run_dir`` first.
 
     Returns:
@@ -94,15 +96,16 @@ def sft(
     )
     history: list[dict[str, float]] = []
     tokens, start = _num_targets(training), time.perf_counter()
-    logged = partial(Logs, run_dir, total_steps=config.num_epochs * tokens, progress=progress)
-    with hold(run_dir, overwrite=overwrite), logged() as logs:
+    shown = make_loggers(loggers) + ([LiveView(config.num_epochs * tokens)] if progress else [])
+    described = {"algorithm": "SFT", "environment": None} | asdict(config)
+    with hold(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described) as logs:
         for epoch in range(1, config.num_epochs + 1):
             metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, optimizer, generator)
             if measured is not None:
                 metrics |= _measure(lm, measured, config)
             seconds = time.perf_counter() - start
             metrics |= {"time/seconds": seconds, "time/steps_per_second": epoch * tokens / seconds}
-            logs.write(metrics)
+            logs.write(metrics, step=epoch * tokens)
             history.append(metrics)
     return history
 

@@ -1,51 +1,14 @@
-"""Callbacks of the learning loop: objects that watch a training, and may add metrics or end it."""
-
-from typing import TYPE_CHECKING, Any
+"""Ready-made callbacks of the learning loop; see also `algos.evaluation.EvaluateEvery`."""
 
 import numpy as np
 from tensordict import TensorDict
 
 from algos.training.metrics import Metrics
+from algos.training.run import Callback, Run
 from textenv.rollout import is_episode_env
-
-if TYPE_CHECKING:
-    from algos.training.run import Run
 
 DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
 """Columns of a rollout whose histograms are logged."""
-
-
-class Callback:
-    """Base of callbacks; each method does nothing by default.
-
-    Example:
-        >>> class Patient(Callback):
-        ...     def on_iteration(self, run, metrics):
-        ...         return metrics["time/seconds"] > 3600  # a true value ends the training
-    """
-
-    def on_start(self, run: "Run") -> None:
-        """Act before the first iteration, and after a resume."""
-
-    def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
-        """Read a rollout (`textenv.rollout`), KL included, before the policy is updated on it."""
-
-    def on_iteration(self, run: "Run", metrics: Metrics) -> Any:
-        """Read the metrics of an iteration, and add numbers to them before they are logged.
-
-        Returns:
-            A true value to end the training.
-        """
-
-    def on_end(self, run: "Run") -> None:
-        """Act after the last iteration, before the agent is saved; not called if an error ended the training."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that a resumed run needs, of the types that `algos.training.serialization.to_json` accepts."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
 
 
 class RecordSamples(Callback):
@@ -65,7 +28,7 @@ class RecordSamples(Callback):
         self.every, self.num_samples = every, num_samples
         self._rollout: TensorDict | None = None
 
-    def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
+    def on_rollout(self, run: Run, rollout: TensorDict) -> None:
         """See `Callback.on_rollout`."""
         if len(run.history) % self.every:
             return
@@ -81,7 +44,7 @@ class RecordSamples(Callback):
         if table:
             run.log({"samples": table})
 
-    def on_iteration(self, run: "Run", metrics: Metrics) -> None:
+    def on_iteration(self, run: Run, metrics: Metrics) -> None:
         """See `Callback.on_iteration`; the update has added values and advantages to the rollout."""
         if (rollout := self._rollout) is not None:
             self._rollout = None
@@ -102,13 +65,13 @@ class StopAtKL(Callback):
             raise ValueError(f"limit is {limit}, expected nats above 0")
         self.limit = limit
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self, run: Run) -> None:
         """See `Callback.on_start`; raises a ValueError if the KL is not measured."""
         if run.agent.penalty is None:
             raise ValueError(
                 "StopAtKL needs a measured KL, but the agent has no penalty: give kl_coef (0 only measures)"
             )
 
-    def on_iteration(self, run: "Run", metrics: Metrics) -> bool:
+    def on_iteration(self, run: Run, metrics: Metrics) -> bool:
         """See `Callback.on_iteration`."""
         return metrics.get("reference/kl", 0.0) > self.limit

@@ -19,6 +19,7 @@ from textenv.rendering import printable, sparkline
 CURVES = {
     "episode/return": "return", "eval/mean_return": "evaluation", "reference/kl": "KL", "policy/entropy": "entropy",
     "policy/approx_kl": "approx. KL", "value/explained_variance": "expl. variance", "episode/length": "length",
+    "sft/loss": "loss",
 }  # fmt: skip
 """Metrics that are shown, and their labels."""
 LABELS = 15
@@ -45,8 +46,7 @@ class LiveView:
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         """See `Logger.start`."""
-        where = "" if run_dir is None else f" · {run_dir}"
-        self._title = f"{config['algorithm']} · {config['environment'] or 'environment'}{where}"
+        self._title = " · ".join(str(x) for x in (config["algorithm"], config["environment"], run_dir) if x)
         self._start, self._first = time.perf_counter(), step
         if self.console.is_terminal:
             self._live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=2)

@@ -187,7 +187,7 @@ class Logs:
 
     def __init__(
         self,
-        run_dir: Path | None,
+        run_dir: str | Path | None,
         loggers: Sequence[Logger] = (),
         *,
         config: Mapping[str, Any],
@@ -195,13 +195,14 @@ class Logs:
     ) -> None:
         self.failures = 0
         """Errors of loggers so far."""
-        self._lines = None if run_dir is None else JSONLines(run_dir, before)
+        folder = None if run_dir is None else Path(run_dir)
+        self._lines = None if folder is None else JSONLines(folder, before)
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         step = int(before[-1]["steps"]) if before else 0
         for logger in loggers:
             with self._counted(logger):
-                logger.start(run_dir, config, step=step)
+                logger.start(folder, config, step=step)
                 self._loggers.append(logger)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from algos.config import field_values
-from algos.training.callbacks import Callback, RecordSamples
+from algos.training.callbacks import RecordSamples
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
@@ -20,7 +20,7 @@ from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
-from algos.training.run import Run
+from algos.training.run import Callback, Run
 from algos.training.run_folder import UNFINISHED, checkpoints, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.names import check_names
@@ -86,11 +86,10 @@ def learn(
     shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     with hold(run_dir, resumed=here, overwrite=overwrite):
-        folder = None if run_dir is None else Path(run_dir)
-        run = Run(agent, total_steps=total_steps, run_dir=folder, callbacks=watching)
+        run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):
             run.restore(resume)
-        logs = Logs(folder, shown, config=_described(run), before=run.history)
+        logs = Logs(run_dir, shown, config=_described(run), before=run.history)
         with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
             run.logs = logs
             for callback in watching:

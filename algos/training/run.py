@@ -1,4 +1,4 @@
-"""State of a training run (steps, history, meters) and its checkpoints."""
+"""State of a training run (steps, history, meters), its checkpoints, and the callbacks that watch it."""
 
 import logging
 from array import array
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
+from tensordict import TensorDict
 
-from algos.training.callbacks import Callback
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
-from algos.training.metrics import EpisodeMeter
+from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.run_folder import run_of
 from algos.training.serialization import attributes, set_attributes
@@ -81,6 +81,39 @@ class History(Sequence[dict[str, float]]):
         return {name: as_type(value) for (name, as_type), value in zip(kind, values, strict=True)}
 
 
+class Callback:
+    """Base of callbacks; each method does nothing by default.
+
+    Example:
+        >>> class Patient(Callback):
+        ...     def on_iteration(self, run, metrics):
+        ...         return metrics["time/seconds"] > 3600  # a true value ends the training
+    """
+
+    def on_start(self, run: "Run") -> None:
+        """Act before the first iteration, and after a resume."""
+
+    def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
+        """Read a rollout (`textenv.rollout`), KL included, before the policy is updated on it."""
+
+    def on_iteration(self, run: "Run", metrics: Metrics) -> Any:
+        """Read the metrics of an iteration, and add numbers to them before they are logged.
+
+        Returns:
+            A true value to end the training.
+        """
+
+    def on_end(self, run: "Run") -> None:
+        """Act after the last iteration, before the agent is saved; not called if an error ended the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that a resumed run needs, of the types that `algos.training.serialization.to_json` accepts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+
+
 class Run:
     """State of an agent's training, from its first step or from a checkpoint.
 
@@ -96,10 +129,11 @@ class Run:
         agent: Learner,
         *,
         total_steps: float = 0,
-        run_dir: Path | None = None,
+        run_dir: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.agent, self.total_steps, self.run_dir, self.callbacks = agent, total_steps, run_dir, callbacks
+        self.agent, self.total_steps, self.callbacks = agent, total_steps, callbacks
+        self.run_dir = None if run_dir is None else Path(run_dir)
         self.logs: Logs | None = None
         self.steps = 0
         """Steps (True entries) so far."""
