@@ -17,6 +17,7 @@ from algos.cli.arguments import ARGUMENTS, ModelCommand, named, with_remembered
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
+from algos.cli.sample import Sample
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
 from algos.config import CONFIGS
@@ -26,6 +27,12 @@ from textenv.lm.loading import trust_remote_code
 from textenv.names import nearest
 from textenv.rendering import printable
 
+COMMANDS = {
+    "evaluate": Evaluate, "sample": Sample, "compare": Compare, "tune": Tune, "merge": Merge, "check": Check,
+    "check-reward": CheckReward,
+}  # fmt: skip
+"""All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
@@ -33,15 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         arguments = with_remembered(given, switches())
         _refuse_foreign_flags(arguments)
-        commands = (
-            train_command(arguments)
-            | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-            | Annotated[Compare, tyro.conf.subcommand("compare")]
-            | Annotated[Tune, tyro.conf.subcommand("tune")]
-            | Annotated[Merge, tyro.conf.subcommand("merge")]
-            | Annotated[Check, tyro.conf.subcommand("check")]
-            | Annotated[CheckReward, tyro.conf.subcommand("check-reward")]
-        )
+        commands = train_command(arguments)
+        for name, kind in COMMANDS.items():
+            commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         with _code_of_models(command, given):
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if command.json:
         print(json.dumps(result))
-    elif not isinstance(command, (Compare, CheckReward)):
+    elif not command.prints:
         _print_table(result)
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
-    commands = {"train": Train, "evaluate": Evaluate, "compare": Compare, "tune": Tune}
+    commands: dict[str, Any] = COMMANDS | {"train": Train}
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from textenv.json_files import parse_json, read_json
 
@@ -20,6 +20,8 @@ ARGUMENTS = "arguments.json"
 class Command:
     """Options of every command."""
 
+    prints: ClassVar[bool] = False
+    """True if the command prints its result itself, unless as JSON."""
     json: bool = False
     """Print one JSON object at the end, instead of a table."""
 

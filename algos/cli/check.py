@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tyro
 
@@ -47,6 +47,7 @@ class Check(Command):
 class CheckReward(Command):
     """Look for common bugs of a reward function, and show its rewards for cheating; exit status 1 on a bug."""
 
+    prints: ClassVar[bool] = True
     function: tyro.conf.Positional[str]
     """Function to check: my_rewards.py:name or package.module:name."""
     prompts: Path | None = None

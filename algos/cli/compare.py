@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tyro
 
@@ -15,6 +15,7 @@ from algos.config import field_values
 class Compare(Command):
     """Train algorithms on environments and compare the runs in an HTML page and CSV files."""
 
+    prints: ClassVar[bool] = True
     cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
     """ENV or ENV:ALGO,ALGO, such as CartPole-v1:ppo,a2c textenv/Reviews-v0:ppo,grpo."""
     seeds: int = 3

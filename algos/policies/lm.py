@@ -203,7 +203,7 @@ class LMPolicy(nn.Module, Policy):
 
         Args:
             prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`.
-            max_new_tokens: maximum length of a completion, in tokens; EOS ends it earlier.
+            max_new_tokens: maximum length of a completion, in tokens; EOS or the model's context ends it earlier.
             deterministic: take the most probable token instead of a sample.
             seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
 
@@ -219,7 +219,9 @@ class LMPolicy(nn.Module, Policy):
             )
         ids = [prompt_ids(as_prompt(i, prompt), self.tokenizer) for i, prompt in enumerate(prompts)]
         start = np.array([len(each) for each in ids])
-        tokens = np.zeros((len(ids), max(start, default=0) + max_new_tokens), dtype=np.int64)
+        longest = max(start, default=0)
+        most = longest + max_new_tokens if self.lm.context is None else max(self.lm.context, longest + 1)
+        tokens = np.zeros((len(ids), min(longest + max_new_tokens, most)), dtype=np.int64)
         for row, each in enumerate(ids):
             tokens[row, : len(each)] = each
         player, length, running = self.fork(), start.copy(), np.ones(len(ids), dtype=bool)
@@ -230,7 +232,7 @@ class LMPolicy(nn.Module, Policy):
             chosen = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = chosen[running]
             length += running
-            running &= (chosen != self.tokenizer.eos_token_id) & (length - start < max_new_tokens)
+            running &= (chosen != self.tokenizer.eos_token_id) & (length < np.minimum(start + max_new_tokens, most))
         rows = zip(tokens.tolist(), start.tolist(), length.tolist(), strict=True)
         return [str(self.tokenizer.decode(row[a:b], skip_special_tokens=True)) for row, a, b in rows]
 

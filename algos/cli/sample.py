@@ -1,0 +1,106 @@
+"""``algos sample``: a trained language model completes texts or chats, beside the model that it started from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import tyro
+
+from algos.cli.arguments import ModelCommand, one_thread
+from textenv.lm.loading import EMBEDDED
+
+BASE = "base"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(ModelCommand):
+    """Complete texts, or chat, with the language model of a run."""
+
+    prints: ClassVar[bool] = True
+    folder: tyro.conf.Positional[Path]
+    """Run folder of a trained language model, or the folder ``best`` in it."""
+    prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Text to complete or answer; may be repeated. Without it, each line that you type is one, until Ctrl-D."""
+    compare_to: str | None = None
+    """Second model to show beside it: base (the model that the run started from), another run, or a model's name."""
+    chat: bool = False
+    """Give the prompts as messages of a user, through the model's chat template; lines that you type are one chat."""
+    system_prompt: str | None = None
+    """Message that starts every chat."""
+    max_new_tokens: int = 128
+    """Maximum length of a completion, in tokens."""
+    deterministic: bool = False
+    """Take the most probable token instead of a sample."""
+    seed: int = 0
+    """Seed of the samples."""
+
+    def run(self) -> dict[str, Any]:
+        """Load the models, and show what each writes."""
+        from algos.training.save import read_description
+
+        description = read_description(self.folder)
+        if description["policy"] != "LMPolicy":
+            raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
+        one_thread()
+        policies = {str(self.folder): _load(str(self.folder))}
+        if self.compare_to is not None:
+            policies = {self.compare_to: _load(self._base(description))} | policies
+        chat, found = self.chat or self.system_prompt is not None, []
+        start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}
+        chats: dict[str, list[Any]] = {}
+        for number, text in enumerate(self.prompt or _typed()):
+            written = {}
+            for name, policy in policies.items():
+                asked = [*(start if self.prompt else chats.get(name, start)), {"role": "user", "content": text}]
+                (written[name],) = policy.generate([asked if chat else text], seed=self.seed + number, **options)
+                chats[name] = [*asked, {"role": "assistant", "content": written[name]}]
+            found.append({"prompt": text} | written)
+            if not self.json:
+                _show(text if self.prompt else "", written)
+        return {"samples": found}
+
+    def _base(self, description: dict[str, Any]) -> str:
+        """Name of the model to compare with."""
+        from algos.make import is_ours
+
+        if self.compare_to != BASE:
+            return str(self.compare_to)
+        environment = description["environment"]
+        if environment is None or not is_ours(environment["id"]):
+            raise ValueError(f"{self.folder} does not say which model it started from: name it after --compare-to")
+        return str(environment["kwargs"].get("model", EMBEDDED))
+
+
+def _load(name: str) -> Any:
+    """Policy of a run's folder, or of a model."""
+    from algos.policies.lm import LMPolicy
+    from algos.training.save import load
+
+    return load(name) if (Path(name) / "policy").is_dir() else LMPolicy.load(name)
+
+
+def _typed() -> Iterator[str]:
+    """Lines typed until the end of the input."""
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            return
+        if text.strip():
+            yield text
+
+
+def _show(title: str, written: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from textenv.rendering import printable
+
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left", show_header=len(written) > 1)
+    for name in written:
+        table.add_column(Text(printable(name)), overflow="fold", ratio=1)
+    table.add_row(*(Text(printable(text)) for text in written.values()))
+    Console().print(table)
