@@ -1,4 +1,4 @@
-"""The command line: ``algos train|evaluate|compare|tune|...``; also ``textenv``, ``python -m algos``.
+"""The command line, ``algos train|evaluate|…``; also ``textenv`` and ``python -m algos``.
 
 Nothing here imports torch before a command runs, so that help and errors appear at once.
 """
@@ -18,6 +18,8 @@ from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
 from algos.cli.sample import Sample
+from algos.cli.show import Envs, Runs, Show
+from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
 from algos.config import CONFIGS
@@ -28,8 +30,8 @@ from textenv.names import nearest
 from textenv.rendering import printable
 
 COMMANDS = {
-    "evaluate": Evaluate, "sample": Sample, "compare": Compare, "tune": Tune, "merge": Merge, "check": Check,
-    "check-reward": CheckReward,
+    "evaluate": Evaluate, "sample": Sample, "compare": Compare, "tune": Tune, "merge": Merge, "runs": Runs,
+    "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command.json:
         print(json.dumps(result))
     elif not command.prints:
-        _print_table(result)
+        print_table(result.items())
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
 
@@ -92,15 +94,3 @@ def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManage
             "you trust the model's code"
         )
     return trust_remote_code()
-
-
-def _print_table(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False)
-    for name, value in result.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        table.add_row(Text(printable(name)), Text(printable(shown)))
-    Console().print(table)

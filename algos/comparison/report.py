@@ -105,7 +105,9 @@ def print_table(summaries: Summaries) -> None:
         "steps_per_second": "steps a second",
     }
     seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
-    table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
+    table = Table(title=f"After training: means over the seeds, and {_spread(seeds)}")
+    for name in ("", *chief.values()):
+        table.add_column(name, overflow="fold")  # which never cuts a name
     for case, metrics in summaries.items():
         cells = [_format_figure(metrics.get(name)) for name in chief]
         table.add_row(

@@ -18,10 +18,11 @@ from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
+from algos.training.made_by import made_by
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Callback, Run
-from algos.training.run_folder import UNFINISHED, checkpoints, hold, remove, run_of, starts_again
+from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
@@ -85,6 +86,8 @@ def learn(
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
+    if run_dir is not None:
+        made_by()  # read now, written with the agent
     with hold(run_dir, resumed=here, overwrite=overwrite):
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):
@@ -173,8 +176,7 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
-    if not checkpoints(run_dir):
-        (run_dir / UNFINISHED).touch()
+    (run_dir / UNFINISHED).write_text("stopped" if isinstance(error, KeyboardInterrupt) else "failed", encoding="utf-8")
     run.agent.save(run_dir)
     error.add_note(f"the agent in its present state is saved in {run_dir}")
 

@@ -17,7 +17,7 @@ from textenv.json_files import read_json
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 """Results of a run in its folder, which a new run must not replace."""
 UNFINISHED = ".failed"
-"""Marker of a run that failed before its first checkpoint: a new run may start in its folder."""
+"""File of a run that failed or was stopped, with that word; without a checkpoint, a new run may start in its folder."""
 OTHERS = (
     UNFINISHED, "arguments.json", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
@@ -81,6 +81,19 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
         with suppress(OSError):  # must not hide the error of a folder that has become read-only
             (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
+
+
+def status(folder: Path) -> str:
+    """State of a run: running, stopped (by a signal, or killed), failed, finished, or ended (without an agent)."""
+    if (folder / HOLDER).exists():  # also left by a process that was killed
+        try:
+            with FileLock(folder / LOCK).acquire(timeout=0):
+                return "stopped"
+        except OSError:  # Timeout is one; so is the lock of another user
+            return "running"
+    if (folder / UNFINISHED).exists():
+        return "stopped" if (folder / UNFINISHED).read_bytes() == b"stopped" else "failed"
+    return "finished" if (folder / "config.json").exists() else "ended"
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:

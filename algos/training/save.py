@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
 from textenv.json_files import read_json
@@ -48,6 +49,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "policy_arguments": agent.policy.save(weights),
                 "reward_normalizer": None if rewards is None else rewards.state_dict(),
                 "penalty": None if penalty is None else penalty.state_dict(),
+                "made_by": made_by(),
             }
             config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
     except SafetensorError as error:

@@ -1,0 +1,28 @@
+"""Tables for a terminal: in a narrow one, names are folded, never cut."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from textenv.rendering import printable
+
+SHORT = 12
+"""Longest text, in characters, of a column that always has its full width, so that longer ones fold instead."""
+
+
+def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> None:
+    """Print rows of texts and numbers; a float has four digits, None is a dash."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[printable(_shown(value)) for value in row] for row in rows]
+    table = Table(show_header=bool(header))
+    for name, *column in zip(header or [""] * len(cells[0]), *cells, strict=True):
+        table.add_column(name, overflow="fold", no_wrap=max(map(len, [name, *column])) <= SHORT)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,171 @@
+"""What was run: the record in config.json, the list of runs, one run shown; no name is cut."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+
+import algos
+from algos.cli import main
+from algos.comparison.report import print_table as print_comparison
+from algos.comparison.summary import summary
+from algos.config import PPOConfig
+from algos.training.made_by import commit, made_by
+from algos.training.run_folder import hold
+from tests.helpers.finished_runs import run_of
+from textenv.registration import NAMES
+
+SMALL = ["--total-steps", "64", "--num-envs", "2", "--config.num-steps", "32", "--num-episodes", "1", "--json"]
+
+
+def agent():
+    return algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=32)
+
+
+def printed(capsys, *words):
+    capsys.readouterr()
+    main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A finished run, one that failed, and an empty folder, at two depths."""
+    folder = tmp_path_factory.mktemp("runs")
+    main(["train", "CartPole-v1", "--run-dir", str(folder / "first"), "--config.gamma", "0.5", *SMALL])
+
+    def broken(metrics):
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError):
+        agent().learn(512, run_dir=folder / "deep" / "second", on_iteration=broken)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def test_a_run_records_what_made_it(runs):
+    found = json.loads((runs / "first" / "config.json").read_text())["made_by"]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["python"] == sys.version.split()[0] and found["folder"] == os.getcwd()
+    assert "pytest" in found["command"] and found["machine"]["threads"] >= 1
+    assert algos.load(runs / "first"), "an agent with the record is still read"
+
+
+def test_the_commit_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None
+    Path("code.py").write_text("x = 1\n")
+    git("init", "-q"), git("add", "."), git("commit", "-qm", "first"), git("tag", "v1")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    Path("runs.txt").touch()  # what a run writes is not a change of the code
+    assert commit() == {"commit": head, "dirty": False}
+    Path("code.py").write_text("x = 2\n")
+    assert commit() == {"commit": head, "dirty": True}
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None, "no git"
+
+
+def test_runs_are_found_at_every_depth_with_their_status(runs, capsys):
+    found = {Path(run["run"]).name: run for run in json.loads(printed(capsys, "runs", runs, "--json"))}
+    assert sorted(found) == ["first", "second"]
+    first, second = found["first"], found["second"]
+    assert (first["status"], first["environment"], first["algorithm"]) == ("finished", "CartPole-v1", "PPO")
+    lines = [json.loads(line) for line in (runs / "first" / "metrics.jsonl").read_text().splitlines()]
+    returns = [line["episode/return"] for line in lines if "episode/return" in line]
+    assert (first["steps"], first["last_score"], first["best_score"]) == (lines[-1]["steps"], returns[-1], max(returns))
+    assert second["status"] == "failed" and second["steps"] > 0
+
+
+def test_a_run_is_running_while_its_folder_is_held_and_stopped_once_it_was_killed(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").touch()
+
+    def status():
+        return json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"]
+
+    with hold(tmp_path, resumed=True):
+        assert status() == "running"
+        left = (tmp_path / ".holder.json").read_text()
+    (tmp_path / ".holder.json").write_text(left)  # as a killed process leaves it
+    assert status() == "stopped"
+    assert json.loads(printed(capsys, "show", tmp_path, "--json"))["best_score"] is None
+
+
+def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):
+    def stop(metrics):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def train(**options):
+        return agent().learn(256, run_dir=tmp_path, checkpoint_every=10_000, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(on_iteration=stop)
+    assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "stopped"
+    train(resume=tmp_path)
+    assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "finished"
+
+
+def test_show_has_what_differs_from_the_defaults_and_the_curves(runs, capsys):
+    found = json.loads(printed(capsys, "show", runs / "first", "--json"))
+    assert found["config"]["gamma"] == 0.5 and "clip_range" not in found["config"], PPOConfig().clip_range
+    lines = [json.loads(line) for line in (runs / "first" / "metrics.jsonl").read_text().splitlines()]
+    assert found["curves"]["policy/entropy"] == [line["policy/entropy"] for line in lines]
+    text = printed(capsys, "show", runs / "first")
+    assert "gamma" in text and "█" in text and made_by()["machine"]["host"] in text
+
+
+def test_show_prints_the_newest_samples_with_their_control_characters_escaped(runs, capsys):
+    entries = [{"prompt": f"p{i}", "completion": "done\x1b[2J", "score": i} for i in range(9)]
+    path = runs / "first" / "samples.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"prompt": "cut o')
+    text = printed(capsys, "show", runs / "first")
+    assert "p8" in text and "p5" not in text and "\x1b[2J" not in text and "cut o" not in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_table_cuts_a_name(width, runs, capsys, monkeypatch):
+    """In narrow terminals, names are folded: the lines of a cell have all their characters."""
+    monkeypatch.setenv("COLUMNS", str(width))
+
+    for words in (["runs", runs], ["envs"], ["show", runs / "first"]):
+        assert "…" not in printed(capsys, *words), words
+    rows = [line.split("│") for line in printed(capsys, "envs").splitlines() if line.startswith("│")]
+    assert "".join(row[1].strip() for row in rows) == "".join(f"textenv/{name}-v0" for name in NAMES)
+    case = [run_of(seed, returns=[1, 2], after=2.0) for seed in (1, 2)]
+    print_comparison({"textenv/TwentyQuestions-v0 reinforce": summary(case, study=case)})
+    assert "…" not in capsys.readouterr().out
+
+
+def test_every_text_environment_is_listed_with_a_line(capsys):
+    found = json.loads(printed(capsys, "envs", "--json"))
+    assert [entry["environment"] for entry in found] == [f"textenv/{name}-v0" for name in NAMES]
+    assert all(entry["task"].endswith(".") for entry in found)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_completion_script_names_every_command(shell, tmp_path):
+    path = tmp_path / "script"
+    with pytest.raises(SystemExit) as stop:
+        main(["--tyro-write-completion", shell, str(path)])
+    assert not stop.value.code
+    assert all(f"'{name}'" in path.read_text() for name in ("train", "evaluate", "runs", "show", "envs"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["runs", "nowhere"], "there is no folder nowhere"), (["show", "nowhere"], "nowhere holds no run")],
+)
+def test_a_wrong_folder_is_one_sentence(words, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and sentence in said and said.count("\n") == 1
