@@ -34,6 +34,8 @@ class Tune(Command):
     """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    device: str = "auto"
+    """Device to train on: auto, cpu, cuda, cuda:1, mps."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
 
@@ -44,6 +46,7 @@ class Tune(Command):
             recipe,
             total_steps=recipe.total_steps if self.total_steps is None else self.total_steps,
             model=self.model,
+            device=self.device,
             env_kwargs=json_object(self.env_kwargs, "--env-kwargs"),
         )
         run_dir = self.run_dir or Path("runs") / f"tune-{self.env.replace('/', '-').replace(':', '-')}-{self.algo}"

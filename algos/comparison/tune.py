@@ -1,11 +1,11 @@
-"""Hyper-parameter search by Optuna: ranges beside the fields' names, trials, and the best configuration as a file."""
+"""Hyper-parameter search by Optuna: ranges of fields, trials, and the best configuration as a file."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from algos.config import field_values
+from algos.config import TRPOConfig, field_values
 from algos.presets import Recipe
 from algos.training.run_folder import check_new, hold, replacing
 from algos.training.save import describe
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     import optuna
 
 TENTHS = 10
-"""Evaluations per training; a trial is ended at one of them if it lies below the median of the finished trials."""
+"""Parts of a training; it is evaluated after each, and ends early if it lies below the median of earlier trials."""
 RANGES = {
     "learning_rate": (1e-5, 1e-2), "ent_coef": (1e-8, 0.1), "kl_coef": (1e-4, 0.5), "clip_range": (0.1, 0.4),
     "vf_coef": (0.1, 1.0), "max_grad_norm": (0.3, 2.0), "max_kl": (1e-3, 0.1), "exploration_fraction": (0.01, 0.5),
     "final_exploration": (0.01, 0.2),
 }  # fmt: skip
-"""Ranges of fields, logarithmic, mostly those of rl-baselines3-zoo (``hyperparams_opt.py``); the recipe's value widens
-its range, unless it is 0."""
+"""Logarithmic ranges, mostly those of rl-baselines3-zoo (``hyperparams_opt.py``); a recipe's value widens its range."""
 COMPLEMENTS = {"gamma": (1e-4, 0.03), "gae_lambda": (1e-4, 0.1)}
-"""Ranges of 1 minus the field, logarithmic, of rl-baselines3-zoo."""
+"""Logarithmic ranges of 1 minus the field, of rl-baselines3-zoo."""
 SIZES = (
     "num_steps", "num_episodes", "group_size", "minibatch_size", "num_epochs", "critic_epochs", "batch_size",
     "gradient_steps", "target_update_gradient_steps",
@@ -39,52 +38,38 @@ SIZES = (
 """Fields that are multiplied by a power of two, from 1/4 to 4."""
 
 
-def suggest(trial: optuna.trial.BaseTrial, name: str, own: float) -> float:
-    """Suggest a value of a field.
-
-    Args:
-        trial: Optuna's trial.
-        name: a field of `RANGES`, `COMPLEMENTS` or `SIZES`.
-        own: the recipe's value; the value of the first trial.
-    """
-    start = _coordinate(name, own)
-    if name in SIZES:
-        return max(2 if name == "group_size" else 1, int(own * 2.0 ** trial.suggest_int(name, -2, 2)))
-    low, high = RANGES.get(name) or COMPLEMENTS[name]
-    found = trial.suggest_float(name, min(low, start), max(high, start), log=True)
-    if found == start:  # exact, and own may be 0, which a logarithm does not have
-        return own
-    return found if name in RANGES else 1 - found
+def searched_fields(recipe: Recipe) -> dict[str, float]:
+    """Return the fields that are searched, with the recipe's values: those that have a range and are in use."""
+    own = field_values(recipe.config) | ({"kl_coef": recipe.kl_coef} if recipe.kl_coef else {})
+    unused = {"ent_coef"} if isinstance(recipe.config, TRPOConfig) else set()
+    names = [name for name in (*RANGES, *COMPLEMENTS, *SIZES) if name not in unused]
+    return {name: own[name] for name in names if own.get(name) is not None}
 
 
-def _coordinate(name: str, own: float) -> float:
-    """Coordinate of the recipe's value in Optuna's space."""
+def start_of(name: str, own: float) -> float:
+    """Return the recipe's value in Optuna's coordinates; the lower end of a logarithmic range stands for 0."""
     if name in SIZES:
         return 0
     return own or RANGES[name][0] if name in RANGES else (1 - own) or COMPLEMENTS[name][0]
 
 
-def searched_fields(recipe: Recipe) -> dict[str, float]:
-    """Return the fields that are searched, with the recipe's values: those that have a range and are in use."""
-    own = field_values(recipe.config) | ({"kl_coef": recipe.kl_coef} if recipe.kl_coef else {})
-    found = {name: own[name] for name in (*RANGES, *COMPLEMENTS, *SIZES) if own.get(name) is not None}
-    entropy: dict[str, Any] = {"ent_coef": 0.01}
-    try:
-        replace(recipe.config, **entropy)
-    except (TypeError, ValueError):  # DQN has none, TRPO refuses it
-        found.pop("ent_coef", None)
-    return found
+def _suggest(trial: optuna.Trial, name: str, own: float) -> float:
+    if name in SIZES:
+        return max(2 if name == "group_size" else 1, int(own * 2.0 ** trial.suggest_int(name, -2, 2)))
+    start, (low, high) = start_of(name, own), RANGES.get(name) or COMPLEMENTS[name]
+    found = trial.suggest_float(name, min(low, start), max(high, start), log=True)
+    return own if found == start else found if name in RANGES else 1 - found
 
 
-def suggested_recipe(trial: optuna.trial.BaseTrial, recipe: Recipe) -> Recipe:
+def suggested_recipe(trial: optuna.Trial, recipe: Recipe) -> Recipe:
     """Return the recipe with suggested values; a schedule ends at the same fraction of its start as before."""
     own = searched_fields(recipe)
-    values: dict[str, Any] = {name: suggest(trial, name, value) for name, value in own.items()}
+    values: dict[str, Any] = {name: _suggest(trial, name, value) for name, value in own.items()}
     if "group_size" in values:  # whole groups
         values["num_episodes"] = math.ceil(values["num_episodes"] / values["group_size"]) * values["group_size"]
     for name, end in field_values(recipe.config).items():
         start = name.removeprefix("final_")
-        if start != name and end and start in values and values[start] != own[start]:
+        if start != name and end and values.get(start, own.get(start)) != own.get(start):
             values[name] = end * values[start] / own[start]
     kl_coef = values.pop("kl_coef", recipe.kl_coef)
     return replace(recipe, config=replace(recipe.config, **values), kl_coef=kl_coef)
@@ -138,18 +123,21 @@ def tune(
     if not (run_dir / "study.log").exists():
         check_new(run_dir)
     with hold(run_dir, resumed=True):
-        study = _study(run_dir, _settings(recipe) | {"seeds": seeds, "num_episodes": num_episodes, "seed": seed})
+        study = _study(run_dir, _flags(recipe) | {"seeds": seeds, "num_episodes": num_episodes, "seed": seed})
         done = _finished(study)
         while len(done) < trials:
             if not done:
-                study.enqueue_trial({name: _coordinate(name, own) for name, own in searched_fields(recipe).items()})
+                study.enqueue_trial({name: start_of(name, own) for name, own in searched_fields(recipe).items()})
             # With its own seed, a trial does not depend on where the search was interrupted.
             study.sampler = optuna.samplers.TPESampler(seed=10_000 * seed + len(done))
             _run_trial(study, recipe, seeds=seeds, num_episodes=num_episodes)
             done = _finished(study)
             if not quiet:
                 print(f"trial {len(done)} of {trials}: " + "; ".join(_described(done[-1])), flush=True)
-            _write_best(study, run_dir / "best.yaml", recipe)
+            if done[-1].state.name == "COMPLETE":
+                with replacing(run_dir / "best.yaml") as new:
+                    flags = study.best_trial.user_attrs["flags"]
+                    new.write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
     if not quiet:
         _print_table(done)
     count = Counter(trial.state.name for trial in done)
@@ -176,7 +164,6 @@ def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
         direction="maximize",
         load_if_exists=True,
     )
-    settings = json.loads(json.dumps(settings, default=describe))
     before = study.user_attrs.get("settings", settings)
     for name in settings | before:
         was, now = before.get(name), settings.get(name)
@@ -191,13 +178,13 @@ def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
     return study
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _flags(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as flags of ``algos train``."""
-    flags = {name: value for name, value in field_values(recipe).items() if name not in ("algorithm", "config")}
-    flags |= {"policy_kwargs": dict(recipe.policy_kwargs), "env_kwargs": dict(recipe.env_kwargs)}
-    config = {name: value for name, value in field_values(recipe.config).items() if name != "seed"}
-    given = {name: value for name, value in flags.items() if value is not None}
-    return {"env": recipe.env, "algo": recipe.algorithm} | given | {"config": config}
+    flags = {name: value for name, value in field_values(recipe).items() if value is not None}
+    config = field_values(flags.pop("config"))
+    del config["seed"]
+    flags |= {name: dict(flags[name]) for name in ("policy_kwargs", "env_kwargs")} | {"config": config}
+    return json.loads(json.dumps({"env": flags["env"], "algo": flags.pop("algorithm")} | flags, default=describe))
 
 
 def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
@@ -207,22 +194,17 @@ def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 
 def _run_trial(study: optuna.Study, recipe: Recipe, *, seeds: int, num_episodes: int) -> None:
+    """Train with suggested values, and record the outcome in the study."""
     import optuna
 
     trial = study.ask()
     try:
         given = suggested_recipe(trial, recipe)
-        values = field_values(given.config) | {"kl_coef": given.kl_coef}
-        trial.set_user_attr("values", {name: values[name] for name in searched_fields(recipe)})
-        scores = []
-        for index in range(seeds):
-
-            def report(score: float, tenth: int, first: int = index * TENTHS) -> None:
-                trial.report(score, first + tenth)
-                if trial.should_prune():
-                    raise optuna.TrialPruned
-
-            scores.append(_train(given, seed=index + 1, num_episodes=num_episodes, report=report))
+        trial.set_user_attr("flags", _flags(given))
+        score = sum(_train(given, trial, seed=seed, num_episodes=num_episodes) for seed in range(1, seeds + 1)) / seeds
+        if not math.isfinite(score):
+            raise ValueError(f"the mean return is {score}")
+        study.tell(trial, score)
     except optuna.TrialPruned:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     except (ValueError, ArithmeticError, RuntimeError) as error:  # not finite, an invariant, no memory
@@ -231,50 +213,39 @@ def _run_trial(study: optuna.Study, recipe: Recipe, *, seeds: int, num_episodes:
         done = _finished(study)
         if len(done) >= 5 and all("error" in each.user_attrs for each in done):
             raise ValueError(f"all of the first {len(done)} trials failed, the last with {error}") from error
-    else:
-        study.tell(trial, sum(scores) / seeds)
 
 
-def _train(recipe: Recipe, *, seed: int, num_episodes: int, report: Callable[[float, int], None]) -> float:
-    """Train once, report the mean return after every tenth, and return the last."""
-    from algos.evaluation import summarise
-
-    agent, score, tenth = recipe.build(seed), math.nan, 0
-
-    with closing(agent.env), closing(recipe.environment(min(num_episodes, 64), split="test")) as test_env:
-
-        def look(metrics: dict[str, float]) -> None:
-            nonlocal score, tenth
-            now = min(TENTHS, int(TENTHS * metrics["steps"] / recipe.total_steps))
-            if now > tenth:
-                tenth = now
-                score = summarise(test_env, agent.policy, num_episodes=num_episodes, seed=seed)["mean_return"]
-                report(score, tenth)
-
-        agent.learn(recipe.total_steps, on_iteration=look)
-    if not math.isfinite(score):
-        raise ValueError(f"the mean return is {score}")
-    return score
-
-
-def _write_best(study: optuna.Study, path: Path, recipe: Recipe) -> None:
-    """Write the best trial so far as flags of ``algos train``."""
+def _train(recipe: Recipe, trial: optuna.Trial, *, seed: int, num_episodes: int) -> float:
+    """Train once, report each evaluation, and return the last mean return."""
     import optuna
 
-    if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
-        return
-    best = suggested_recipe(optuna.trial.FixedTrial(study.best_trial.params), recipe)
-    with replacing(path) as new:
-        flags = json.loads(json.dumps(_settings(best), default=describe))
-        new.write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    from algos.evaluation import EvaluateEvery
+
+    every = math.ceil(recipe.total_steps / TENTHS)
+
+    def report(metrics: dict[str, float]) -> None:
+        if "eval/mean_return" in metrics and metrics["steps"] < recipe.total_steps:
+            trial.report(metrics["eval/mean_return"], (seed - 1) * TENTHS + int(metrics["steps"] // every))
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+    agent = recipe.build(seed)
+    with closing(agent.env), closing(recipe.environment(min(num_episodes, 64), split="test")) as env:
+        evaluation = EvaluateEvery(env, every, num_episodes=num_episodes, seed=seed)
+        history = agent.learn(recipe.total_steps, callbacks=[evaluation], on_iteration=report, sample_every=0)
+    trial.set_user_attr("kl", history[-1].get("eval/kl"))
+    return history[-1]["eval/mean_return"]
 
 
 def _described(trial: optuna.trial.FrozenTrial) -> tuple[str, str]:
     """Outcome and hyper-parameters of a trial."""
     outcome = {"COMPLETE": "", "PRUNED": " (ended early)", "FAIL": f"failed: {trial.user_attrs.get('error')}"}
     value = "" if trial.value is None else f"{trial.value:.4g}"
-    values = trial.user_attrs.get("values", {})
-    shown = (f"{name}={x if isinstance(x, int) else format(x, '.4g')}" for name, x in values.items())
+    if (kl := trial.user_attrs.get("kl")) is not None:
+        value += f", KL {kl:.3g}"
+    flags = trial.user_attrs.get("flags", {"config": {}})
+    values = ((name, (flags | flags["config"]).get(name)) for name in trial.params)
+    shown = (f"{name}={x if isinstance(x, int) else format(x, '.4g')}" for name, x in values if x is not None)
     return value + outcome[trial.state.name], " ".join(shown)
 
 
