@@ -68,9 +68,7 @@ class StopAtKL(Callback):
     def on_start(self, run: Run) -> None:
         """See `Callback.on_start`; raises a ValueError if the KL is not measured."""
         if run.agent.penalty is None:
-            raise ValueError(
-                "StopAtKL needs a measured KL, but the agent has no penalty: give kl_coef (0 only measures)"
-            )
+            raise ValueError("StopAtKL needs a KL, but this agent has no penalty: give kl_coef=0 to measure it only")
 
     def on_iteration(self, run: Run, metrics: Metrics) -> bool:
         """See `Callback.on_iteration`."""

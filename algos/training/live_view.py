@@ -24,6 +24,8 @@ CURVES = {
 """Metrics that are shown, and their labels."""
 LABELS = 15
 """Width of the labels, in columns."""
+LONGEST = 300
+"""Characters shown of a prompt (its end) and of a completion (its beginning)."""
 QUIET = 10.0
 """Seconds between plain lines."""
 
@@ -88,23 +90,19 @@ class LiveView:
             if curve := self._curves.get(name):
                 shown = sparkline(curve, max(10, width - LABELS - 20))
                 table.add_row(label, f"{curve[-1]:.4g}", Text(shown, style="cyan", no_wrap=True))
-        parts: list[RenderableType] = [
-            Text(self._progress(), no_wrap=True, overflow="ellipsis"),
-            ProgressBar(total=self.total_steps, completed=self._last.get("steps", self._first), width=width - 4),
-            table,
-        ]
+        bar = Table.grid()  # in a grid, because a bar does not end its own line
+        bar.add_row(ProgressBar(self.total_steps, self._last.get("steps", self._first), width=width - 4))
+        parts: list[RenderableType] = [Text(self._progress(), no_wrap=True, overflow="ellipsis"), bar, table]
         if self._sample:
             score, kl = self._sample["score"], self._sample.get("kl")
             noted = "no score" if score is None else f"score {score:.4g}"
             noted += "" if kl is None else f", KL {kl:.3g}"
-            prompt, completion = (printable(_tail(str(self._sample[name]))) for name in ("prompt", "completion"))
+            prompt, completion = (printable(str(self._sample[name])) for name in ("prompt", "completion"))
+            prompt = prompt if len(prompt) <= LONGEST else f"…{prompt[-LONGEST:]}"
+            completion = completion if len(completion) <= LONGEST else f"{completion[:LONGEST]}…"
             text = Text.assemble((prompt, "dim"), (completion, "bold"))
             parts += [Text(f"iteration {self._sample['iteration']}, {noted}:", style="green"), text]
         return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
-
-
-def _tail(text: str, most: int = 300) -> str:
-    return text if len(text) <= most else f"…{text[-most:]}"
 
 
 def _duration(seconds: float) -> str:

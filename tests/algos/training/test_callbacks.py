@@ -1,0 +1,191 @@
+"""Callbacks: their order, what they see, and that evaluation while training is the same as afterwards."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import algos
+from algos import Callback, EvaluateEvery, RecordSamples, StopAtKL
+from algos.evaluation import summarise
+from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
+from tests.helpers.small_agents import cartpole
+from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play
+
+
+def weights_of(agent):
+    return [p.detach().clone() for p in agent.policy.parameters()]
+
+
+def without_times(rows):
+    return [{name: x for name, x in row.items() if not name.startswith(("time/", "eval/"))} for row in rows]
+
+
+class Noted(Callback):
+    """Notes what it sees, and saves how often it was called."""
+
+    def __init__(self):
+        self.seen, self.count = [], 0
+
+    def on_start(self, run):
+        self.first = weights_of(run.agent)
+        self.seen.append("start")
+
+    def on_rollout(self, run, rollout):
+        if len(run.history) == 0:
+            assert all(map(torch.equal, self.first, weights_of(run.agent))), "the update comes after on_rollout"
+            assert rollout["kl"].abs().max() < 1e-5, "the KL is in the rollout, and 0 before any update"
+        self.seen.append("rollout")
+
+    def on_iteration(self, run, metrics):
+        self.count += 1
+        metrics["noted/count"] = self.count
+        self.seen.append("iteration")
+        return self.count == 3
+
+    def on_end(self, run):
+        self.seen.append("end")
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_callbacks_are_called_in_order_add_metrics_and_end_the_training(tmp_path):
+    noted = Noted()
+    history = ppo_text().learn(10_000, run_dir=tmp_path, callbacks=[noted], checkpoint_every=10_000)
+    assert noted.seen == ["start", *["rollout", "iteration"] * 3, "end"]
+    assert [row["noted/count"] for row in history] == [1, 2, 3]
+    again = Noted()
+    ppo_text().learn(10_000, resume=tmp_path, callbacks=[EvaluateEvery(make_env(), 10**6), again], run_dir=tmp_path,
+                     on_iteration=lambda metrics: True, checkpoint_every=10_000)  # fmt: skip
+    assert again.count == 4, "a callback's state is found by its class, whatever stands beside it"
+
+
+@pytest.mark.parametrize("case", ["control", "text"])
+def test_evaluation_while_training_is_that_afterwards_and_changes_nothing(case, tmp_path):
+    make, env, total = (ppo_cartpole, cartpole(8), 1024) if case == "control" else (ppo_text, make_env(), 100)
+    plain, watched = make(), make()
+    expected = plain.learn(total)
+    evaluation = EvaluateEvery(env, every=total // 3, num_episodes=7, seed=3)
+    found = watched.learn(total, run_dir=tmp_path, callbacks=[evaluation])
+    assert without_times(found) == without_times(expected)
+    assert all(map(torch.equal, weights_of(plain), weights_of(watched)))
+    scores = [row["eval/mean_return"] for row in found if "eval/mean_return" in row]
+    assert 3 <= len(scores) <= 4 and "eval/mean_return" in found[-1]
+    after = summarise(env, plain.policy, penalty=plain.penalty if case == "text" else None, num_episodes=7, seed=3)
+    assert {f"eval/{name}": x for name, x in after.items() if name != "seconds"}.items() <= found[-1].items()
+    best = algos.evaluate(env, algos.load(tmp_path / "best"), num_episodes=7, seed=3).mean_return
+    assert best == pytest.approx(max(scores)), "the best agent is kept, not the last"
+
+
+def test_the_best_agent_is_not_the_last_one(tmp_path):
+    class Spoil(Callback):
+        """Makes the policy worse after the first evaluation."""
+
+        def on_iteration(self, run, metrics):
+            if len(run.history) == 1:
+                with torch.no_grad():
+                    for p in run.agent.policy.parameters():
+                        p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(5)) * 10)
+
+    env = cartpole(4)
+    rows = ppo_cartpole().learn(1024, run_dir=tmp_path, callbacks=[EvaluateEvery(env, 1, num_episodes=5), Spoil()])
+    scores = [row["eval/mean_return"] for row in rows]
+    found, last = (
+        algos.evaluate(env, algos.load(f), num_episodes=5).mean_return for f in (tmp_path / "best", tmp_path)
+    )
+    assert max(scores) == found > last == scores[-1]
+
+
+def test_training_stops_at_a_score_or_after_too_many_evaluations_without_a_better_one():
+    env = cartpole(4)
+    rows = ppo_cartpole().learn(10**6, callbacks=[EvaluateEvery(env, every=200, num_episodes=5, stop_at=9.0)])
+    assert [("eval/mean_return" in row) for row in rows].count(True) == 1 and rows[-1]["eval/mean_return"] >= 9
+
+    class Worse(EvaluateEvery):
+        """Pretends that the first evaluation was the best there is."""
+
+        def on_iteration(self, run, metrics):
+            ends = super().on_iteration(run, metrics)
+            self.best = 1e9
+            return ends
+
+    rows = ppo_cartpole().learn(10**6, callbacks=[Worse(env, every=1, num_episodes=2, patience=3)])
+    assert len(rows) == 4, "the first one is the best, and three come after it"
+
+
+def test_a_resumed_run_goes_on_counting_evaluations(tmp_path):
+    def evaluation():
+        return EvaluateEvery(cartpole(4), every=200, num_episodes=3)
+
+    whole = ppo_cartpole().learn(1024, run_dir=tmp_path / "a", callbacks=[evaluation()], checkpoint_every=1)
+    stop = {"on_iteration": lambda metrics: metrics["iteration"] == 5}
+    for options in (stop, {"resume": tmp_path / "b"}):
+        last = evaluation()
+        rows = ppo_cartpole().learn(1024, run_dir=tmp_path / "b", callbacks=[last], checkpoint_every=1, **options)
+    times = {name for row in whole for name in row if name.startswith("time/")}
+    a, b = ([{k: x for k, x in row.items() if k not in times} for row in rows] for rows in (whole, rows))
+    assert a == b and last.best == max(row.get("eval/mean_return", 0) for row in whole)
+
+
+def test_samples_are_what_was_written_scored_and_charged(tmp_path):
+    class Rollouts(Callback):
+        def on_rollout(self, run, rollout):
+            self.last = rollout.clone()
+
+    seen, agent = Rollouts(), ppo_text()
+    agent.learn(20, run_dir=tmp_path, callbacks=[seen], sample_every=1)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["iteration"] == rows[-1]["iteration"]]
+    rollout = seen.last
+    assert len(rows) == len(rollout) == 8
+    for row, sample in enumerate(rows):
+        mask = rollout["mask"][row]
+        ids = rollout["action"][row][mask].tolist()
+        assert sample["completion"].split() == agent.policy.tokenizer.decode(ids, skip_special_tokens=True).split()
+        assert sample["score"] == sample["completion"].count("good")
+        assert sample["kl"] == pytest.approx(rollout["kl"][row][mask].sum().item())
+        first = int(mask.nonzero()[0]) + 1
+        assert sample["prompt"] == agent.policy.tokenizer.decode(rollout["observation"][row][:first].tolist())
+
+
+def test_parts_of_a_score_are_sampled_by_name():
+    env = make_env(lambda completions, **columns: {"good": good(None, completions), "one": [1.0] * len(completions)})
+    play(env, [(GOOD, EOS), (BAD, GOOD, EOS)])
+    assert [sample["parts"] for sample in env.samples([1, 0])] == [{"good": 1.0, "one": 1.0}] * 2
+    assert env.samples([1])[0]["score"] == 2.0
+
+
+def test_training_ends_where_the_kl_leaves_its_limit():
+    agent = ppo_text()
+    rows = agent.learn(10**6, callbacks=[StopAtKL(0.05)])
+    kl = np.array([row["reference/kl"] for row in rows])
+    assert kl[-1] > 0.05 and (kl[:-1] <= 0.05).all()
+    with pytest.raises(ValueError, match="needs a KL, but this agent has no penalty"):
+        ppo_cartpole().learn(64, callbacks=[StopAtKL(0.05)])
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: EvaluateEvery(cartpole(), 0), "every is 0"),
+        (lambda: EvaluateEvery(cartpole(), 100, num_episodes=0), "num_episodes is 0"),
+        (lambda: EvaluateEvery(cartpole(), 100, patience=0), "patience is 0"),
+        (lambda: StopAtKL(-1), "limit is -1"),
+        (lambda: RecordSamples(0), "every is 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_an_environment_that_the_policy_cannot_play_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError):
+        ppo_cartpole().learn(64, callbacks=[EvaluateEvery("Acrobot-v1", 64)], run_dir=tmp_path)
+    with pytest.raises(TypeError, match="expected an environment"):
+        ppo_cartpole().learn(64, callbacks=[EvaluateEvery(3, 64)])
