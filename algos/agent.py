@@ -160,6 +160,10 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     """
     text = is_episode_env(env)
     found: dict[str, Any] = {}
+    if config.learning_rate is None:
+        found["learning_rate"] = policy.default_learning_rate
+        if text and config.final_learning_rate is None:
+            found["final_learning_rate"] = policy.default_learning_rate / 5
     if config.adam_eps is None:
         found["adam_eps"] = 1e-8 if text else 1e-5
     if isinstance(config, ActorCriticConfig):

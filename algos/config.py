@@ -31,6 +31,19 @@ def _function(names: Any) -> FieldRule:
     return FieldRule(lambda x: callable(x) or x in known, f"a function, or one of {', '.join(map(repr, known))}")
 
 
+def _flag(names: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
+    """Read and show a choice by name on the command line, where a function cannot be given."""
+    known = get_args(names)
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(known) + "}",
+        choices=known,
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda x: callable(x) or x in known,
+        str_from_instance=lambda x: [str(x)],
+    )
+
+
 Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
 Natural = Annotated[int, _number(lambda x: x >= 0, "a number of at least 0")]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
@@ -48,12 +61,18 @@ Normalization = Annotated[
     Literal["rollout", "minibatch"] | bool,
     FieldRule(lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
 ]
+TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), tyro.conf.FlagConversionOff]
+"""A truth value whose flag takes it, as the flag of the same name of other algorithms does."""
 PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
-PolicyLossChoice = Annotated[PolicyLossName | Callable[..., Any], _function(PolicyLossName)]
+PolicyLossChoice = Annotated[PolicyLossName | Callable[..., Any], _function(PolicyLossName), _flag(PolicyLossName)]
 AggregationName = Literal["token_mean", "sequence_mean"]
-AggregationChoice = Annotated[AggregationName | Callable[..., Any], _function(AggregationName)]
+AggregationChoice = Annotated[AggregationName | Callable[..., Any], _function(AggregationName), _flag(AggregationName)]
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
-ValueLossChoice = Annotated[ValueLossName | Callable[..., Any], _function(ValueLossName)]
+ValueLossChoice = Annotated[ValueLossName | Callable[..., Any], _function(ValueLossName), _flag(ValueLossName)]
+
+
+CONTROL_RATE = 2.5e-4
+"""Learning rate of control, where a config has none."""
 
 
 def field_values(config: Any) -> dict[str, Any]:
@@ -87,10 +106,13 @@ class Config(NamedFields):
     """Steps per environment slot in a rollout (control); None with num_episodes."""
     num_episodes: Count | None = None
     """Whole episodes per rollout (text); None with num_steps."""
-    learning_rate: Positive = 2.5e-4
-    """Initial learning rate of Adam."""
+    learning_rate: Positive | None = None
+    """Initial learning rate of Adam. None: by what is trained: control 2.5e-4 (Huang et al. 2022), language models of
+    less than 10 million parameters 5e-4, larger ones 1.41e-5 (TRL's gpt2-sentiment), with LoRA 1.4e-4 (ten times as
+    much: "LoRA Without Regret", Schulman et al. 2025)."""
     final_learning_rate: NotNegative | None = None
-    """Final learning rate, reached linearly; None keeps the rate constant."""
+    """Final learning rate, reached linearly. None: the rate is constant, or falls to a fifth on text without
+    ``learning_rate``."""
     warmup_ratio: UnitInterval = 0.0
     """Fraction of the training in which the learning rate rises linearly from near 0 to its initial value."""
     adam_eps: Positive | None = None
@@ -206,6 +228,8 @@ class A2CConfig(ActorCriticConfig):
 class TRPOConfig(ActorCriticConfig):
     """Hyper-parameters of TRPO; the learning rate is the critic's."""
 
+    learning_rate: Positive | None = CONTROL_RATE
+
     max_kl: Positive = 0.01
     """Radius of the trust region: maximum mean KL(new‖old) of an update, nats per step."""
     conjugate_gradient_steps: Count = 15
@@ -259,7 +283,7 @@ class REINFORCEConfig(WholeEpisodesConfig):
 
     gamma: UnitInterval = 0.99
     """Discount per step; use 1 for text."""
-    normalize_advantage: bool = True
+    normalize_advantage: TrueOrFalse = True
     """Normalize the advantages of each rollout to mean 0 and variance 1; False only subtracts the mean."""
 
 
@@ -315,7 +339,7 @@ class DQNConfig(Config):
 
     num_steps: Count | None = 16
     """Steps per environment slot between updates."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive | None = 1e-3
     max_grad_norm: Positive = 10.0
     gamma: UnitInterval = 0.99
     """Discount per step."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, scheduled
+from algos.config import CONTROL_RATE, ActorCriticConfig, Config, PolicyGradientConfig, scheduled
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
@@ -309,12 +309,13 @@ class Optimizer:
     def __init__(self, parameters: Iterable[nn.Parameter], config: Config, *, policy: Any = None) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.config, self.policy = config, policy
+        self._rate = CONTROL_RATE if config.learning_rate is None else config.learning_rate
         groups, self._shares = [self.parameters], [1.0]
         clips: dict[tuple[int, ...], float] = {(0,): config.max_grad_norm}
         if isinstance(config, ActorCriticConfig) and (config.value_learning_rate or config.value_max_grad_norm):
             own = {id(p) for p in policy.value_parameters()}
             groups = [[p for p in self.parameters if (id(p) in own) is value] for value in (False, True)]
-            self._shares.append((config.value_learning_rate or config.learning_rate) / config.learning_rate)
+            self._shares.append((config.value_learning_rate or self._rate) / self._rate)
             limit = config.value_max_grad_norm
             clips = {(0, 1): config.max_grad_norm} if limit is None else clips | {(1,): limit}
         self._clips = clips
@@ -322,7 +323,7 @@ class Optimizer:
         eps = 1e-5 if config.adam_eps is None else config.adam_eps
         self.optimizer = Adam(
             [{"params": group} for group in groups],
-            lr=config.learning_rate,
+            lr=self._rate,
             eps=eps,
             betas=(config.adam_betas[0], config.adam_betas[1]),
             weight_decay=config.weight_decay,
@@ -337,10 +338,10 @@ class Optimizer:
         config = self.config
         if progress < config.warmup_ratio:
             # The first step is taken at progress 0 and would do nothing at a rate of 0.
-            rate = config.learning_rate * max(progress / config.warmup_ratio, 0.01)
+            rate = self._rate * max(progress / config.warmup_ratio, 0.01)
         else:
             rest = (progress - config.warmup_ratio) / max(1 - config.warmup_ratio, 1e-9)
-            rate = scheduled(config.learning_rate, config.final_learning_rate, rest)
+            rate = scheduled(self._rate, config.final_learning_rate, rest)
         for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
 

@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.config import CONTROL_RATE
 from algos.envs.flatten import flat_shape, flatten
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
@@ -58,6 +59,11 @@ class Policy(Protocol):
     def num_actions(self) -> int | None:
         """Number of actions or tokens to choose from; None unless Discrete or text."""
         return None
+
+    @property
+    def default_learning_rate(self) -> float:
+        """Learning rate of a config without one (`algos.config.Config.learning_rate`)."""
+        return CONTROL_RATE
 
     @property
     def sampling_only(self) -> bool:
