@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from textenv.envs.text_env import TextEnv
     from textenv.envs.vector_env import TextVectorEnv
 
-NAMES = ("Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym")
-BEST = {"TwentyQuestions": 33 / 40}
-"""Mean return of optimal play, where it is not 1."""
+NAMES = (
+    "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "Prompts"
+)  # fmt: skip
+BEST = {"TwentyQuestions": 33 / 40, "Prompts": None}
+"""Mean return of optimal play, where it is not 1; None if unknown."""
 
 
 def register_envs() -> None:
@@ -42,7 +44,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """Make a built-in task as a vector environment with ``num_envs`` slots.
 
     Args:
-        task: one of `NAMES`; ``"ReasoningGym"`` also needs a ``dataset``.
+        task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"Prompts"`` needs ``prompts`` and ``reward``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, a local folder or a hub name), ``split`` (``"train"`` or ``"test"``,
             which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the loaded model, in the

@@ -171,7 +171,7 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def plain_model(model: Any) -> PreTrainedModel:
     """Return the `transformers` model inside an adapted one, adapters included; return any other model itself."""
-    return model.get_base_model() if _is_adapted(model) else model
+    return model.get_base_model() if is_adapted(model) else model
 
 
 def trunk_of(model: Any) -> PreTrainedModel:
@@ -186,7 +186,7 @@ def check_adapter(model: Any) -> None:
     Raises:
         ValueError: on prompt tuning and related methods, which put virtual tokens before the text.
     """
-    if _is_adapted(model) and model.active_peft_config.is_prompt_learning:
+    if is_adapted(model) and model.active_peft_config.is_prompt_learning:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
             "here do not support: use an adapter inside the layers, such as peft.LoraConfig"
@@ -196,12 +196,12 @@ def check_adapter(model: Any) -> None:
 def merged(model: Any) -> PreTrainedModel:
     """Return a copy of the model, with the adapters merged into its weights."""
     copied = copy.deepcopy(model)
-    return copied.merge_and_unload() if _is_adapted(model) else copied
+    return copied.merge_and_unload() if is_adapted(model) else copied
 
 
 def merged_trunk(model: Any) -> PreTrainedModel:
     """Return a copy as `merged` does, without the output layer."""
-    return trunk_of(merged(model)) if _is_adapted(model) else copy.deepcopy(trunk_of(model))
+    return trunk_of(merged(model)) if is_adapted(model) else copy.deepcopy(trunk_of(model))
 
 
 @no_progress_bars()
@@ -213,7 +213,7 @@ def save_model(model: Any, folder: Path) -> None:
     folder do not affect loading.
     """
     model.save_pretrained(folder)
-    if not _is_adapted(model):
+    if not is_adapted(model):
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
         return
     name = plain_model(model).name_or_path
@@ -259,7 +259,53 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
 
-def _is_adapted(model: Any) -> bool:
+def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
+    """Freeze a model, and put trainable adapters (LoRA) on its linear layers.
+
+    Args:
+        model: a `transformers` model without an adapter.
+        lora: a `peft.LoraConfig`, or settings as in ``"r=16,alpha=32,targets=q_proj+v_proj"``; these are the defaults
+            for rank and alpha, and targets are all linear layers but the output ("LoRA Without Regret", Schulman et al.
+            2025).
+        seed: seed of the initial weights.
+
+    Raises:
+        ImportError: if `peft` is not installed.
+        ValueError: if a setting is unknown or not valid, or the model has an adapter already.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ImportError("LoRA needs peft: pip install 'textenv[lora]'") from error
+    if is_adapted(model):
+        raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
+    try:
+        if isinstance(lora, str):
+            own = dict(part.split("=") for part in lora.split(","))
+            targets = own.pop("targets", "all-linear")
+            settings = {name: int(own.pop(name, default)) for name, default in (("r", "16"), ("alpha", "32"))}
+            if own:
+                raise ValueError(f"{', '.join(own)} is no setting (dropout is always off in reinforcement learning)")
+            lora = LoraConfig(
+                task_type="CAUSAL_LM",
+                r=settings["r"],
+                lora_alpha=settings["alpha"],
+                target_modules=targets if targets == "all-linear" else targets.split("+"),
+                fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+            )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return get_peft_model(model, lora)
+    except ValueError as error:  # of peft too
+        raise ValueError(
+            f"lora is {lora!r:.200}: {error}; expected a form like r=16,alpha=32,targets=q_proj+v_proj"
+        ) from error
+
+
+def is_adapted(model: Any) -> bool:
     """Return True for a model of `peft`, without importing `peft`: if it is not imported, there are none."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 
 from textenv.prompts.special_tokens import check_unicode
 
+logger = logging.getLogger(__name__)
 RESERVED = {"prompts", "completions", "completion_ids", "terminated"}
 """A reward function's own arguments; prompt columns may not use these names."""
 Messages = tuple[dict[str, str], ...]
@@ -197,11 +199,16 @@ class Subset(Sequence[Any]):
         return self._items[int(self._places[index])]
 
 
-def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
+def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = False) -> Subset:
     """Return the prompts of one split: ``"train"`` has about three quarters, ``"test"`` the rest.
 
     Only a prompt's content decides its split: the splits cannot overlap, even by copies with other white space, and a
     prompt added later does not move the others.
+
+    Args:
+        prompts: the prompts of both splits.
+        split: ``"train"`` or ``"test"``.
+        all_if_few: give all prompts to both splits if one would get none; the log says so.
 
     Raises:
         ValueError: if the split is unknown, or gets no prompt.
@@ -212,7 +219,11 @@ def split_prompts(prompts: Sequence[Any], split: str) -> Subset:
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-    places = [i for i, prompt in enumerate(prompts) if content_hash(as_prompt(i, prompt)) % 4 in SPLITS[split]]
+    quarters = [content_hash(as_prompt(i, prompt)) % 4 for i, prompt in enumerate(prompts)]
+    places = [i for i, quarter in enumerate(quarters) if quarter in SPLITS[split]]
+    if all_if_few and not 0 < len(places) < len(quarters):
+        logger.warning("%d prompts are too few to hold some out: training and evaluation use them all", len(quarters))
+        places = list(range(len(quarters)))
     if not places:
         raise ValueError(f"none of the {len(prompts)} prompts is in split {split!r}: give more prompts")
     return Subset(prompts, np.array(places))

@@ -2,12 +2,13 @@
 
 import asyncio
 import copy
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -41,23 +42,23 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
         given = dict(columns)
     else:
         given = {each.name: columns[each.name] for each in parameters if each.name in columns}
-    missing = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        and each.name not in given
-    ]
-    if missing:
-        raise ValueError(
-            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but got "
-            f"{sorted(columns)}: add it to the prompts, one entry per row, or give the parameter a default"
-        )
+    check_columns(function, {**columns, **given})
     given = {name: _copied(column) for name, column in given.items()}
     if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
         given["tokenizer"] = tokenizer
     found = function(**given)
     return _wait(found) if inspect.isawaitable(found) else found
+
+
+def check_columns(function: Callable[..., Any], columns: Collection[str]) -> None:
+    """Raise a ValueError if a reward function needs a column that is not among these."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [each.name for each in _parameters(function) if each.default is each.empty and each.kind in kinds]
+    if missing := [name for name in needed if name not in columns]:
+        raise ValueError(
+            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but got "
+            f"{sorted(columns)}: add it to the prompts, one entry per row, or give the parameter a default"
+        )
 
 
 def _copied(value: Any) -> Any:
@@ -112,12 +113,19 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def _read_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
+    return _executed(path.resolve(), path.stat().st_mtime_ns)
+
+
+@functools.lru_cache
+def _executed(path: Path, modified: int) -> ModuleType:
+    """Run a file once for each time it was modified, as it may load a model."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module
-    with _explained(str(path), path.parent.resolve()):
+    with _explained(str(path), path.parent):
         spec.loader.exec_module(module)
     return module
 

@@ -17,6 +17,7 @@ from textenv.envs.turn import Turn
 from textenv.games import Calculator, GuessNumber, TwentyQuestions
 from textenv.games.dialogue import Game
 from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
+from textenv.tasks.own_prompts import Prompts
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,7 @@ class Sort(_Digits):
         return sorted(digits)
 
 
-TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort)}
+TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort, Prompts)}
 GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
     "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
     "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
@@ -177,7 +178,8 @@ def make_task(
 
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-    ours = inspect.signature(TextVectorEnv).parameters
+    of_task = inspect.signature(TASKS[name]).parameters.keys() if name in TASKS else set()
+    ours = inspect.signature(TextVectorEnv).parameters.keys() - of_task
     rest = {key: x for key, x in arguments.items() if key in ours}
     own = {key: x for key, x in arguments.items() if key not in ours}
     if name in TASKS:

@@ -37,6 +37,8 @@ def model_folder(tmp_path_factory):
 def test_registered_environments_pass_check_env_specs_with_integer_actions(name, batched, model_folder):
     made = dict(model=str(model_folder), max_prompt_tokens=80, max_length=128)
     made |= {"dataset": "chain_sum"} if name == "ReasoningGym" else {}
+    if name == "Prompts":
+        made |= {"prompts": ["a b"], "reward": lambda completions: [float(len(text)) for text in completions]}
     if name == "Reviews":
         made["classifier"] = str(model_folder / "classifier")
     if batched:

@@ -1,0 +1,142 @@
+"""`Prompts`: one's own prompts and rewards as a task, from files or from Python."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from textenv.envs.task import FunctionTask
+from textenv.names import check_names
+from textenv.prompts.files import load_prompts
+from textenv.prompts.prompts import Prompt, PromptList, check_no_overlap, split_prompts
+from textenv.rewards.calling import check_columns, load_function, reward_name
+from textenv.rewards.composite import RewardFunction, Rewards
+
+logger = logging.getLogger(__name__)
+GIVEN = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tokenizer", "step", "progress", "log"}
+"""Arguments of a reward function that are not columns of the prompts."""
+
+
+class Prompts(FunctionTask):
+    """Answer one's own prompts, scored by one's own reward functions.
+
+    About a quarter of the prompts, chosen by their content, is held out as the test split. If that would leave one of
+    the splits empty, both have all prompts, and the log says so.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        prompts: a file as in `textenv.load_prompts`, or a sequence as in `PromptList`.
+        reward: a function, ``"rewards.py:function"``, or several: a mapping as in `Rewards`, or a list such as
+            ``["rewards.py:f", "other.py:g=0.5"]``, where the number is the weight.
+        eval_prompts: prompts of the test split; ``prompts`` is then not split.
+        prompt_column: name of the prompt's column in the files.
+        system_prompt: system message of every chat that has none; text prompts become chats.
+        chat: make each text prompt the user's message of a chat, for the model's chat template.
+
+    Raises:
+        ValueError: if prompts or reward are missing or cannot be read, or a function needs a column that the prompts
+            lack.
+
+    Example:
+        >>> task = Prompts(prompts=["Say hello."], reward=lambda completions: [1.0] * len(completions), chat=True)
+        >>> task.prompt(0).content
+        ({'role': 'user', 'content': 'Say hello.'},)
+    """
+
+    LIMITS = {"max_prompt_tokens": 512, "max_new_tokens": 128}
+
+    @check_names
+    def __init__(
+        self,
+        split: str = "train",
+        *,
+        prompts: str | Path | Sequence[Any] | None = None,
+        reward: Any = None,
+        eval_prompts: str | Path | Sequence[Any] | None = None,
+        prompt_column: str = "prompt",
+        system_prompt: str | None = None,
+        chat: bool = False,
+    ) -> None:
+        if prompts is None or reward in (None, (), []):
+            missing = "prompts" if prompts is None else "reward"
+            raise ValueError(
+                f"textenv/Prompts-v0 has no {missing}: give prompts='prompts.jsonl' and reward='rewards.py:function', "
+                "on the command line --prompts prompts.jsonl --reward rewards.py:function"
+            )
+        self._system, self._chat = system_prompt, chat or system_prompt is not None
+        rewards = read_rewards(reward)
+        super().__init__(_of_split(split, prompts, eval_prompts, prompt_column), rewards)
+        for function, _ in rewards.functions.values():
+            check_columns(function, self.names | GIVEN)
+
+    def prompt(self, index: int) -> Prompt:
+        """See `PromptList.prompt`; text becomes a chat if the task was made so."""
+        prompt = super().prompt(index)
+        content: Any = prompt.content
+        if not self._chat:
+            return prompt
+        if isinstance(content[0], int):
+            raise ValueError(f"prompt {index} is a list of token ids, but a chat (system_prompt, chat) needs text")
+        chat = ({"role": "user", "content": content},) if isinstance(content, str) else content
+        if self._system is not None and chat[0]["role"] != "system":
+            chat = ({"role": "system", "content": self._system}, *chat)
+        return dataclasses.replace(prompt, content=chat)
+
+
+def read_rewards(reward: Any) -> Rewards:
+    """Make `Rewards` from a function, names of functions with weights, or what `Rewards` takes.
+
+    Raises:
+        ValueError: if a function cannot be loaded, a weight is not a number, or two functions have the same name.
+
+    Example:
+        >>> list(read_rewards(["textenv.rewards.lengths:check_window=0.5"]).functions)  # doctest: +SKIP
+        ['check_window']
+    """
+    if isinstance(reward, Rewards):
+        return reward
+    if not isinstance(reward, (str, list, tuple)):
+        return Rewards(reward)
+    found: dict[str, tuple[RewardFunction, float]] = {}
+    for entry in [reward] if isinstance(reward, str) else reward:
+        function, weight = _with_weight(entry) if isinstance(entry, str) else (entry, 1.0)
+        name = reward_name(function)
+        if name in found:  # of another file
+            name = f"{function.__module__}.{name}"
+        if name in found or function in [other for other, _ in found.values()]:
+            raise ValueError(f"reward {entry!r} is given twice: give each function once")
+        found[name] = function, weight
+    return Rewards(function) if len(found) == 1 and weight == 1.0 else Rewards(found)
+
+
+def _with_weight(named: str) -> tuple[RewardFunction, float]:
+    """Load ``"rewards.py:function"`` or ``"rewards.py:function=WEIGHT"``."""
+    name, weighted, weight = named.rpartition("=")
+    if not weighted or ":" in weight:  # the sign is part of a path
+        return load_function(named), 1.0
+    try:
+        factor = float(weight)
+    except ValueError as error:
+        raise ValueError(f"reward is {named!r}, whose weight is no number: give rewards.py:function=0.5") from error
+    return load_function(name), factor
+
+
+def _of_split(split: str, prompts: Any, eval_prompts: Any, column: str) -> Sequence[Any]:
+    """Return the prompts of a split; raise a ValueError if either source cannot be read."""
+    if eval_prompts is not None and split == "test":
+        return _read(eval_prompts, column)
+    found = _read(prompts, column)
+    if eval_prompts is None:
+        return split_prompts(found, split, all_if_few=True)
+    try:
+        check_no_overlap(found, _read(eval_prompts, column))
+    except ValueError as error:
+        logger.warning("%s", error)
+    return found
+
+
+def _read(prompts: Any, column: str) -> Sequence[Any]:
+    """Open a file of prompts, or check a sequence."""
+    from_file = isinstance(prompts, (str, Path))
+    return PromptList(load_prompts(prompts, prompt_column=column) if from_file else prompts).prompts
