@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import shlex
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ from textenv.rewards.calling import read_module
 
 if TYPE_CHECKING:
     from algos.agent import Agent
+
+PROMPTS = "textenv/Prompts-v0"
+"""Environment of one's own prompts and rewards."""
 
 
 def make_vector_environment(
@@ -120,17 +126,26 @@ def make_agent(
     return find_algorithm(name)(env, policy, config, device=device, **options)
 
 
-def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: str | None = None) -> VectorEnv:
+def remake_environment(
+    description: dict[str, Any],
+    *,
+    num_envs: int,
+    env_id: str | None = None,
+    reward: Sequence[str] = (),
+    prompts: str | Path | None = None,
+) -> VectorEnv:
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
     Args:
         description: the agent's, from `algos.training.save.read_description`.
         num_envs: slots.
         env_id: another environment, or the same one with the module that registers it.
+        reward: reward functions of textenv/Prompts-v0, named as for ``make_vec``.
+        prompts: other prompts for textenv/Prompts-v0.
 
     Raises:
-        ValueError: if the saved environment has no id, or a module would be imported for it: a saved file must not
-            cause imports.
+        ValueError: if the saved environment has no id, or a module would be imported for it or its reward: a saved
+            file must not cause imports.
     """
     saved = description["environment"]
     if saved is None and env_id is None:
@@ -149,4 +164,13 @@ def remake_environment(description: dict[str, Any], *, num_envs: int, env_id: st
     if is_ours(wanted):
         arguments["split"] = "test"
         arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
+    if wanted.rpartition(":")[2] == PROMPTS:
+        found = arguments.pop("reward", "rewards.py:function")
+        names = found if isinstance(found, list) else [found]
+        flags = " ".join(f"--reward {shlex.quote(str(each))}" for each in names)
+        if not reward:
+            raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
+        arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
+    elif reward or prompts:
+        raise ValueError(f"--reward and --prompts are for agents of {PROMPTS}, not of {wanted}: omit them")
     return make_vector_environment(wanted, num_envs, **arguments)

@@ -504,13 +504,39 @@ def test_the_command_line_refuses_code_by_the_flags_name_and_takes_the_flag_from
         with pytest.raises(SystemExit) as stop:
             main([*run, *more])
         assert stop.value.code == 2 and "--trust-remote-code" in capsys.readouterr().err
-    # A run's folder remembers its arguments, but does not trust for whoever goes on from it.
+    # A file has the options of a run, but does not trust for whoever goes on from it.
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "arguments.json").write_text(json.dumps([*run, "--trust-remote-code"]))
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "--resume", str(tmp_path / "run")])
-    assert stop.value.code == 2 and "never read from arguments.json" in capsys.readouterr().err
+    trusting = {"env": "textenv/Copy-v0", "model": str(tmp_path / "model"), "trust_remote_code": True}
+    hidden = {"env": "textenv/Copy-v0", "model": str(tmp_path / "model"), "seed": ["--trust-remote-code"]}
+    for options, said in ((trusting, "never read from a file"), (hidden, "--seed")):
+        (tmp_path / "run" / "run.yaml").write_text(json.dumps(options))
+        for more in (["--resume", str(tmp_path / "run")], ["--config", str(tmp_path / "run" / "run.yaml")]):
+            with pytest.raises(SystemExit) as stop:
+                main(["train", *more])
+            assert stop.value.code == 2 and said in capsys.readouterr().err
     assert not marker.exists()
+
+
+def test_a_saved_agent_runs_no_reward_that_is_not_named_again(tmp_path, capsys):
+    (tmp_path / "rewards.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n"
+        "def one(completions): return [1.0] * len(completions)\n"
+    )
+    reward = f"{tmp_path / 'rewards.py'}:one"
+    saved = {"prompts": ["a film"], "reward": [reward], "max_prompt_tokens": 8, "max_new_tokens": 2}
+    environment = {"id": "textenv/Prompts-v0", "kwargs": saved, "module": None}
+    description = {"format": 4, "environment": environment, "policy": "LMPolicy", "policy_arguments": {}}
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    LMPolicy.load("embedded").save(tmp_path / "policy")
+    for kind in ([reward], reward):
+        saved["reward"] = kind
+        (tmp_path / "config.json").write_text(json.dumps(description))
+        with pytest.raises(SystemExit) as stop:
+            main(["evaluate", str(tmp_path), "--json"])
+        assert stop.value.code == 2 and f"only if you name it: --reward {reward}" in capsys.readouterr().err
+        assert not (tmp_path / "it-ran").exists()
+    main(["evaluate", str(tmp_path), "--reward", reward, "--num-episodes", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["mean_return"] == 1.0 and (tmp_path / "it-ran").exists()
 
 
 def test_a_saved_agent_names_no_module_to_import(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import ARGUMENTS, ModelCommand, named, with_remembered
+from algos.cli.arguments import ModelCommand, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        arguments = with_remembered(given, switches())
+        arguments = with_files(given, switches())
         _refuse_foreign_flags(arguments)
         commands = train_command(arguments)
         for name, kind in COMMANDS.items():
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         with _code_of_models(command, given):
-            result = command.run(arguments) if isinstance(command, Train) else command.run()
+            result = command.run()
     except Interrupted as stop:
         print(f"algos: {stop}; to continue: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
@@ -90,7 +90,7 @@ def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManage
         return nullcontext()
     if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
         raise ValueError(
-            f"the run was started with --trust-remote-code, which is never read from {ARGUMENTS}: give it again if "
-            "you trust the model's code"
+            "trust_remote_code is never read from a file, such as that of --config or of the run: give "
+            "--trust-remote-code if you trust the model's code"
         )
     return trust_remote_code()

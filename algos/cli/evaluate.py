@@ -17,6 +17,11 @@ class Evaluate(ModelCommand):
     """Run folder of a trained agent."""
     env: str | None = None
     """Environment other than the agent's own; module:id first imports the module that registers it."""
+    reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Reward function of an agent of textenv/Prompts-v0, whose file is run only if it is named: rewards.py:function or
+    rewards.py:function=0.5; repeat the flag for several."""
+    prompts: Path | None = None
+    """File of other prompts for an agent of textenv/Prompts-v0."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
@@ -30,7 +35,8 @@ class Evaluate(ModelCommand):
         from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), max(1, min(self.num_episodes, 64))
-        env = remake_environment(description, num_envs=slots, env_id=self.env)
+        own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
+        env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise
 

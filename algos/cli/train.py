@@ -1,112 +1,192 @@
 """``algos train``: train, save and evaluate."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import tyro
 
 from algos import presets
 from algos.cli.arguments import (
-    ARGUMENTS,
+    RUN,
     ModelCommand,
+    absolute,
     json_object,
     named,
     one_thread,
     place_of_environment,
-    to_remember,
+    plain,
 )
-from algos.config import CONFIGS, AlgorithmName, Config
+from algos.config import CONFIGS, AlgorithmName, Config, field_values
+from algos.make import PROMPTS
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import check_new, run_of
 from textenv.rewards.calling import read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
+OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
+"""Options of text environments that `LMPolicy.load` takes."""
+NOT_STORED = ("run_dir", "resume", "overwrite", "config")
+"""Options that say where a run starts, and what config.NAME holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(ModelCommand, Generic[AnyConfig]):
-    """Train on an environment, write metrics and the agent to a run folder, and evaluate it."""
+class PromptOptions:
+    """Options for textenv/Prompts-v0, the environment of one's own prompts and rewards."""
+
+    prompts: Path | None = None
+    """Your prompts: .jsonl, .csv, .tsv, .parquet, or a folder of datasets. ENV may then be left out."""
+    reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Your reward function, rewards.py:function or package.module:function, or with a weight rewards.py:function=0.5;
+    repeat the flag for several."""
+    eval_prompts: Path | None = None
+    """File of prompts to evaluate on; without it, about a quarter of the prompts is held out."""
+    prompt_column: str = "prompt"
+    """Name of the prompt's column."""
+    system_prompt: str | None = None
+    """System message of every prompt; text prompts become chats, by the model's chat template."""
+    chat: bool = False
+    """Make each text prompt the user's message of a chat, by the model's chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Options for text environments."""
+
+    model: str = "embedded"
+    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    kl_coef: float | None = None
+    """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
+    max_kl: float | None = None
+    """Text only: end the training when the KL exceeds this number of nats per episode."""
+    max_prompt_tokens: int | None = None
+    """Text only: maximum length of a prompt; default: the environment's (your own prompts: 512)."""
+    max_new_tokens: int | None = None
+    """Text only: maximum length of a completion; default: the environment's (your own prompts: 128)."""
+    temperature: float | None = None
+    """Text only: temperature of sampling and scoring; default 1, or that of a saved policy."""
+    lora: str | None = None
+    """Text only: train an adapter of this form instead of all weights: r=16,alpha=32,targets=q_proj+v_proj (r=16 is
+    enough: alpha is 32, and targets are all linear layers)."""
+    critic: str | None = None
+    """Text only: where values come from: head (on the model, the default), copy (of the model), or a reward model."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Text only: dtype of the weights."""
+    autocast: bool = False
+    """Text only: compute in bfloat16, with weights in their own dtype."""
+    gradient_checkpointing: bool = False
+    """Text only: recompute activations in the backward pass instead of keeping them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Options for what happens besides the training."""
+
+    logger: str | None = None
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, trackio; several are separated by commas."""
+    sample_every: int = 10
+    """Iterations between tables of what the policy writes (samples.jsonl); 0 records none."""
+    eval_every: int | None = None
+    """Steps between evaluations on the test split or a fresh environment; the best agent is kept in best/."""
+    eval_num_episodes: int = 20
+    """Episodes of each of these evaluations."""
+    stop_at: float | None = None
+    """End the training when an evaluation reaches this mean return."""
+    patience: int | None = None
+    """End the training after this number of evaluations without a better one."""
+    quiet: bool = False
+    """Do not show the progress of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyConfig]):
+    """Train on an environment, write metrics and the agent to a run folder, and evaluate it.
+
+    --config FILE reads options from a .toml or .yaml file, hyper-parameters under config; flags replace them. Each run
+    writes such a file, run.yaml, which repeats it.
+    """
 
     env: tyro.conf.Positional[str]
-    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id first imports the module that registers it."""
+    """Gymnasium id, such as CartPole-v1 or textenv/Reviews-v0; module:id first imports the module that registers it.
+    It may be left out with --prompts."""
     algo: AlgorithmName = "ppo"
-    """Algorithm; --config has its hyper-parameters."""
+    """Algorithm; the options --config.NAME are its hyper-parameters."""
     total_steps: int = 500_000
     """Steps to train for: actions in control, sampled tokens in text."""
     num_envs: int = 8
     """Number of environment slots."""
     run_dir: Path | None = None
-    """Folder for metrics, TensorBoard files and the agent; default runs/ENV-ALGO-SEED."""
+    """Folder for metrics, samples and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
     """Control only; auto means cnn for images, else mlp, and q for DQN. For lstm, --config.minibatch-size is a number
     of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
-    model: str = "embedded"
-    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    device: str | None = None
+    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     process_timeout: float | None = None
     """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
     if a step takes longer than this number of seconds (60 suits most)."""
-    kl_coef: float | None = None
-    """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
     num_episodes: int = 20
     """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
     resume: Path | None = None
-    """Run folder or checkpoint to resume, with the arguments that started the run. With ENV and all arguments,
+    """Run folder or checkpoint to resume, with the options that started the run. With ENV and all options,
     the same command also starts the run, if there is no checkpoint yet."""
     overwrite: bool = False
     """Remove the run that is in the folder; without this option, a folder with a run is an error."""
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
-    def run(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Train, save and evaluate; the arguments are stored for ``--resume``."""
-        start = time.perf_counter()
-        if self.num_envs < 1 or self.num_episodes < 1:  # checked before the training, not in the evaluation after it
-            raise ValueError(
-                f"--num-envs is {self.num_envs} and --num-episodes {self.num_episodes}, expected at least 1 of each"
-            )
-        run_dir = self.folder
+    def run(self) -> dict[str, Any]:
+        """Train, save and evaluate; the resolved options are stored in the run's folder."""
+        self._check()
+        return self._located()._train()
+
+    def _train(self) -> dict[str, Any]:
+        start, run_dir = time.perf_counter(), self.folder
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
         if not here:
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
         recipe = self._recipe()
-        env = recipe.environment()
-        one_thread()
-        from algos.evaluation import summarise
+        slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
+        slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
+        with closing(recipe.environment()) as env, closing(recipe.environment(slots, split="test")) as test_env:
+            one_thread()
+            from algos.evaluation import EvaluateEvery, summarise
+            from algos.training.callbacks import StopAtKL
 
-        agent = recipe.build(self.config.seed, env=env)
-        known = json.dumps(to_remember(arguments, switches())) + "\n"
-
-        def remember(metrics: dict[str, float]) -> None:
-            """Store the arguments only after an iteration: a run that cannot start or resume changes nothing."""
-            if not (run_dir / ARGUMENTS).is_file() or (run_dir / ARGUMENTS).read_text(encoding="utf-8") != known:
-                (run_dir / ARGUMENTS).write_text(known, encoding="utf-8")
-
-        history = agent.learn(
-            self.total_steps,
-            run_dir=run_dir,
-            progress=not self.json,
-            on_iteration=remember,
-            checkpoint_every=max(1, self.total_steps // 10) if self.checkpoint_every is None else self.checkpoint_every,
-            resume=self.resume,
-            overwrite=self.overwrite,
-        )
-        env.close()
-        slots = min(self.num_episodes, 64 if self.process_timeout is None else self.num_envs)
-        with closing(recipe.environment(slots, split="test")) as test_env:
-            result = summarise(test_env, agent.policy, num_episodes=self.num_episodes, seed=self.config.seed)
+            agent = recipe.build(self.config.seed, env=env)
+            evaluation = None
+            if self.eval_every is not None:
+                wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
+                evaluation = EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted)
+            history = agent.learn(
+                self.total_steps,
+                run_dir=run_dir,
+                progress=not (self.json or self.quiet),
+                on_iteration=lambda metrics: self._store(agent.config),
+                callbacks=([evaluation] if evaluation else []) + ([StopAtKL(self.max_kl)] if self.max_kl else []),
+                loggers=[name for name in (self.logger or "").split(",") if name],
+                sample_every=self.sample_every,
+                checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
+                resume=self.resume,
+                overwrite=self.overwrite,
+            )
+            options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
+            result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
+        if evaluation is not None:
+            result |= {"best_mean_return": evaluation.best, "best": str(run_dir / "best")}
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
@@ -115,22 +195,74 @@ class Train(ModelCommand, Generic[AnyConfig]):
         """Folder of the run."""
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{self.config.seed}"
 
-    def _recipe(self) -> presets.Recipe:
+    def _located(self) -> Self:
+        """Return the same command with absolute paths, which are valid in every folder."""
+        return dataclasses.replace(
+            self,
+            model=self.model if self.model == "embedded" else absolute(self.model),
+            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
+            reward=tuple(map(absolute, self.reward)),
+            prompts=self.prompts and self.prompts.resolve(),
+            eval_prompts=self.eval_prompts and self.eval_prompts.resolve(),
+        )
+
+    def _check(self) -> None:
+        """Raise a ValueError for options that do not fit each other or the environment."""
         from algos.make import is_text
 
-        if not is_text(self.env) and (self.model != "embedded" or self.kl_coef is not None):
-            raise ValueError(f"--model and --kl-coef are for text environments, {self.env} is not one: omit them")
+        for name in ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience"):
+            if (count := field_values(self)[name]) is not None and count < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {count}, expected at least 1")
+        if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
+            raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
+        own_prompts = self.env.rpartition(":")[2] == PROMPTS
+        for kind, fits, what in (
+            (TextOptions, is_text(self.env), "text environments"),
+            (PromptOptions, own_prompts, f"prompts of your own ({PROMPTS}, or no ENV)"),
+        ):
+            if (given := self._given(kind)) and not fits:
+                flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+                raise ValueError(f"{flags} {'is' if len(given) == 1 else 'are'} for {what}, {self.env} is not: omit it")
+        if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
+            raise ValueError(
+                f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}, expected nats above 0 and a number"
+            )
+
+    def _given(self, kind: type) -> dict[str, Any]:
+        """Return the options of a kind that differ from their defaults."""
+        own = field_values(self)
+        return {field.name: plain(own[field.name]) for field in fields(kind) if own[field.name] != field.default}
+
+    def _recipe(self) -> presets.Recipe:
+        given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
+        policy = {name: x for name, x in given.items() if name in OF_POLICY}
+        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         return presets.Recipe(
             env=self.env,
             algorithm=self.algo,
             config=self.config,
             num_envs=self.num_envs,
             policy=self.policy,
-            policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs"),
-            env_kwargs={"process_timeout": self.process_timeout} | json_object(self.env_kwargs, "--env-kwargs"),
+            policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
+            env_kwargs={"process_timeout": self.process_timeout} | json_object(self.env_kwargs, "--env-kwargs") | env,
             model=self.model,
             kl_coef=self.kl_coef,
+            device=self.device,
         )
+
+    def _store(self, config: Config) -> None:
+        """Write the options that repeat the run, after an iteration: a run that cannot start changes nothing."""
+        import yaml
+
+        own = {name: plain(value) for name, value in field_values(self).items() if name not in NOT_STORED}
+        own |= {name: json_object(own[name], name) for name in ("policy_kwargs", "env_kwargs")}
+        settings = {name: plain(value) for name, value in field_values(config).items()}
+        known = yaml.safe_dump(
+            {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}, sort_keys=False
+        )
+        path = self.folder / RUN
+        if not path.is_file() or path.read_text(encoding="utf-8") != known:
+            path.write_text(known, encoding="utf-8")
 
 
 def train_command(arguments: Sequence[str]) -> Any:
@@ -143,7 +275,9 @@ def train_command(arguments: Sequence[str]) -> Any:
         with suppress(ValueError):  # raised again when the environment is made
             read_module(env_id.rpartition(":")[0])
     recurrent = policy == "lstm" and algorithm == "ppo"
-    recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm)
+    recipe = (
+        presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm, named(arguments, "--model", "embedded"))
+    )
     default = Train(
         env=tyro.MISSING,
         algo=algorithm,  # type: ignore[arg-type]

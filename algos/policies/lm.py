@@ -17,7 +17,7 @@ from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.lm.decoding import Decoder
-from textenv.lm.loading import EMBEDDED, merged, save_model
+from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_model
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.prompts.prompts import as_prompt
@@ -27,6 +27,8 @@ from textenv.rollout import Evaluation, following, sequences
 
 CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
+TINY = 10_000_000
+"""Parameters below which a model counts as made for tests, such as the embedded one, and not as pretrained."""
 
 
 class LMPolicy(nn.Module, Policy):
@@ -109,6 +111,7 @@ class LMPolicy(nn.Module, Policy):
         dtype: torch.dtype | None = None,
         critic: Critic | str | Path | None = None,
         device: str | torch.device | None = None,
+        lora: Any = None,
         **options: Any,
     ) -> Self:
         """Load model and tokenizer; a saved policy is restored with its value head or critic.
@@ -119,10 +122,14 @@ class LMPolicy(nn.Module, Policy):
             critic: as in the constructor; ``"copy"``: a copy of the model; otherwise folder or hub name of a reward
                 model (`Critic.from_reward_model`).
             device: where to move all weights (`textenv.device.find_device`); None leaves them: on the CPU, if loaded.
+            lora: train adapters only: a `peft.LoraConfig`, or a text as in `textenv.lm.loading.add_lora`; None trains
+                all weights.
             options: constructor arguments; they override saved ones.
         """
         place = find_device(device)
         lm = LanguageModel.load(name, dtype=dtype)
+        if lora is not None:
+            lm = LanguageModel(add_lora(lm.model, lora, seed=options.get("seed", 0)), lm.tokenizer)
         critic = _critic(critic, lm)
         saved = [folder / HEAD for folder in (Path(name) / CRITIC, Path(name)) if (folder / HEAD).is_file()]
         if not saved:
@@ -139,6 +146,13 @@ class LMPolicy(nn.Module, Policy):
     def num_actions(self) -> int:
         """Number of tokens to choose from."""
         return self.lm.num_tokens
+
+    @property
+    def default_learning_rate(self) -> float:
+        """Learning rate by size and adapter; `algos.config.Config.learning_rate` has the sources."""
+        if sum(p.numel() for p in self.lm.parameters()) < TINY:
+            return 5e-4
+        return 1.4e-4 if is_adapted(self.lm.model) else 1.41e-5
 
     @property
     def sampling_only(self) -> bool:

@@ -19,7 +19,7 @@ PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 UNFINISHED = ".failed"
 """File of a run that failed or was stopped, with that word; without a checkpoint, a new run may start in its folder."""
 OTHERS = (
-    UNFINISHED, "arguments.json", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, "run.yaml", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

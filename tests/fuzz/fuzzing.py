@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from algos import PPO, MLPPolicy, PPOConfig
-from algos.cli.arguments import json_object, with_remembered
+from algos.cli.arguments import json_object, with_files
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
@@ -333,7 +333,8 @@ def trained():
     """A short run's folder: agent, metrics, a checkpoint."""
     folder = scratch() / "run"
     agent().learn(64, run_dir=folder, checkpoint_every=64, progress=False)
-    (folder / "arguments.json").write_text(json.dumps(["train", "CartPole-v1", "--total-steps", "64"]))
+    options = {"env": "CartPole-v1", "total_steps": 64, "config": {"num_steps": 16}, "env_kwargs": {}}
+    (folder / "run.yaml").write_text(json.dumps(options))  # JSON is YAML
     return folder
 
 
@@ -353,7 +354,7 @@ def written(name):
 def damaged(name, dice):
     """A file of the run: its JSON changed, or its bytes."""
     data = written(name)
-    if name.endswith(".json") and dice.below(2):
+    if name.endswith((".json", ".yaml")) and dice.below(2):
         return json.dumps(changed(json.loads(data), dice)).encode()
     return edited(data, dice)
 
@@ -405,13 +406,13 @@ def damaged_checkpoint(dice):
     return folder
 
 
-@target(says=r"arguments\.json|no checkpoint")
+@target(says=r"run\.yaml|no checkpoint")
 def run_folders(dice):
     """What else a run that goes on reads: by what it was started. (What is wrong with its metrics does not matter.)"""
     folder = scratch() / "third"
     folder.mkdir(exist_ok=True)
-    (folder / "arguments.json").write_bytes(damaged("arguments.json", dice))
-    found = with_remembered(["train", "--resume", str(folder)], {"json"})
+    (folder / "run.yaml").write_bytes(damaged("run.yaml", dice))
+    found = with_files(["train", "--resume", str(folder)], {"json"})
     assert all(isinstance(word, str) for word in found)
 
 

@@ -145,12 +145,12 @@ def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_
     assert [row["steps"] for row in Run.from_checkpoint(fuzzing.agent(), folder).history][:2] == steps
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'"train"'], ids=repr)
-def test_broken_arguments_of_a_run_exit_with_2_and_a_sentence(content, tmp_path, capsys):
-    (tmp_path / "arguments.json").write_bytes(content)
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b"train", b"config: 3", b"env: --json"], ids=repr)
+def test_broken_options_of_a_run_exit_with_2_and_a_sentence(content, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_bytes(content)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(tmp_path)])
-    assert stop.value.code == 2 and "arguments.json" in capsys.readouterr().err
+    assert stop.value.code == 2 and "run.yaml" in capsys.readouterr().err
 
 
 def test_json_nested_too_deep_on_the_command_line_exits_with_2_and_a_sentence(capsys):

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import algos
 import textenv  # noqa: F401 (registers the environments)
@@ -506,8 +507,8 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
     run = str(tmp_path / "run")
     command = [*TRAIN, "--seed", "3", "--resume", run, "--total-steps"]
     main([*command, "256"])
-    remembered = json.loads((tmp_path / "run" / "arguments.json").read_text())
-    assert "--resume" not in remembered and remembered[1] == "CartPole-v1"
+    stored = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert "resume" not in stored and stored["env"] == "CartPole-v1" and stored["config"]["adam_eps"] == 1e-5
     main([*command, "512"])
     steps = [json.loads(line)["steps"] for line in capsys.readouterr().out.strip().splitlines()]
     assert 256 <= steps[0] < 512 <= steps[1]
@@ -523,7 +524,7 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
         assert contents(tmp_path) == before
     main([*TRAIN, "--run-dir", run, "--overwrite", "--total-steps", "64"])
     assert json.loads(capsys.readouterr().out)["steps"] < 256
-    assert "--overwrite" not in json.loads((tmp_path / "run" / "arguments.json").read_text())
+    assert "overwrite" not in yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     main(["train", "--resume", run, "--total-steps", "256"])
     assert last_step(tmp_path / "run") >= 256
 
@@ -544,12 +545,12 @@ def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_
     run = str(tmp_path / "run")
     with pytest.raises(SystemExit):
         main(["train", "Acrobot-v1", "--total-steps", "0", "--run-dir", run])
-    assert not (tmp_path / "run" / "arguments.json").exists()
+    assert not (tmp_path / "run").exists()
     words = ["--seed", "3", "CartPole-v1", *TRAIN[2:]]  # the environment need not come first
     main(["train", *words, "--resume", run, "--total-steps", "256"])
     main(["train", "--resume", run, "--total-steps=512"])
-    known = json.loads((tmp_path / "run" / "arguments.json").read_text())
-    assert known[:2] == TRAIN[:2] and "--total-steps=512" in known and "256" not in known and run not in known
+    known = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert (known["env"], known["total_steps"], known["seed"]) == ("CartPole-v1", 512, 3) and "run_dir" not in known
     before = contents(tmp_path)
     capsys.readouterr()
     main(["train", "--resume", run])
@@ -558,7 +559,11 @@ def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_
     other = tmp_path / "other"
     main(["train", "--resume", run, "--run-dir", str(other), "--total-steps", "640"])
     assert last_step(other) >= 640 and contents(tmp_path / "run") == before
-    assert "other" not in (other / "arguments.json").read_text()
+    assert "other" not in (other / "run.yaml").read_text()
+    (other / "run.yaml").rename(other / "arguments.json")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--resume", str(other)])
+    assert stop.value.code == 2 and "arguments.json is of an older version" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_any_more_hides_no_error(tmp_path):
