@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,12 +35,24 @@ def render_rollout(
     """
     if column not in rollout.keys():
         raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
+    tokens, chosen, values = _episode(rollout, row, column)
+    return shade(tokens, tokenizer, chosen=chosen, values=values)
+
+
+def rollout_frames(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Draw one episode of a text rollout as it grows: its prompt, then a picture for each chosen token; see `draw`."""
+    tokens, chosen, values = _episode(rollout, row, "reward")
+    for end in [int(chosen.argmax()), *(np.flatnonzero(chosen) + 1).tolist()]:
+        yield draw(tokens[:end], tokenizer, chosen=chosen[:end], values=values[:end])
+
+
+def _episode(rollout: TensorDict, row: int, column: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Tokens of one episode; for each, whether the policy chose it, and its value in a column."""
     mask = rollout["mask"][row].cpu().numpy()
     steps = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else len(mask)
     tokens = [*rollout["observation"][row, :1].tolist(), *rollout["action"][row, :steps].tolist()]
-    chosen = np.concatenate([[False], mask[:steps]])
     values = np.concatenate([[0.0], rollout[column][row, :steps].float().cpu().numpy()])
-    return shade(tokens, tokenizer, chosen=chosen, values=values)
+    return tokens, np.concatenate([[False], mask[:steps]]), values
 
 
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:

@@ -1,5 +1,6 @@
 """``algos evaluate`` and ``algos merge``: commands for a saved agent."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, one_thread
+from algos.cli.film import FILMED, check_film, check_output, film_episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +30,18 @@ class Evaluate(ModelCommand):
     """Take the most probable action instead of a sample."""
     seed: int = 0
     """Seed of start states or prompts, and of sampled actions."""
+    video: Path | None = None
+    """File for a film of the first episodes, at most three: out.gif or out.mp4 (pip install 'textenv[video]')."""
+    transcripts: Path | None = None
+    """Text only: file for a line of JSON about each episode: prompt, completion, turns, score and its parts."""
 
     def run(self) -> dict[str, Any]:
         """Load the agent and play."""
+        for flag, path in (("--video", self.video), ("--transcripts", self.transcripts)):
+            if path is not None:
+                check_output(path, flag)
+        if self.video is not None:
+            check_film(self.video)
         from algos.make import remake_environment
         from algos.training.save import load, read_description
 
@@ -39,13 +50,19 @@ class Evaluate(ModelCommand):
         env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise
+        from textenv.rollout import is_episode_env
 
-        options: dict[str, Any] = {
-            "num_episodes": self.num_episodes,
-            "deterministic": self.deterministic,
-            "seed": self.seed,
-        }
-        return summarise(env, load(self.folder), **options)
+        if self.transcripts is not None and not is_episode_env(env):
+            raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
+        policy = load(self.folder)
+        options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
+        if self.video is not None:
+            film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
+        result = summarise(env, policy, num_episodes=self.num_episodes, **options)
+        if self.transcripts is not None and is_episode_env(env):
+            lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
+            self.transcripts.write_text("".join(lines), encoding="utf-8")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

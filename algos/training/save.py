@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT = 4
 """Format version of the folder; also read: 3 (argument names of 0.2) and 2 (no dtype of observations)."""
+VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+"""Arguments of a vector environment's spec that the environment itself does not have."""
 
 
 def save(agent: Learner, folder: str | Path) -> Path:
@@ -141,9 +143,8 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
     """Id and arguments of the environment; None if it was built by hand or has arguments that JSON cannot hold."""
     if spec is None:
         return None
-    vector_only = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
     arguments = {
-        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in vector_only
+        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
     }
     if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())

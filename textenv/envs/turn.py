@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -72,8 +73,21 @@ class Turn:
         start = len(self.prompt_ids)
         return self._decode(self.context_ids[start:]) + self.completion
 
+    def reply_to(self, before: Turn) -> str:
+        """Text of the environment between the turn before and this one."""
+        return self._decode(self.context_ids[len(before.context_ids) + len(before.completion_ids) :])
+
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Messages of a conversation after its prompt: the policy's turns are the assistant's, replies the user's."""
+    found = [{"role": "assistant", "content": turns[0].completion}]
+    for before, turn in itertools.pairwise(turns):
+        found.append({"role": "user", "content": turn.reply_to(before)})
+        found.append({"role": "assistant", "content": turn.completion})
+    return found
 
 
 class Cut(enum.Enum):

@@ -19,7 +19,7 @@ from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, score_turns
 from textenv.envs.transcript import Transcript
-from textenv.envs.turn import Turn
+from textenv.envs.turn import Turn, messages
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
@@ -327,9 +327,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return batch.transcript.rollout()
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """See `EpisodeEnv.samples`; the completion of a conversation has the replies too."""
+        """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
         turns, of_row, scores = self._taken
-        found = []
+        found: list[dict[str, Any]] = []
         for row in rows:
             own = [i for i, other in enumerate(of_row) if other == row]
             earned = [scores.earned[i] for i in own]
@@ -342,6 +342,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                     "parts": {name: _sum(column) for name, column in columns.items()},
                 }
             )
+            if len(own) > 1:
+                found[-1]["turns"] = messages([turns[i] for i in own])
         return found
 
     # --- internal --------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""Films and transcripts of an evaluation, and Gymnasium's recording wrappers around text environments."""
+
+import json
+import sys
+
+import gymnasium
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
+from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
+
+import algos
+from algos import LMPolicy, presets
+from algos.cli import main
+from textenv.rendering import HEIGHT, WIDTH
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio's reader of mp4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Saved agents, for control and for text."""
+    folder = tmp_path_factory.mktemp("runs")
+    algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), seed=1).save(folder / "control")
+    for name in ("Copy", "GuessNumber"):
+        env = gymnasium.make_vec(f"textenv/{name}-v0", num_envs=2)
+        algos.PPO(env, LMPolicy.load("embedded"), presets.TEXT).save(folder / name)
+    return folder
+
+
+def evaluated(capsys, *words):
+    capsys.readouterr()
+    main(["evaluate", *map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_a_film_of_control_has_a_frame_for_every_state(ending, runs, tmp_path, capsys):
+    path = tmp_path / f"film.{ending}"
+    result = evaluated(capsys, runs / "control", "--num-episodes", "1", "--video", path)
+    film = imageio.imread(path)
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    played = algos.evaluate(env, algos.load(runs / "control"), num_episodes=1, seed=0)
+    assert film.shape == (len(played.rollout["mask"][0]) + 1, 400, 600, 3), "the start, then each step"
+    env.reset(seed=0)
+    assert np.abs(film[0].astype(int) - env.render()).mean() < (0.01 if ending == "gif" else 3)
+    assert result["episodes"] == 1 and [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_film_of_text_grows_by_a_token_a_frame(runs, tmp_path, capsys):
+    path, lines = tmp_path / "film.gif", tmp_path / "out.jsonl"
+    evaluated(capsys, runs / "Copy", "--num-episodes", "2", "--video", path, "--transcripts", lines)
+    film = imageio.imread(path)
+    assert film.shape[1:] == (HEIGHT, WIDTH, 3)
+    ink = (film != 255).any(axis=-1).mean(axis=(1, 2))  # of the letters, and the background of the policy's
+    policy = algos.load(runs / "Copy")
+    env = gymnasium.make_vec("textenv/Copy-v0", num_envs=2, split="test")
+    rollout = algos.evaluate(env, policy, num_episodes=2, seed=0).rollout
+    lengths = rollout["mask"].sum(dim=1).tolist()
+    assert len(film) == sum(lengths) + 2 * (1 + 10), "the prompt, each token, and a second at the end"
+    assert (np.diff(ink[: lengths[0]]) > 0).all()
+
+
+def test_longer_evaluations_are_filmed_in_part_and_their_result_is_the_same(runs, tmp_path, capsys):
+    words = [runs / "control", "--num-episodes", "5", "--seed", "4"]
+    plain, filmed = evaluated(capsys, *words), evaluated(capsys, *words, "--video", tmp_path / "x.gif")
+    assert filmed | {"seconds": 0} == plain | {"seconds": 0}
+    env = gymnasium.make("CartPole-v1")
+    first = algos.evaluate(env, algos.load(runs / "control"), num_episodes=3, seed=4)
+    assert len(imageio.imread(tmp_path / "x.gif")) == int(first.rollout["mask"].sum()) + 3
+
+
+def test_transcripts_have_every_episode_with_its_score(runs, tmp_path, capsys):
+    path = tmp_path / "out.jsonl"
+    result = evaluated(capsys, runs / "Copy", "--num-episodes", "6", "--transcripts", path)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == 6 and all(entry["prompt"].startswith("copy ") for entry in found)
+    assert np.mean([entry["score"] for entry in found]) == pytest.approx(result["mean_return"])
+    evaluated(capsys, runs / "GuessNumber", "--num-episodes", "2", "--transcripts", path)
+    for entry in map(json.loads, path.read_text().splitlines()):
+        roles = [turn["role"] for turn in entry["turns"]]
+        assert roles == ["assistant", "user"] * (len(roles) // 2) + ["assistant"]
+        assert "".join(turn["content"] for turn in entry["turns"]) == entry["completion"]
+
+
+WRONG = {
+    "another format": (["control", "--video", "film.avi"], "ends in .gif or .mp4"),
+    "no such folder": (["control", "--video", "nowhere/film.gif"], "nothing can be written there"),
+    "a folder": (["Copy", "--transcripts", "taken"], "which is a folder"),
+    "transcripts of control": (["control", "--transcripts", "out.jsonl"], "is for text"),
+    "no pictures": (["control", "--video", "film.gif", "--env", "Blind-v0"], "cannot be filmed"),
+    "no episodes": (["control", "--video", "film.gif", "--num-episodes", "0"], "at least 1"),
+}
+
+
+class Blind(gymnasium.Env):
+    """CartPole's spaces, no pictures, and no episodes either."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, **options):
+        raise AssertionError("played")
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_output_is_refused_in_a_sentence_before_an_episode_is_played(case, runs, tmp_path, capsys, monkeypatch):
+    (run, *words), sentence = WRONG[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    monkeypatch.setitem(gymnasium.registry, "Blind-v0", gymnasium.envs.registration.EnvSpec("Blind-v0", Blind))
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", str(runs / run), *words])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and sentence in said and said.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_missing_encoder_says_what_to_install(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(runs / "control"), "--video", str(tmp_path / "film.gif")])
+    assert "pip install 'textenv[video]'" in capsys.readouterr().err
+
+
+def test_the_recording_wrappers_of_gymnasium_fit_text_environments(tmp_path):
+    env = RecordVideo(gymnasium.make("textenv/Copy-v0", render_mode="rgb_array"), str(tmp_path / "videos"))
+    env = RecordEpisodeStatistics(env)
+    env.action_space.seed(1)
+    env.reset(seed=1)
+    steps, over = 0, False
+    while not over:
+        _, _, terminated, truncated, info = env.step(env.action_space.sample())
+        steps, over = steps + 1, terminated or truncated
+    env.close()
+    assert info["episode"]["l"] == steps
+    (path,) = tmp_path.glob("videos/*.mp4")
+    film = imageio.imread(path)
+    assert film.shape == (steps + 1, HEIGHT, WIDTH, 3) and film[-1].mean() < film[0].mean()
+
+
+def test_the_statistics_of_gymnasium_count_the_episodes_of_a_text_vector_environment():
+    env = RecordVectorStatistics(gymnasium.make_vec("textenv/Periods-v0", num_envs=2, max_new_tokens=3))
+    env.action_space.seed(1)
+    env.reset(seed=1)
+    returns, found = np.zeros(2), []
+    for _ in range(3):
+        _, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        returns += reward
+        found.append(info.get("episode"))
+    assert (terminated | truncated).all() and found[-1]["l"].tolist() == [3, 3]
+    assert found[-1]["r"].tolist() == returns.tolist()
