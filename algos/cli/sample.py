@@ -1,5 +1,6 @@
 """``algos sample``: a trained language model completes texts or chats, beside the model that it started from."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _typed() -> Iterator[str]:
     """Lines typed until the end of the input."""
     while True:
         try:
-            text = input("> ")
+            text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return
         if text.strip():

@@ -1,0 +1,84 @@
+"""``algos sample``: what a trained model writes, beside the model that it started from."""
+
+import io
+import json
+
+import pytest
+
+from algos import PPO, LMPolicy
+from algos.cli import main
+from tests.helpers.resumable_agents import ppo_cartpole
+from textenv.registration import make_vector_env
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An agent whose model writes something else than the one that it started from."""
+    import gymnasium
+
+    env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=2)
+    policy = LMPolicy.load("embedded", temperature=0.1)
+    return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
+
+
+def found(capsys, *words):
+    capsys.readouterr()
+    main(["sample", *map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out)["samples"]
+
+
+def test_prompts_are_completed_beside_the_base_model(run, capsys):
+    words = [run, "--prompt", "the film", "--prompt", "a story", "--compare-to", "base", "--max-new-tokens", "12"]
+    first, second = found(capsys, *words)
+    assert list(first) == ["prompt", "base", str(run)] and first["prompt"] == "the film"
+    for number, row in enumerate((first, second)):
+        for name, temperature in (("base", 1.0), (str(run), 0.1)):
+            policy = LMPolicy.load("embedded", temperature=temperature)
+            assert policy.generate([row["prompt"]], max_new_tokens=12, seed=number) == [row[name]]
+    assert found(capsys, *words) == [first, second], "the same command writes the same"
+    capsys.readouterr()
+    main(["sample", *map(str, words)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the film" in shown and "base" in shown and first["base"].split()[0] in shown
+
+
+def test_lines_that_are_typed_are_completed_until_the_input_ends(run, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the film\n\na story\n"))
+    main(["sample", str(run), "--json", "--max-new-tokens", "8"])
+    rows = json.loads(capsys.readouterr().out)["samples"]
+    assert [row["prompt"] for row in rows] == ["the film", "a story"]
+
+
+def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
+    policy = LMPolicy.load("embedded")
+    policy.lm.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
+    PPO(make_vector_env("Copy"), policy, num_steps=None, num_episodes=2).save(tmp_path)
+    said = []
+    monkeypatch.setattr(LMPolicy, "generate", lambda self, prompts, **options: said.append(prompts[0]) or ["yes"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
+    main(["sample", str(tmp_path), "--system-prompt", "be kind", "--json"])
+    assert [message["content"] for message in said[1]] == ["be kind", "hello", "yes", "again"]
+    assert [message["role"] for message in said[1]] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["nowhere", "--prompt", "x"], "nowhere holds no saved agent"),
+        (["RUN", "--prompt", ""], "prompt 0 is empty"),
+        (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens 0, expected a list and at least 1"),
+        (["RUN", "--prompt", "x", "--compare-to", "missing"], "neither a folder nor a hub name"),
+        (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
+    ],
+)
+def test_wrong_input_ends_with_one_sentence(run, words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", *(str(run) if word == "RUN" else word for word in words)])
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_a_run_of_control_writes_no_texts(tmp_path, capsys):
+    folder = ppo_cartpole().save(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sample", str(folder), "--prompt", "x"])
+    assert "only a language model writes texts" in capsys.readouterr().err
