@@ -5,9 +5,9 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import IO, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -45,51 +45,16 @@ class Logger(Protocol):
         ...
 
 
-class JSONLines:
-    """``metrics.jsonl``, one line per iteration, and ``samples.jsonl``, one line per row of a table.
-
-    Args:
-        run_dir: existing folder; lines from after a resume are removed.
-        before: metrics of the iterations so far.
-    """
-
-    def __init__(self, run_dir: Path, before: Sequence[Mapping[str, float]]) -> None:
-        step = int(before[-1]["steps"]) if before else 0
-        samples = run_dir / SAMPLES
-        kept = [line for line in _lines(samples) if _step_of(line) <= step] if before else []
-        for path, lines in ((run_dir / METRICS, map(json.dumps, before)), (samples, kept)):
-            with replacing(path) as new:  # so that the old file is never lost
-                new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        self._metrics, self._samples = ((run_dir / name).open("a", encoding="utf-8") for name in (METRICS, SAMPLES))
-
-    def log(self, values: Values, *, step: int) -> None:
-        """See `Logger.log`; histograms are left out."""
-        tables = [table for table in values.values() if isinstance(table, list)]
-        numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
-        self._samples.writelines(json.dumps(row, ensure_ascii=False) + "\n" for table in tables for row in table)
-        if numbers:
-            self._metrics.write(json.dumps(numbers) + "\n")
-        for file in (self._samples, self._metrics):
-            file.flush()
-
-    def close(self) -> None:
-        """See `Logger.close`."""
-        self._metrics.close()
-        self._samples.close()
-
-
-class TensorBoard:
+class _TensorBoard:
     """TensorBoard files in the run's folder ``tensorboard/``; tables become text."""
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
-        """See `Logger.start`."""
         from torch.utils.tensorboard import SummaryWriter
 
         where = "tensorboard" if run_dir is None else str(run_dir / "tensorboard")
         self._board = SummaryWriter(where, purge_step=step + 1 if step else None)
 
     def log(self, values: Values, *, step: int) -> None:
-        """See `Logger.log`."""
         for name, value in values.items():
             if isinstance(value, np.ndarray):
                 self._board.add_histogram(name, value, step)
@@ -99,22 +64,17 @@ class TensorBoard:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """See `Logger.close`."""
         self._board.close()
 
 
-class Tracker:
-    """Weights & Biases, or trackio, which has the same functions. Both also work offline.
-
-    Args:
-        name: ``"wandb"`` (``WANDB_MODE=offline`` writes into the run's folder) or ``"trackio"`` (a local database).
-    """
+class _Tracker:
+    """Weights & Biases (in the run's folder if ``WANDB_MODE=offline``), or trackio, which has the same functions."""
 
     def __init__(self, name: str) -> None:
         self.name, self._module = name, importlib.import_module(name)
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
-        """See `Logger.start`; a resumed run continues under its name (W&B: its id, kept in ``wandb.id``)."""
+        # A resumed run continues under its name, in Weights & Biases under its id.
         options: dict[str, Any] = {"project": PROJECT, "config": dict(config), "resume": "allow" if step else "never"}
         if run_dir is not None:
             options["name"] = run_dir.name
@@ -126,11 +86,9 @@ class Tracker:
         self._run = self._module.init(**options)
 
     def log(self, values: Values, *, step: int) -> None:
-        """See `Logger.log`."""
         self._run.log({name: self._shown(value) for name, value in values.items()}, step=step)
 
     def close(self) -> None:
-        """See `Logger.close`."""
         self._run.finish()
 
     def _shown(self, value: Any) -> Any:
@@ -143,10 +101,8 @@ class Tracker:
 
 
 NAMED: dict[str, Callable[[], Logger]] = {
-    "tensorboard": TensorBoard,
-    "wandb": lambda: Tracker("wandb"),
-    "trackio": lambda: Tracker("trackio"),
-}
+    "tensorboard": _TensorBoard, "wandb": lambda: _Tracker("wandb"), "trackio": lambda: _Tracker("trackio"),
+}  # fmt: skip
 """Loggers by name; each is an extra of the same name."""
 
 
@@ -178,8 +134,10 @@ def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
 class Logs:
     """All loggers of a run. Only the JSON lines may raise (a full disk); errors of others are logged and counted.
 
+    ``metrics.jsonl`` has a line per iteration, ``samples.jsonl`` one per row of a table.
+
     Args:
-        run_dir: existing folder for the JSON lines; None writes none.
+        run_dir: existing folder for the two files; None writes none.
         loggers: further loggers.
         config: as in `Logger.start`.
         before: metrics of the iterations before a resume; later ones in the files are removed.
@@ -195,11 +153,17 @@ class Logs:
     ) -> None:
         self.failures = 0
         """Errors of loggers so far."""
-        folder = None if run_dir is None else Path(run_dir)
-        self._lines = None if folder is None else JSONLines(folder, before)
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
-        step = int(before[-1]["steps"]) if before else 0
+        self._files: dict[str, IO[str]] = {}
+        folder, step = None if run_dir is None else Path(run_dir), int(before[-1]["steps"]) if before else 0
+        if folder is not None:
+            written = (folder / SAMPLES).read_text(encoding="utf-8") if before and (folder / SAMPLES).is_file() else ""
+            kept = [line for line in written.split("\n") if _step_of(line) <= step]
+            for name, lines in ((METRICS, map(json.dumps, before)), (SAMPLES, kept)):
+                with replacing(folder / name) as new:  # so that the old file is never lost
+                    new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                self._files[name] = (folder / name).open("a", encoding="utf-8")
         for logger in loggers:
             with self._counted(logger):
                 logger.start(folder, config, step=step)
@@ -210,19 +174,23 @@ class Logs:
 
     def write(self, values: Values, *, step: int) -> None:
         """Log values everywhere."""
-        if self._lines is not None:
-            self._lines.log(values, step=step)
+        if self._files:
+            tables = [row for table in values.values() if isinstance(table, list) for row in table]
+            self._files[SAMPLES].writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in tables)
+            numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
+            self._files[METRICS].write(json.dumps(numbers) + "\n" if numbers else "")
+            for file in self._files.values():
+                file.flush()
         for logger in self._loggers:
             with self._counted(logger):
                 logger.log(values, step=step)
 
     def __exit__(self, *error: object) -> None:
-        with ExitStack() as stack:
-            if self._lines is not None:
-                stack.callback(self._lines.close)
-            for logger in self._loggers:
-                with self._counted(logger):
-                    logger.close()
+        for logger in self._loggers:
+            with self._counted(logger):
+                logger.close()
+        for file in self._files.values():
+            file.close()
 
     @contextmanager
     def _counted(self, logger: Logger) -> Iterator[None]:
@@ -234,10 +202,6 @@ class Logs:
             if id(logger) not in self._warned:
                 self._warned.add(id(logger))
                 _log.warning("the logger %s failed, the run continues: %r", type(logger).__name__, error)
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def _step_of(line: str) -> float:
