@@ -23,9 +23,10 @@ from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
+from .sharing.model_card import push_to_hub as push_to_hub
 from .training.callbacks import RecordSamples as RecordSamples, StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
 from .training.loggers import Logger as Logger
 from .training.run import Callback as Callback
-from .training.save import load as load
+from .training.save import from_hub as from_hub, load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

@@ -38,7 +38,7 @@ LAYERS = {
         ppo a2c reinforce rloo grpo trpo dqn
         agent
         optimize finetuning
-        training collection
+        training collection sharing
         policies
         fast losses advantages config envs
     """,

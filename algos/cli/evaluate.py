@@ -15,8 +15,8 @@ from algos.cli.film import FILMED, check_film, check_output, film_episodes
 class Evaluate(ModelCommand):
     """Evaluate a saved agent on whole episodes."""
 
-    folder: tyro.conf.Positional[Path]
-    """Run folder of a trained agent."""
+    folder: tyro.conf.Positional[str]
+    """Run folder of a trained agent, or its name on the hub: user/name."""
     env: str | None = None
     """Environment other than the agent's own; module:id first imports the module that registers it."""
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -43,9 +43,11 @@ class Evaluate(ModelCommand):
         if self.video is not None:
             check_film(self.video)
         from algos.make import remake_environment
+        from algos.sharing.hub import agent_folder
         from algos.training.save import load, read_description
 
-        description, slots = read_description(self.folder), max(1, min(self.num_episodes, 64))
+        folder = agent_folder(self.folder)
+        description, slots = read_description(folder), max(1, min(self.num_episodes, 64))
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
         env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
@@ -54,7 +56,7 @@ class Evaluate(ModelCommand):
 
         if self.transcripts is not None and not is_episode_env(env):
             raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
-        policy = load(self.folder)
+        policy = load(folder)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
         if self.video is not None:
             film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
@@ -85,3 +87,24 @@ class Merge(Command):
             raise ValueError(f"{self.folder} holds a {name}, but only a language model has an adapter to merge")
         policy: Any = load(self.folder)
         return {"merged": str(policy.merge(self.to))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(Command):
+    """Upload a saved agent to the Hugging Face Hub, with a model card made of its run."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of a run, or RUN/best."""
+    repo_id: tyro.conf.Positional[str]
+    """Name on the hub: user/name."""
+    private: bool = False
+    """Make a repository that only you can see."""
+    overwrite: bool = False
+    """Replace what the repository holds, in a new commit; without this option, an existing one is an error."""
+
+    def run(self) -> dict[str, Any]:
+        """Upload."""
+        from algos.sharing.model_card import push_to_hub
+
+        url = push_to_hub(self.folder, self.repo_id, private=self.private or None, overwrite=self.overwrite)
+        return {"pushed": url, "to_load": f'algos.load("{self.repo_id}")'}

@@ -1,10 +1,7 @@
 """``algos runs``, ``algos show`` and ``algos envs``: what was run, and what can be."""
 
-import dataclasses
 import inspect
-import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,19 +13,9 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.config import CONFIGS
-from algos.training.run_folder import status
-from algos.training.save import describe, read_description
-from textenv.json_files import parse_json
+from algos.sharing.run_summary import METRICS, json_lines, read_run, run_description, summarise
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
-
-METRICS = "metrics.jsonl"
-SCORES = ("eval/mean_return", "episode/return")
-"""Metrics of a run's score: of the evaluation while training, if there is one, else of the training."""
-CURVES = (*SCORES, "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy", "sft/loss")
-SAMPLES = 3
-"""Number of samples to show, the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +37,8 @@ class Runs(Command):
                 folders.clear()  # those of a run hold its parts
                 description: dict[str, Any] = {}
                 with suppress(ValueError):  # 'algos show' says what is wrong with this run
-                    description = _description(Path(path))
-                found.append(summarise(Path(path), list(_json_lines(Path(path) / METRICS)), description))
+                    description = run_description(Path(path))
+                found.append(summarise(Path(path), list(json_lines(Path(path) / METRICS)), description))
         if not self.json:
             _print_runs(found)
         return found
@@ -90,50 +77,10 @@ class Show(Command):
             raise FileNotFoundError(
                 f"{self.folder} holds no run ({METRICS} is missing): 'algos runs FOLDER' lists the runs in a folder"
             )
-        metrics, description = list(_json_lines(self.folder / METRICS)), _description(self.folder)
-        result: dict[str, Any] = summarise(self.folder, metrics, description) | {
-            "made_by": description.get("made_by") or {},
-            "config": _changed(description),
-            "curves": {name: values for name in CURVES if (values := _column(metrics, name))},
-            "samples": list(_json_lines(self.folder / "samples.jsonl"))[-SAMPLES:],
-        }
+        result = read_run(self.folder)
         if not self.json:
             _print_run(**result)
         return result
-
-
-def summarise(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
-    """Return environment, algorithm, status, steps, last and best score, and seconds of a run."""
-    scores: list[Any] = next((found for name in SCORES if (found := _column(metrics, name))), [None])
-    last = metrics[-1] if metrics else {}
-    return {
-        "run": str(folder),
-        "environment": (description.get("environment") or {}).get("id"),
-        "algorithm": description.get("algorithm"),
-        "status": status(folder),
-        "steps": last.get("steps", 0),
-        "last_score": scores[-1],
-        "best_score": max(scores),
-        "seconds": last.get("time/seconds", 0.0),
-    }
-
-
-def _description(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a run; while it is missing, the same of the flags that it was started with."""
-    if (folder / "config.json").is_file():
-        return read_description(folder)
-    return {}
-
-
-def _changed(description: dict[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters that differ from the algorithm's defaults."""
-    kind = CONFIGS.get(str(description.get("algorithm")).lower())
-    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
-    return {name: x for name, x in description.get("config", {}).items() if name not in defaults or x != defaults[name]}
-
-
-def _column(metrics: list[dict[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in metrics if isinstance(row.get(name), (int, float))]
 
 
 def _print_runs(found: list[dict[str, Any]]) -> None:
@@ -179,12 +126,3 @@ def _flat(entries: dict[str, Any]) -> dict[str, Any]:
         name: ", ".join(f"{key} {x}" for key, x in value.items()) if isinstance(value, dict) else value
         for name, value in entries.items()
     }
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects in a file of JSON lines, none if it is missing, without a line that a killed process left incomplete."""
-    if path.is_file():
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                if isinstance(found := parse_json(line), dict):
-                    yield found

@@ -34,14 +34,14 @@ class Tune(Command):
     """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO."""
     model: str = "embedded"
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
-    device: str = "auto"
-    """Device to train on: auto, cpu, cuda, cuda:1, mps."""
+    device: str | None = None
+    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
 
     def run(self) -> dict[str, Any]:
         """Search, print the trials, write the best configuration."""
-        recipe = presets.recipe(self.env, self.algo)
+        recipe = presets.recipe(self.env, self.algo, self.model)
         recipe = replace(
             recipe,
             total_steps=recipe.total_steps if self.total_steps is None else self.total_steps,

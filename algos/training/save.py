@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algos.sharing.hub import agent_folder, download
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
@@ -62,11 +63,13 @@ def save(agent: Learner, folder: str | Path) -> Path:
 def load(folder: str | Path, *, device: str | torch.device | None = None) -> Policy:
     """Load the policy of a saved agent, ready to act: on the CPU, or on another device (`textenv.device.find_device`).
 
+    The folder may also be the name of an agent on the hub, such as ``user/name``; see `from_hub`.
+
     Raises:
-        FileNotFoundError: if the folder holds no saved agent.
+        FileNotFoundError: if the folder holds no saved agent, and the hub has none of this name.
         ValueError: if it has an unknown format, or holds a policy of an unknown class; or if there is no such device.
     """
-    place = find_device(device)
+    place, folder = find_device(device), agent_folder(folder)
     description = read_description(folder)
     from algos.policies.registry import CONTROL_POLICIES, find_policy
 
@@ -86,6 +89,24 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Pol
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = error if type(error) is ValueError else repr(error)
         raise ValueError(f"{weights} does not match the {name} in config.json: {reason}") from error
+
+
+def from_hub(
+    repo_id: str, *, revision: str | None = None, token: str | None = None, device: str | torch.device | None = None
+) -> Policy:
+    """Load the policy of an agent that `push_to_hub` has shared; only data is read, no code runs.
+
+    Args:
+        repo_id: ``user/name``.
+        revision: commit, tag or branch; a commit never changes.
+        token: access token; None is the one of ``hf auth login`` or ``HF_TOKEN``, if any.
+        device: see `load`.
+
+    Raises:
+        OSError: if there is no such agent, no access, or no network.
+        ValueError: as `load`.
+    """
+    return load(download(repo_id, revision=revision, token=token), device=device)
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Runs for others: summaries, model cards, and the Hugging Face Hub."""

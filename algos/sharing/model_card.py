@@ -1,0 +1,98 @@
+"""Publication of an agent on the Hugging Face Hub, with a model card made of its run."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from algos.sharing.hub import HUB_NAME, hub_errors
+from algos.sharing.run_summary import METRICS, read_run
+from algos.training.save import read_description
+from textenv.json_files import read_json
+from textenv.lm.loading import ADAPTER_CONFIG, BASE, is_adapter
+from textenv.rendering import sparkline
+
+PRIVATE = ("command", "folder", "machine")
+"""Parts of a run's record that are not published."""
+
+
+def push_to_hub(
+    folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
+) -> str:
+    """Upload a saved agent with a model card; `algos.load` and `algos.from_hub` load it by its name.
+
+    Args:
+        folder: of a run, or of a saved agent. Not uploaded: checkpoints, samples, host, folder and command of the run.
+        repo_id: ``user/name``.
+        private: visible only to you; None is the default of your account.
+        token: access token with write access; None is the one of ``hf auth login`` or ``HF_TOKEN``.
+        overwrite: replace what the repository holds, in a new commit; otherwise an existing one is refused.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        OSError: with one sentence: no access, no network, or the repository exists.
+        ValueError: on another kind of name, or if the agent is an adapter of a model that is only on this machine.
+    """
+    from huggingface_hub import HfApi
+
+    if not re.fullmatch(HUB_NAME, repo_id):
+        raise ValueError(f"repo_id is {repo_id!r:.100}, expected a name on the hub: user/name")
+    folder = Path(folder)
+    description = read_description(folder)
+    _check_base(folder, repo_id)
+    made_by = description.get("made_by") or {}
+    description["made_by"] = {name: value for name, value in made_by.items() if name not in PRIVATE}
+    own = {"config.json": json.dumps(description, indent=2) + "\n", "README.md": model_card(folder, repo_id)}
+    api = HfApi(token=token, library_name="textenv")
+    with tempfile.TemporaryDirectory() as staged, hub_errors(f"{folder} could not be pushed to {repo_id}"):
+        for name, text in own.items():
+            (Path(staged) / name).write_text(text, encoding="utf-8")
+        for path in (folder / METRICS, *(folder / "policy").rglob("*")):
+            if path.is_file():
+                place = staged / path.relative_to(folder)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(path.resolve())
+        api.create_repo(repo_id, private=private, exist_ok=overwrite)
+        message = "Upload an agent"
+        commit = api.upload_folder(repo_id=repo_id, folder_path=staged, delete_patterns=["*"], commit_message=message)
+    return commit.commit_url
+
+
+def model_card(folder: Path, repo_id: str) -> str:
+    """Return the README of a saved agent: environment, results, curves, how to load it, hyper-parameters."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    best = (folder.parent / METRICS).is_file()  # the folder is RUN/best
+    run = read_run(folder.parent if best else folder)
+    env, algorithm = run["environment"] or "an environment of its own", run["algorithm"]
+    score, name = run["best_score" if best else "last_score"], repo_id.rpartition("/")[2]
+    kind, results = "reinforcement-learning", []
+    if score is not None:
+        results = [EvalResult(kind, env, env, "mean_reward", round(score, 4), metric_name="mean return")]
+    tags = [kind, "textenv", algorithm.lower(), env]
+    data = ModelCardData(library_name="textenv", tags=tags, model_name=name, eval_results=results or None)
+    lines = ["---", data.to_yaml(), "---", "", f"# {algorithm} on {env}", ""]
+    lines += [f"A policy trained for {run['steps']:,} steps with the library `textenv`.", ""]
+    if run["curves"]:
+        lines += ["## Results", "", "| metric | training | first | last |", "| --- | --- | --- | --- |"]
+        lines += [f"| `{x}` | {sparkline(y, 40)} | {y[0]:.4g} | {y[-1]:.4g} |" for x, y in run["curves"].items()] + [""]
+    lines += ["## Use", "", "```python", "import algos", "", f'policy = algos.load("{repo_id}")', "```", ""]
+    lines += [f"`algos evaluate {repo_id}` plays episodes.", "", "## Hyper-parameters", ""]
+    lines += [f"Those that differ from the defaults of {algorithm}:", "", "| field | value |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `{x}` | `{value}` |" for x, value in run["config"].items()), ""])
+
+
+def _check_base(folder: Path, repo_id: str) -> None:
+    """Raise a ValueError if the policy is an adapter of a model that is only on this machine."""
+    policy = folder / "policy"
+    if not is_adapter(policy) or (policy / BASE).is_dir():
+        return
+    name = read_json(policy / ADAPTER_CONFIG, what="an adapter's configuration", kind=dict)["base_model_name_or_path"]
+    if Path(name).is_absolute():
+        raise ValueError(
+            f"{folder} is an adapter of {name}, which another machine does not have: write a plain model ('algos "
+            f"merge {folder} MERGED') and upload it ('hf upload {repo_id} MERGED'), or put the hub name of the base "
+            f"model into {policy / ADAPTER_CONFIG}"
+        )

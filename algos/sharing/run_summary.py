@@ -1,0 +1,74 @@
+"""Summary of a run, read from its folder."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from algos.config import CONFIGS
+from algos.training.run_folder import status
+from algos.training.save import describe, read_description
+from textenv.json_files import parse_json
+
+METRICS = "metrics.jsonl"
+SCORES = ("eval/mean_return", "episode/return")
+"""Metrics of a run's score: of the evaluation while training, if there is one, else of the training."""
+CURVES = (*SCORES, "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy", "sft/loss")
+SAMPLES = 3
+"""Number of samples to show, the newest."""
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return `summarise`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``."""
+    metrics, description = list(json_lines(folder / METRICS)), run_description(folder)
+    return summarise(folder, metrics, description) | {
+        "made_by": description.get("made_by") or {},
+        "config": _changed(description),
+        "curves": {name: values for name in CURVES if (values := _column(metrics, name))},
+        "samples": list(json_lines(folder / "samples.jsonl"))[-SAMPLES:],
+    }
+
+
+def summarise(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
+    """Return environment, algorithm, status, steps, last and best score, and seconds of a run."""
+    scores: list[Any] = next((found for name in SCORES if (found := _column(metrics, name))), [None])
+    last = metrics[-1] if metrics else {}
+    return {
+        "run": str(folder),
+        "environment": (description.get("environment") or {}).get("id"),
+        "algorithm": description.get("algorithm"),
+        "status": status(folder),
+        "steps": last.get("steps", 0),
+        "last_score": scores[-1],
+        "best_score": max(scores),
+        "seconds": last.get("time/seconds", 0.0),
+    }
+
+
+def run_description(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a run; while it is missing, the same of the flags that it was started with."""
+    if (folder / "config.json").is_file():
+        return read_description(folder)
+    return {}
+
+
+def _changed(description: dict[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters that differ from the algorithm's defaults."""
+    kind = CONFIGS.get(str(description.get("algorithm")).lower())
+    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
+    return {name: x for name, x in description.get("config", {}).items() if name not in defaults or x != defaults[name]}
+
+
+def _column(metrics: list[dict[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in metrics if isinstance(row.get(name), (int, float))]
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects in a file of JSON lines, none if it is missing, without a line that a killed process left incomplete."""
+    if path.is_file():
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):
+                if isinstance(found := parse_json(line), dict):
+                    yield found
