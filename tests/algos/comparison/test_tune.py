@@ -61,8 +61,10 @@ def test_the_first_trial_is_the_recipe_and_the_best_one_is_written_as_flags(tmp_
     flags = yaml.safe_load((tmp_path / "best.yaml").read_text())
     assert flags["algo"] == "ppo" and flags["total_steps"] == 128 and flags["num_envs"] == 4
     config = PPOConfig(**flags["config"] | {"adam_betas": tuple(flags["config"]["adam_betas"])})
-    for field in ("learning_rate", "final_learning_rate", "ent_coef", "gamma", "gae_lambda", "minibatch_size"):
+    for field in ("ent_coef", "gamma", "gae_lambda", "num_steps", "minibatch_size", "num_epochs", "max_grad_norm"):
         assert getattr(config, field) == getattr(SMALL, field)
+    # None in the recipe, so what is trained decides; that is where the search starts.
+    assert config.learning_rate == trials(tmp_path)[0].params["learning_rate"] == 2.5e-4
 
 
 def test_an_interrupted_search_continues_as_if_it_had_not_been(tmp_path):
@@ -156,6 +158,10 @@ def test_the_command_searches_continues_and_prints_a_table(tmp_path, capsys):
     main([*command, "--trials", "2"])
     out = capsys.readouterr().out
     assert "trial 2 of 2: " in out and "trial 1 of" not in out and "Best trials" in out
+    best = str(tmp_path / "best.yaml")
+    main(["train", "--config", best, "--run-dir", str(tmp_path / "run"), "--num-episodes", "2", "--json"])
+    started, searched = (yaml.safe_load((tmp_path / name).read_text()) for name in ("run/run.yaml", "best.yaml"))
+    assert searched["config"].items() <= started["config"].items() and started["total_steps"] == 2048
 
 
 def test_without_optuna_one_sentence_has_the_line_to_install_it(tmp_path, capsys, monkeypatch):
