@@ -112,7 +112,7 @@ class EpisodeEnv:
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Texts of the episodes returned last, for people: ``prompt``, ``completion``, ``score`` and ``parts`` by row.
 
-        By default there are none.
+        If rewards have logged numbers, these are ``logged``. By default there are no texts.
         """
         return []
 

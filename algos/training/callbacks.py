@@ -14,8 +14,8 @@ DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
 class RecordSamples(Callback):
     """Logs what the policy writes, with scores, and histograms of the rollout's columns.
 
-    The table ``samples`` has ``prompt``, ``completion``, ``score``, ``parts`` (by name) and ``kl`` (nats, if measured).
-    The first one is from before any update.
+    The table ``samples`` has ``prompt``, ``completion``, ``score``, ``parts`` and ``logged`` (by name; the latter only
+    if rewards log numbers) and ``kl`` (nats, if measured). The first one is from before any update.
 
     Args:
         every: iterations from one table to the next.

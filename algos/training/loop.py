@@ -25,6 +25,7 @@ from algos.training.run import Callback, Run
 from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
 from algos.training.signals import noted_signals
 from textenv.names import check_names
+from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
 
 
@@ -99,8 +100,9 @@ def learn(
                 callback.on_start(run)
             start = time.perf_counter() - run.seconds
             while run.steps < total_steps:
-                stop = _iteration(run, diagnose, start=start)
-                stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
+                with training(run.steps, run.steps / total_steps):  # for reward functions
+                    stop = _iteration(run, diagnose, start=start)
+                    stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
                 over = stop or run.steps >= total_steps
                 if checkpoint_every is not None and run_dir is not None:
                     run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)

@@ -56,3 +56,10 @@ def leaves(completions):
 def starts_a_process(completions):
     """A sandbox of the reward's own, which it does not wait for."""
     return [float(subprocess.Popen(["sleep", "1000"]).pid) for _ in completions]
+
+
+def sees_training(completions, step, progress, log):
+    """The score is made of the point in the training; lengths, and the number of rows, are logged."""
+    log("length", [len(text) for text in completions])
+    log("rows", len(completions))
+    return [step + progress for _ in completions]

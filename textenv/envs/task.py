@@ -1,6 +1,7 @@
 """Tasks: objects that sample prompts, reply to turns and score them, in batches."""
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
@@ -8,6 +9,7 @@ from textenv.prompts.prompts import Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
+from textenv.rewards.training import Training
 
 
 @runtime_checkable
@@ -56,6 +58,10 @@ class FunctionTask(PromptList):
         looked_at = range(min(len(self.prompts), 10_000))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
         """Column names found in the prompts; a prompt without such a column gets None there."""
+        if taken := sorted(self.names.intersection(Training._fields)):
+            logging.getLogger(__name__).warning(
+                "the prompts have columns named %s: rewards get these, not the training's", ", ".join(taken)
+            )
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
@@ -103,15 +109,15 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
 
 
-def score_turns(task: Task, turns: Sequence[Turn]) -> Scores:
-    """Score the turns in one call of the task and check the result.
+def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], Any] | None = None) -> Scores:
+    """Score the turns in one call of the task, or of ``score``, and check the result.
 
     Raises:
         RewardError: as `textenv.rewards.scores.read_scores`.
     """
     rows = rows_of(turns)
     try:
-        return read_scores(task.score(turns), rows, name=type(task).__name__)
+        return read_scores((score or task.score)(turns), rows, name=type(task).__name__)
     except Exception as error:  # user code may raise anything: keep the inputs with the error
         answers = [
             dict(zip(rows.columns, entries, strict=True)) for entries in zip(*rows.columns.values(), strict=True)

@@ -43,7 +43,7 @@ class Turn:
         content = self.prompt.content
         return content if isinstance(content, str) else self._decode(self.prompt_ids)
 
-    @property
+    @functools.cached_property
     def completion(self) -> str:
         """Text of this turn without context, special tokens and stop text."""
         return self.text[: self.completed(self.stop)] if self.stop else self.text

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule
+from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, score_turns
@@ -44,7 +45,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     It has two interfaces. Plain Gymnasium: `reset` and `step`, which scores each completion when it ends. Whole
     episodes, as fast as batched generation: `start_episodes`, then `advance` until no slot is `running`, then
-    `take_episodes`, which scores all completions in one call.
+    `take_episodes`, which scores all completions in one call (but see ``score_while_generating``).
 
     Args:
         task: samples prompts and scores completions; or give ``prompts`` and ``reward`` instead. With a ``reply``
@@ -64,6 +65,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
         allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
+        score_while_generating: score finished turns of `advance` in another thread while others are generated, in
+            several calls of at least a quarter of the episodes; for slow rewards. The scores are the same.
         penalty: KL penalty that agents apply after each rollout.
         render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
 
@@ -94,6 +97,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         forbidden: Sequence[int] = (),
         allowed: Rule | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        score_while_generating: bool = False,
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -101,6 +105,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         self.task = choose_task(task, prompts, reward)
+        self._early = EarlyScores(self.task) if score_while_generating else None
         self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -221,7 +226,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         # If all slots are active (as at most steps), a slice, which is faster than an index array.
         rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
         over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
-        reward = self._slots.assign_reward(self._score(self._slots))
+        turns = self._slots.unpaid
+        reward = self._slots.assign_reward(score_turns(self.task, turns) if turns else Scores(earned=[]))
         done = np.zeros(self.num_envs, dtype=bool)
         if over:
             done[list(over)] = True
@@ -307,10 +313,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if over:
             changed[batch.release(list(over))] = True
             changed[self._fill()] = True
+        if self._early is not None:
+            self._early.offer(batch.transcript.unpaid, least=PORTION * len(batch.numbers))
         return batch.observe(), changed
 
     def take_episodes(self) -> TensorDict:
-        """Return the finished episodes in the schema of `textenv.rollout`, scored in one call.
+        """Return the finished episodes in the schema of `textenv.rollout`, with scores.
 
         Raises:
             ValueError: if an episode is still running.
@@ -319,7 +327,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         batch = self._current_batch()
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are still running: call advance until none is")
-        turns, rows, scores = batch.transcript.unpaid, batch.transcript.unpaid_rows, self._score(batch.transcript)
+        turns, rows = batch.transcript.unpaid, batch.transcript.unpaid_rows
+        scores = score_turns(self.task, turns, self._early.score if self._early else None)
         batch.transcript.assign_reward(scores)
         self._taken = turns, rows, scores
         self._batch = None  # only now, so that this can be called again after a reward has failed
@@ -342,6 +351,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                     "parts": {name: _sum(column) for name, column in columns.items()},
                 }
             )
+            if scores.logged:  # of the last turn
+                found[-1]["logged"] = {name: column[own[-1]] for name, column in scores.logged.items()}
             if len(own) > 1:
                 found[-1]["turns"] = messages([turns[i] for i in own])
         return found
@@ -352,6 +363,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
 
     def _seed(self, seed: int | None) -> None:
+        if self._early is not None:
+            self._early.forget()
         super().reset(seed=seed)
         self._order.start(self.np_random, anew=seed is not None)
 
@@ -389,11 +402,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         for (row, turn), said in zip(turns.items(), replies, strict=True):
             transcript.answer(row, turn, said)
         return {row: turn for row, turn in turns.items() if turn.last}
-
-    def _score(self, transcript: Transcript) -> Scores:
-        """Score the turns that have no reward yet, in one call of the task."""
-        turns = transcript.unpaid
-        return score_turns(self.task, turns) if turns else Scores(earned=[])
 
     def _observe(self) -> TextObservation:
         return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from textenv.rewards.scores import is_tensor
+from textenv.rewards.scores import Rows, is_tensor
+from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
 
 
@@ -25,8 +26,15 @@ def reward_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def is_async(function: Any) -> bool:
+    """Return True for an ``async`` function, and for an object whose call is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+
 def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
     """Call a reward function with the keyword arguments in its signature, and return its result.
+
+    A parameter ``step``, ``progress`` or ``log`` without a column of that name gets that of `textenv.rewards.training`.
 
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
@@ -37,24 +45,50 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     Raises:
         ValueError: if the function needs a column that is missing.
     """
+    found = _start(function, columns, tokenizer)
+    return _wait(found) if inspect.isawaitable(found) else found
+
+
+def call_logged(
+    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, step: int, progress: float
+) -> tuple[Any, dict[str, list[float | None]]]:
+    """Call a reward function at this point in the training; return its result and what it logged."""
+    log = RewardLog(len(Rows(columns)))
+    with training(step, progress, log):
+        return call_reward(function, columns, tokenizer), log.columns()
+
+
+async def await_logged(
+    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, step: int, progress: float
+) -> tuple[Any, dict[str, list[float | None]]]:
+    """Do what `call_logged` does, for an async function inside an event loop."""
+    log = RewardLog(len(Rows(columns)))
+    with training(step, progress, log):
+        return await _start(function, columns, tokenizer), log.columns()
+
+
+def _start(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any) -> Any:
+    """Call the function; the result of an async one is still to be awaited."""
     parameters = _parameters(function)
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         given = dict(columns)
     else:
         given = {each.name: columns[each.name] for each in parameters if each.name in columns}
     check_columns(function, {**columns, **given})
+    now = NOW.get()._asdict()
+    now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
+    given |= {each.name: now[each.name] for each in parameters if each.name in now and each.name not in columns}
     given = {name: _copied(column) for name, column in given.items()}
     if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
         given["tokenizer"] = tokenizer
-    found = function(**given)
-    return _wait(found) if inspect.isawaitable(found) else found
+    return function(**given)
 
 
 def check_columns(function: Callable[..., Any], columns: Collection[str]) -> None:
     """Raise a ValueError if a reward function needs a column that is not among these."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [each.name for each in _parameters(function) if each.default is each.empty and each.kind in kinds]
-    if missing := [name for name in needed if name not in columns]:
+    if missing := [name for name in needed if name not in columns and name not in Training._fields]:
         raise ValueError(
             f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but got "
             f"{sorted(columns)}: add it to the prompts, one entry per row, or give the parameter a default"

@@ -6,13 +6,26 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from textenv.device import move
-from textenv.rewards.calling import call_reward, reward_name
-from textenv.rewards.scores import Earned, RewardError, Rows, Scores, StopTraining, add, read_scores, shown, total
+from textenv.rewards.calling import await_logged, call_logged, is_async, reward_name
+from textenv.rewards.scores import (
+    Earned,
+    RewardError,
+    Rows,
+    Scores,
+    StopTraining,
+    add,
+    merge,
+    read_scores,
+    shown,
+    total,
+)  # fmt: skip
+from textenv.rewards.training import NOW
 from textenv.rewards.transforms import depends_on_batch
-from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
+from textenv.rewards.workers import ChildError, Workers, attempt, run_in_loops, run_in_processes, run_in_threads
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
@@ -95,6 +108,8 @@ class Rewards:
                 f"reward {alone[0]!r} needs whole batches (Normalize, whiten), but workers, processes and "
                 "on_error='skip' pass parts: put it outside, as in Normalize(Rewards(f, workers=8))"
             )
+        self.by_batch = bool(alone)
+        """True if the score of a row depends on other rows."""
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
         if not pause >= 0:
@@ -112,7 +127,12 @@ class Rewards:
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
-        found = {name: self._values(name, function, rows) for name, (function, _) in self.functions.items()}
+        parts, found, ahead = self._parts(rows), dict[str, Scores](), dict[str, list[Any]]()
+        for name, (function, _) in self.functions.items():
+            if is_async(function) and self._pool is None and not ahead:
+                ahead = self._run_async(parts)
+            outcomes = ahead[name] if name in ahead else self._run(name, function, parts)
+            found[name] = self._values(name, function, rows, list(zip(parts, outcomes, strict=True)))
         counted = [name for name, (_, weight) in self.functions.items() if weight]  # the others are only logged
         broken = {row for name in counted for row in found[name].failed}
         self.failed += len(broken)
@@ -121,8 +141,13 @@ class Rewards:
         for row in range(len(rows)):
             values = [_scaled(found[name].earned[row], self.functions[name][1]) for name in counted]
             earned.append(None if row in broken else add(values, rows.tokens(row)))
-        parts, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
-        return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(broken))
+        named, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
+        logged = {
+            f"{name}/{key}" if self.several else key: [None if row in broken else x for row, x in enumerate(column)]
+            for name, scores in found.items()
+            for key, column in scores.logged.items()
+        }
+        return Scores(earned=earned, parts=named, raw=raw, failed=frozenset(broken), logged=logged)
 
     def to(self, device: Any) -> None:
         """Move the reward models among the functions to a device."""
@@ -141,12 +166,14 @@ class Rewards:
                 columns[part] = [None if row in broken else value for row, value in enumerate(scaled)]
         return columns
 
-    def _values(self, name: str, function: RewardFunction, rows: Rows) -> Scores:
-        """Return the scores by one function."""
+    def _parts(self, rows: Rows) -> list[Rows]:
+        """Cut the batch into a part for each worker."""
         pieces = max(1, min(self.workers, len(rows)))
         cuts = [round(i * len(rows) / pieces) for i in range(pieces + 1)]
-        parts = [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
-        outcomes = list(zip(parts, self._run(name, function, parts), strict=True))
+        return [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+
+    def _values(self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]) -> Scores:
+        """Return the scores by one function, given its result or exception for each part."""
         first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
         if first is None:
             return _merged(rows, outcomes)
@@ -245,17 +272,32 @@ class Rewards:
 
     def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
         """Return `Scores` or an exception for each part, in order."""
-        calls = [functools.partial(call_reward, function, dict(part.columns), part.tokenizer) for part in parts]
+        calls = [_call(call_logged, function, part) for part in parts]
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
         elif self.timeout is None and (len(calls) == 1 or not self.workers):
             outcomes = [attempt(call) for call in calls]
         else:
             outcomes = run_in_threads(calls, self.timeout)
-        for outcome in outcomes:
-            if isinstance(outcome, StopTraining):
-                raise outcome
-        return [_checked(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
+        return _read(name, parts, outcomes)
+
+    def _run_async(self, parts: Sequence[Rows]) -> dict[str, list[Any]]:
+        """Like `_run`, for all async functions at once: by name, `Scores` or an exception for each part."""
+        functions = {name: function for name, (function, _) in self.functions.items() if is_async(function)}
+        groups = [[_call(await_logged, function, part) for function in functions.values()] for part in parts]
+        columns = zip(*run_in_loops(groups, self.timeout), strict=True)
+        return {name: _read(name, parts, column) for name, column in zip(functions, columns, strict=True)}
+
+
+def _call(how: Callable[..., Any], function: RewardFunction, part: Rows) -> functools.partial[Any]:
+    return functools.partial(how, function, dict(part.columns), part.tokenizer, *NOW.get()[:2])
+
+
+def _read(name: str, parts: Sequence[Rows], outcomes: Sequence[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, StopTraining):
+            raise outcome
+    return [_checked(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
@@ -270,26 +312,20 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
 
 
 def _checked(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
+    if isinstance(outcome, Exception):
+        return outcome
+    returned, logged = outcome
     try:
-        return outcome if isinstance(outcome, Exception) else read_scores(outcome, rows, name=name)
+        scores = read_scores(returned, rows, name=name)
+        return replace(scores, logged={**scores.logged, **logged})
     except RewardError as error:
         return error
 
 
-def _merged(rows: Rows, outcomes: Sequence[tuple[Rows, Scores]], failed: Iterable[int] = ()) -> Scores:
-    """Merge the scores of parts into those of the whole batch; None for rows that are in no part."""
-    earned: list[Earned] = [None] * len(rows)
-    failed = set(failed)
-    parts: dict[str, list[Any]] = {}
-    raw: dict[str, list[Any]] = {}
-    for part, scores in outcomes:
-        start = part.first - rows.first
-        earned[start : start + len(part)] = scores.earned
-        failed |= {start + row for row in scores.failed}
-        for whole, columns in ((parts, scores.parts), (raw, scores.raw)):
-            for key, column in columns.items():
-                whole.setdefault(key, [None] * len(rows))[start : start + len(part)] = column
-    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed))
+def _merged(rows: Rows, outcomes: Iterable[tuple[Rows, Scores]], failed: Iterable[int] = ()) -> Scores:
+    starts = ((part.first - rows.first, scores) for part, scores in outcomes)
+    pieces = ((range(start, start + len(scores.earned)), scores) for start, scores in starts)
+    return merge(len(rows), pieces, failed)
 
 
 def _scaled(value: Earned, weight: float) -> Earned:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
         does not apply), so that the components add up to the score; ``reward_raw/NAME``, its mean value before the
         weight, where it applies; ``reward_applied/NAME``, the fraction where it applies; ``reward_share/NAME``, its
         fraction of all contributions, by absolute value; ``reward_length_correlation/NAME``, Pearson's correlation of
-        its value and the completion's length (0 if one of them is constant). ``reward/failed`` and
+        its value and the completion's length (0 if one of them is constant). For each NAME that a function logged,
+        ``reward/log/NAME``: its mean over the completions with a number. ``reward/failed`` and
         ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repeated`.
     """
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
@@ -43,6 +45,9 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
             found[f"reward_applied/{name}"] = int(here.sum()) / count
             found[f"reward_share/{name}"] = added[name] / everything if everything else 0.0
             found[f"reward_length_correlation/{name}"] = correlation(values[name][here], lengths[here])
+    for name, logged in scores.logged.items():
+        if known := [x for x in logged if x is not None]:
+            found[f"reward/log/{name}"] = fmean(known)
     return found
 
 

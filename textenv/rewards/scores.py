@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,26 @@ class Scores:
     """The same before the weight."""
     failed: frozenset[int] = frozenset()
     """Rows on which a function failed; they are left out of the update."""
+    logged: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """By name: numbers that a function gave to its argument ``log``, which are not paid; one per completion or None."""
+
+
+def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: Iterable[int] = ()) -> Scores:
+    """Merge the scores of pieces of a batch, given with the rows that each covers; None for rows that none covers."""
+    earned: list[Earned] = [None] * count
+    parts: dict[str, list[Any]] = {}
+    raw: dict[str, list[Any]] = {}
+    logged: dict[str, list[Any]] = {}
+    failed = set(failed)
+    for rows, scores in pieces:
+        failed |= {rows[row] for row in scores.failed}
+        wholes = ({"": earned}, {"": scores.earned}), (parts, scores.parts), (raw, scores.raw), (logged, scores.logged)
+        for whole, columns in wholes:
+            for key, column in columns.items():
+                merged = whole.setdefault(key, [None] * count)
+                for row, value in zip(rows, column, strict=True):
+                    merged[row] = value
+    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed), logged=logged)
 
 
 def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) -> Scores:
@@ -67,7 +87,7 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
     """
     check = partial(check_count, expected=len(rows), name=f"reward {name!r}", item="number", error=RewardError)
     if isinstance(returned, Scores):
-        for column in (returned.earned, *returned.parts.values(), *returned.raw.values()):
+        for column in (returned.earned, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
             check(column)
         return returned
     if isinstance(returned, Mapping):

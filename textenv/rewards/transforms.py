@@ -6,13 +6,14 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import RewardError, Rows, read_scores
+from textenv.rewards.training import log_again
 
 
 class Transform:
@@ -31,13 +32,15 @@ class Transform:
     def __init__(
         self, function: Callable[..., Any], change: Callable[[np.ndarray], np.ndarray], *, by_batch: bool
     ) -> None:
-        self.function, self.change, self.by_batch = function, change, by_batch
+        self.function, self.change, self.by_batch = function, change, by_batch or depends_on_batch(function)
         self.__name__ = reward_name(function)
 
     def __call__(self, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
         """Call the function and return the changed scores."""
         rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
-        earned = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__).earned
+        scores = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__)
+        log_again(scores.logged)
+        earned = scores.earned
         if any(isinstance(score, np.ndarray) for score in earned):
             raise RewardError(
                 f"reward {self.__name__!r} is per token, but Normalize, clip and whiten need one number per completion"
@@ -129,14 +132,21 @@ def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transfor
     return Transform(function, change, by_batch=True)
 
 
+@runtime_checkable
+class ByBatch(Protocol):
+    """A reward function that declares if its score of a row depends on other rows; your own can, too."""
+
+    by_batch: bool
+
+
 def depends_on_batch(function: Any) -> bool:
-    """Return True if a reward function's score of a row depends on other rows (`Normalize`, `whiten`, `clip` of them).
+    """Return True if a reward function declares that its score of a row depends on other rows (`ByBatch`).
 
     Example:
         >>> depends_on_batch(clip(whiten(len), 0, 1)), depends_on_batch(clip(len, 0, 1))
         (True, False)
     """
-    return isinstance(function, Transform) and (function.by_batch or depends_on_batch(function.function))
+    return isinstance(function, ByBatch) and function.by_batch
 
 
 def _deviation(variance: float, mean: float) -> float:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from textenv.names import check_names
-from textenv.rewards.calling import call_reward
+from textenv.rewards.calling import call_logged
 from textenv.rewards.human.annotator import QUIT, SCORES, UNDO, Annotator, Question, Scale
 from textenv.rewards.human.feedback_file import FeedbackFile, Record, canonical, key, scores
 from textenv.rewards.human.terminal import TerminalAnnotator
-from textenv.rewards.scores import Rows, StopTraining, read_scores, total
+from textenv.rewards.scores import Rows, StopTraining, merge, read_scores, total
+from textenv.rewards.training import NOW, log_again
 
 
 class FeedbackStopped(StopTraining):  # noqa: N818  (a request, not an error)
@@ -81,6 +82,8 @@ class HumanReward:
         self.file, self.scale, self.fallback = FeedbackFile(file), scale, fallback
         self.annotator: Annotator = TerminalAnnotator() if annotator is None else annotator
         self.fraction, self.seed = fraction, seed
+        self.by_batch = scale == "pairs" or fraction < 1
+        """True if the score of a row depends on other rows."""
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
@@ -159,7 +162,8 @@ class HumanReward:
         for name, values in columns.items():  # not all are columns: TRL's ``trainer_state``
             is_column = isinstance(values, Sequence) and len(values) == len(result)
             given[name] = [values[row] for row in rows] if is_column else values
-        scores = read_scores(call_reward(self.fallback, given, tokenizer), Rows(given), name="fallback")
-        for row, earned in zip(rows, scores.earned, strict=True):
-            result[row] = total(earned)
-        return result
+        returned, logged = call_logged(self.fallback, given, tokenizer, *NOW.get()[:2])
+        scores = read_scores(returned, Rows(given), name="fallback")
+        everywhere = merge(len(result), [(rows, replace(scores, logged={**scores.logged, **logged}))])
+        log_again(everywhere.logged)
+        return [total(everywhere.earned[row]) if score is None else score for row, score in enumerate(result)]

@@ -1,0 +1,83 @@
+"""Arguments with which a reward function sees the training: ``step``, ``progress`` and ``log``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from textenv.rewards.scores import as_number
+
+
+class RewardLog:
+    """The argument ``log`` of a reward function, in a call with this many completions.
+
+    ``log(name, value)`` reports numbers that are not paid: one for the batch, or a list with a number or None for each
+    completion. Values that are logged several times under a name are averaged.
+
+    Example:
+        >>> log = RewardLog(2)
+        >>> log("words", [3, 5]), log("words", [4, None]), log("limit", 8)
+        (None, None, None)
+        >>> log.columns()
+        {'words': [3.5, 5.0], 'limit': [8.0, 8.0]}
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # float64 [rows]: sum and count of the values
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Report a number or a list; ValueError unless it is finite, and has an entry for each completion."""
+        number = as_number(value)
+        try:
+            entries = [] if number is not None else list(value)
+        except TypeError:
+            entries = []
+        column = np.full(self.rows, number) if number is not None else np.array([as_number(x) for x in entries], float)
+        numbers = int(np.isfinite(column).sum()) + sum(entry is None for entry in entries)
+        if not (isinstance(name, str) and len(column) == numbers == self.rows):
+            raise ValueError(
+                f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
+                "finite number, or a list with a finite number or None for each completion"
+            )
+        total, count = self._sums.setdefault(name, (np.zeros(self.rows), np.zeros(self.rows)))
+        total += np.nan_to_num(column)
+        count += ~np.isnan(column)
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Return the mean value for each completion, by name."""
+        pairs = {name: zip(*map(np.ndarray.tolist, both), strict=True) for name, both in self._sums.items()}
+        return {name: [value / n if n else None for value, n in column] for name, column in pairs.items()}
+
+
+class Training(NamedTuple):
+    """Point in a training."""
+
+    step: int = 0
+    """Steps (tokens) trained so far."""
+    progress: float = 0.0
+    """Fraction of the training, from 0 to 1."""
+    log: RewardLog | None = None
+    """Receives what the functions of the present call log."""
+
+
+NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: B039  (immutable)
+
+
+@contextmanager
+def training(step: int, progress: float, log: RewardLog | None = None) -> Iterator[None]:
+    """Context in which reward functions see this point in the training; `learn` sets it for each iteration."""
+    before = NOW.set(Training(step, progress, log))
+    try:
+        yield
+    finally:
+        NOW.reset(before)
+
+
+def log_again(columns: Mapping[str, Sequence[float | None]]) -> None:
+    """Log what an inner function has logged, in the call of the outer one, if there is one."""
+    if (log := NOW.get().log) is not None:
+        for name, column in columns.items():
+            log(name, column)
