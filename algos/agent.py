@@ -23,7 +23,9 @@ from algos.training.loop import learn
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
+from textenv.lm.model import language_model_of
 from textenv.names import check_names
 from textenv.rollout import is_episode_env
 
@@ -258,6 +260,9 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             f"{type(env).__name__} steps text environments one by one: use a TextVectorEnv, or gymnasium.make_vec(id)"
         )
     check_spaces(env, policy)
+    lm = language_model_of(policy)
+    if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
+        lm.check_length(env.unwrapped.max_length)
     actions = policy.num_actions
     if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
         raise ValueError(

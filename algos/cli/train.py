@@ -65,7 +65,7 @@ class TextOptions:
     max_kl: float | None = None
     """Text only: end the training when the KL exceeds this number of nats per episode."""
     max_prompt_tokens: int | None = None
-    """Text only: maximum length of a prompt; default: the environment's (your own prompts: 512)."""
+    """Text only: maximum length of a prompt; default: the environment's (your own prompts: their longest)."""
     max_new_tokens: int | None = None
     """Text only: maximum length of a completion; default: the environment's (your own prompts: 128)."""
     temperature: float | None = None

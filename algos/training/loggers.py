@@ -70,8 +70,10 @@ class _TensorBoard:
 class _Tracker:
     """Weights & Biases (in the run's folder if ``WANDB_MODE=offline``), or trackio, which has the same functions."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self._module = name, importlib.import_module(name)
+    name = ""
+
+    def __init__(self) -> None:
+        self._module = importlib.import_module(self.name)
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         # A resumed run continues under its name, in Weights & Biases under its id.
@@ -100,8 +102,16 @@ class _Tracker:
         return value
 
 
+class _WandB(_Tracker):
+    name = "wandb"
+
+
+class _Trackio(_Tracker):
+    name = "trackio"
+
+
 NAMED: dict[str, Callable[[], Logger]] = {
-    "tensorboard": _TensorBoard, "wandb": lambda: _Tracker("wandb"), "trackio": lambda: _Tracker("trackio"),
+    "tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio,
 }  # fmt: skip
 """Loggers by name; each is an extra of the same name."""
 
@@ -201,7 +211,7 @@ class Logs:
             self.failures += 1
             if id(logger) not in self._warned:
                 self._warned.add(id(logger))
-                _log.warning("the logger %s failed, the run continues: %r", type(logger).__name__, error)
+                _log.warning("the logger %s failed, the run continues: %r", type(logger).__name__.strip("_"), error)
 
 
 def _step_of(line: str) -> float:

@@ -183,15 +183,18 @@ def make_task(
     rest = {key: x for key, x in arguments.items() if key in ours}
     own = {key: x for key, x in arguments.items() if key not in ours}
     if name in TASKS:
-        return TASKS[name](split, **own), dict(TASKS[name].LIMITS), rest
+        task, limits = TASKS[name](split, **own), dict(TASKS[name].LIMITS)
+        if isinstance(task, Prompts) and "max_prompt_tokens" not in rest:
+            limits["max_prompt_tokens"] = task.longest_prompt(tokenizer)
+        return task, limits, rest
     if name in GAMES:
         from textenv.envs.string_env import StringGames
 
         pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
-        make, limits = GAMES[name]
+        make, of_game = GAMES[name]
         game = functools.partial(make, **own)
         game()  # raises now on a wrong argument
-        return StringGames(game, tokenizer=tokenizer, **pay), dict(limits), rest
+        return StringGames(game, tokenizer=tokenizer, **pay), dict(of_game), rest
     if name == "ReasoningGym":
         from textenv.tasks.reasoning_gym import ReasoningGym
 

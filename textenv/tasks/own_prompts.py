@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from textenv.envs.task import FunctionTask
+from textenv.envs.vector_env import CHECKED_PROMPTS
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
 from textenv.prompts.prompts import Prompt, PromptList, check_no_overlap, split_prompts
+from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, load_function, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
@@ -44,7 +46,7 @@ class Prompts(FunctionTask):
         ({'role': 'user', 'content': 'Say hello.'},)
     """
 
-    LIMITS = {"max_prompt_tokens": 512, "max_new_tokens": 128}
+    LIMITS = {"max_new_tokens": 128}
 
     @check_names
     def __init__(
@@ -82,6 +84,12 @@ class Prompts(FunctionTask):
         if self._system is not None and chat[0]["role"] != "system":
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
+
+    def longest_prompt(self, tokenizer: Any) -> int:
+        """Tokens of the longest prompt, the default limit; of more than 10,000 prompts, at least 512."""
+        seen = min(len(self.prompts), CHECKED_PROMPTS)
+        longest = max(len(prompt_ids(self.prompt(index), tokenizer)) for index in range(seen))
+        return longest if seen == len(self.prompts) else max(longest, 512)
 
 
 def read_rewards(reward: Any) -> Rewards:
