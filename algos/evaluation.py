@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from tensordict import TensorDict
 
 from algos.collection import collect
@@ -86,8 +87,17 @@ def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
         split: dict[str, Any] = {"split": "test"} if is_ours(env) else {}
         return make_vector_environment(env, min(num_episodes, 16), **split)
     if isinstance(env, gymnasium.Env):
-        inner = env.unwrapped
-        return inner.vector if isinstance(inner, TextEnv) else SyncVectorEnv([lambda: env])
+        inner, layer = env.unwrapped, env
+        if not isinstance(inner, TextEnv):
+            return SyncVectorEnv([lambda: env])
+        while isinstance(layer, gymnasium.Wrapper):
+            if not isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):  # those of `gymnasium.make`
+                raise ValueError(
+                    f"{type(layer).__name__} wraps a text environment, which is played in whole episodes, so that the "
+                    "wrapper would see none of its steps: pass the unwrapped one"
+                )
+            layer = layer.env
+        return inner.vector
     if not isinstance(env, VectorEnv):
         raise TypeError(f"env is {env!r:.100}, expected an environment, a vector environment or a Gymnasium id")
     return env

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
+from algos.training.run_folder import RUN
 from textenv.json_files import parse_json
 
-RUN = "run.yaml"
-"""File in a run's folder with the options that repeat the run, and resume it."""
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
 
 

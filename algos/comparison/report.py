@@ -105,14 +105,14 @@ def print_table(summaries: Summaries) -> None:
         "steps_per_second": "steps a second",
     }
     seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
-    table = Table(title=f"After training: means over the seeds, and {_spread(seeds)}")
-    for name in ("", *chief.values()):
-        table.add_column(name, overflow="fold")  # which never cuts a name
+    table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
     for case, metrics in summaries.items():
         cells = [_format_figure(metrics.get(name)) for name in chief]
         table.add_row(
             Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
         )
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal cuts no name
     Console().print(table)
 
 

@@ -256,6 +256,7 @@ def _print_table(done: Sequence[optuna.trial.FrozenTrial]) -> None:
     from rich.text import Text
 
     table = Table("trial", "mean return", "hyper-parameters", title="Best trials; trial 1 is the recipe")
+    table.columns[2].overflow = "fold"
     complete = [(trial.value, -place, trial) for place, trial in enumerate(done, 1) if trial.state.name == "COMPLETE"]
     for _, place, trial in sorted(complete, reverse=True)[:10]:
         table.add_row(*map(Text, (str(-place), *_described(trial))))

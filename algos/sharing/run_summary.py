@@ -7,8 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from algos.config import CONFIGS
-from algos.training.run_folder import status
+from algos.training.run_folder import RUN, status
 from algos.training.save import describe, read_description
 from textenv.json_files import parse_json
 
@@ -21,14 +23,20 @@ SAMPLES = 3
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return `summarise`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``."""
+    """Return `summarise`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``.
+
+    A run that can be continued has the command under ``continue``.
+    """
     metrics, description = list(json_lines(folder / METRICS)), run_description(folder)
-    return summarise(folder, metrics, description) | {
+    result = summarise(folder, metrics, description) | {
         "made_by": description.get("made_by") or {},
         "config": _changed(description),
         "curves": {name: values for name in CURVES if (values := _column(metrics, name))},
         "samples": list(json_lines(folder / "samples.jsonl"))[-SAMPLES:],
     }
+    if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
+        result["continue"] = f"algos train --resume {folder}"
+    return result
 
 
 def summarise(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +59,14 @@ def run_description(folder: Path) -> dict[str, Any]:
     """``config.json`` of a run; while it is missing, the same of the flags that it was started with."""
     if (folder / "config.json").is_file():
         return read_description(folder)
-    return {}
+    if not (folder / RUN).is_file():
+        return {}
+    try:
+        found = yaml.safe_load((folder / RUN).read_bytes())
+        config, algorithm = dict(found["config"]), found["algo"].upper()
+        return {"environment": {"id": found["env"]}, "algorithm": algorithm, "config": config}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{folder / RUN} is damaged, expected the options of a run: {error!r:.200}") from error
 
 
 def _changed(description: dict[str, Any]) -> dict[str, Any]:

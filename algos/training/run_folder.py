@@ -18,8 +18,10 @@ PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 """Results of a run in its folder, which a new run must not replace."""
 UNFINISHED = ".failed"
 """File of a run that failed or was stopped, with that word; without a checkpoint, a new run may start in its folder."""
+RUN = "run.yaml"
+"""File of options of ``algos train`` that repeat the run, and resume it."""
 OTHERS = (
-    UNFINISHED, "run.yaml", "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, RUN, "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

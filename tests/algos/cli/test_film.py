@@ -137,6 +137,8 @@ def test_the_recording_wrappers_of_gymnasium_fit_text_environments(tmp_path):
         _, _, terminated, truncated, info = env.step(env.action_space.sample())
         steps, over = steps + 1, terminated or truncated
     env.close()
+    with pytest.raises(ValueError, match="RecordEpisodeStatistics wraps a text environment.*pass the unwrapped"):
+        algos.evaluate(env, LMPolicy.load("embedded"))
     assert info["episode"]["l"] == steps
     (path,) = tmp_path.glob("videos/*.mp4")
     film = imageio.imread(path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,24 @@ def test_a_run_is_running_while_its_folder_is_held_and_stopped_once_it_was_kille
     (tmp_path / ".holder.json").write_text(left)  # as a killed process leaves it
     assert status() == "stopped"
     assert json.loads(printed(capsys, "show", tmp_path, "--json"))["best_score"] is None
+
+
+def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, tmp_path, capsys):
+    run = Path(shutil.copytree(runs / "first", tmp_path / "run"))
+    expected = json.loads(printed(capsys, "show", run, "--json"))
+    (run / "config.json").unlink()
+    with hold(run, resumed=True):
+        (listed,) = json.loads(printed(capsys, "runs", tmp_path, "--json"))
+        found = json.loads(printed(capsys, "show", run, "--json"))
+    assert (listed["environment"], listed["algorithm"], listed["status"]) == ("CartPole-v1", "PPO", "running")
+    assert found["config"] == expected["config"] and "continue" not in found
+    (run / ".failed").write_text("stopped")
+    assert json.loads(printed(capsys, "show", run, "--json"))["continue"] == f"algos train --resume {run}"
+    (run / "run.yaml").write_text("[")
+    assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["environment"] is None
+    with pytest.raises(SystemExit):
+        main(["show", str(run)])
+    assert "run.yaml is damaged" in capsys.readouterr().err
 
 
 def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):
