@@ -657,7 +657,7 @@ def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tm
 def test_what_a_stranger_wrote_is_spelt_out_wherever_an_error_or_a_table_shows_it(capsys, monkeypatch):
     from algos import cli
 
-    cli._print_table({EVIL: EVIL, "[/bold]": 1.0})
+    cli.print_table({EVIL: EVIL, "[/bold]": 1.0}.items(), [EVIL, "[/bold]"])
     monkeypatch.setattr(cli.Evaluate, "run", lambda self: (_ for _ in ()).throw(ValueError(EVIL)))
     with pytest.raises(SystemExit):
         main(["evaluate", "x"])

@@ -18,7 +18,7 @@ def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> No
     cells = [[printable(_shown(value)) for value in row] for row in rows]
     table = Table(show_header=bool(header))
     for name, *column in zip(header or [""] * len(cells[0]), *cells, strict=True):
-        table.add_column(name, overflow="fold", no_wrap=max(map(len, [name, *column])) <= SHORT)
+        table.add_column(Text(printable(name)), overflow="fold", no_wrap=max(map(len, [name, *column])) <= SHORT)
     for row in cells:
         table.add_row(*map(Text, row))
     Console().print(table)
