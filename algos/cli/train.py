@@ -151,6 +151,11 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         self._check()
         return self._located()._train()
 
+    def recipe(self) -> presets.Recipe:
+        """Check the options and return what they train, with absolute paths."""
+        self._check()
+        return dataclasses.replace(self._located()._recipe(), total_steps=self.total_steps)
+
     def _train(self) -> dict[str, Any]:
         start, run_dir = time.perf_counter(), self.folder
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()

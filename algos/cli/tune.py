@@ -1,29 +1,37 @@
 """``algos tune``: search for hyper-parameters."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
-from algos import presets
-from algos.cli.arguments import Command, json_object, one_thread
-from algos.config import AlgorithmName
+from algos.cli.arguments import Command, one_thread, with_files
+from algos.cli.train import switches, train_command
+from algos.config import AlgorithmName, field_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(Command):
     """Search for hyper-parameters by Optuna, starting from the preset; the same command continues a search."""
 
-    env: tyro.conf.Positional[str]
-    """Gymnasium id, such as CartPole-v1 or textenv/Copy-v0; module:id first imports the module that registers it."""
-    algo: AlgorithmName = "ppo"
-    """Algorithm whose hyper-parameters are searched."""
-    trials: int = 50
-    """Finished trials in the end, those of an earlier command included."""
+    env: tyro.conf.Positional[str] = ""
+    """Gymnasium id, such as CartPole-v1 or textenv/Copy-v0; may be left out with --config."""
+    config: Path | None = None
+    """File of options of algos train to start from, such as a run's run.yaml: your prompts, rewards, an adapter."""
+    algo: AlgorithmName | None = None
+    """Algorithm whose hyper-parameters are searched; default ppo."""
     total_steps: int | None = None
     """Steps of each training; by default those of the preset."""
+    model: str | None = None
+    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    device: str | None = None
+    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
+    env_kwargs: str | None = None
+    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
+    trials: int = 50
+    """Finished trials in the end, those of an earlier command included."""
     seeds: int = 1
     """Trainings per trial, with seeds 1, 2, ...; a trial counts as much as their mean."""
     num_episodes: int = 20
@@ -32,24 +40,19 @@ class Tune(Command):
     """Seed of the search."""
     run_dir: Path | None = None
     """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO."""
-    model: str = "embedded"
-    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
-    device: str | None = None
-    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
-    env_kwargs: str = "{}"
-    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
 
     def run(self) -> dict[str, Any]:
         """Search, print the trials, write the best configuration."""
-        recipe = presets.recipe(self.env, self.algo, self.model)
-        recipe = replace(
-            recipe,
-            total_steps=recipe.total_steps if self.total_steps is None else self.total_steps,
-            model=self.model,
-            device=self.device,
-            env_kwargs=json_object(self.env_kwargs, "--env-kwargs"),
-        )
-        run_dir = self.run_dir or Path("runs") / f"tune-{self.env.replace('/', '-').replace(':', '-')}-{self.algo}"
+        if not self.env and self.config is None:
+            raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")
+        own = field_values(self)
+        given = {name: own[name] for name in ("config", "algo", "total_steps", "model", "device", "env_kwargs")}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+        words = with_files(["train", *([self.env] if self.env else []), *flags], switches())
+        other: Any = tyro.conf.subcommand("tune")
+        train: Any = tyro.cli(train_command(words) | Annotated[Tune, other], args=words, prog="algos")
+        recipe = train.recipe()
+        run_dir = self.run_dir or Path("runs") / f"tune-{train.env.replace('/', '-').replace(':', '-')}-{train.algo}"
         one_thread()
         from algos.comparison.tune import tune
 

@@ -104,8 +104,7 @@ def tune(
 
     Raises:
         ImportError: if Optuna is not installed.
-        ValueError: if a number is below 1, or the folder holds another search.
-        RuntimeError: if every trial failed.
+        ValueError: if a number is below 1, the folder holds another search, or no trial was completed.
     """
     try:
         import optuna
@@ -138,6 +137,10 @@ def tune(
                 with replacing(run_dir / "best.yaml") as new:
                     flags = study.best_trial.user_attrs["flags"]
                     new.write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    if all(trial.state.name != "COMPLETE" for trial in done):
+        raise ValueError(
+            f"none of {len(done)} trials was completed, the last failed with {done[-1].user_attrs['error']}"
+        )
     if not quiet:
         _print_table(done)
     count = Counter(trial.state.name for trial in done)
@@ -164,7 +167,7 @@ def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
         direction="maximize",
         load_if_exists=True,
     )
-    before = study.user_attrs.get("settings", settings)
+    before = study.user_attrs.get("settings", settings) if _finished(study) else settings
     for name in settings | before:
         was, now = before.get(name), settings.get(name)
         if was != now:
@@ -183,7 +186,9 @@ def _flags(recipe: Recipe) -> dict[str, Any]:
     flags = {name: value for name, value in field_values(recipe).items() if value is not None}
     config = field_values(flags.pop("config"))
     del config["seed"]
-    flags |= {name: dict(flags[name]) for name in ("policy_kwargs", "env_kwargs")} | {"config": config}
+    for name in ("policy_kwargs", "env_kwargs"):
+        flags[name] = {key: value for key, value in flags[name].items() if value is not None}
+    flags["config"] = config
     return json.loads(json.dumps({"env": flags["env"], "algo": flags.pop("algorithm")} | flags, default=describe))
 
 
@@ -203,16 +208,15 @@ def _run_trial(study: optuna.Study, recipe: Recipe, *, seeds: int, num_episodes:
         trial.set_user_attr("flags", _flags(given))
         score = sum(_train(given, trial, seed=seed, num_episodes=num_episodes) for seed in range(1, seeds + 1)) / seeds
         if not math.isfinite(score):
-            raise ValueError(f"the mean return is {score}")
+            raise ArithmeticError(f"the mean return is {score}")
         study.tell(trial, score)
     except optuna.TrialPruned:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     except (ValueError, ArithmeticError, RuntimeError) as error:  # not finite, an invariant, no memory
+        if isinstance(error, ValueError) and not any(each.value is not None for each in study.get_trials()):
+            raise  # wrong input, which fails in every trial
         trial.set_user_attr("error", f"{type(error).__name__}: {error}"[:500])
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        done = _finished(study)
-        if len(done) >= 5 and all("error" in each.user_attrs for each in done):
-            raise ValueError(f"all of the first {len(done)} trials failed, the last with {error}") from error
 
 
 def _train(recipe: Recipe, trial: optuna.Trial, *, seed: int, num_episodes: int) -> float:

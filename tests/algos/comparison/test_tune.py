@@ -94,10 +94,23 @@ def test_a_weak_trial_is_ended_early_and_a_failed_one_is_counted(tmp_path):
     assert "as the test asks" in trials(tmp_path)[1].user_attrs["error"]
 
 
-def test_a_search_in_which_everything_fails_ends(tmp_path):
+def test_a_search_without_a_good_trial_says_so(tmp_path):
     broken = recipe(lambda num_envs: make(num_envs, pays=lambda number: float("nan") if number > 1 else 1.0))
-    with refused(ValueError, "all of the first 5 trials failed", "nan"):
-        tune(broken, run_dir=tmp_path, **OPTIONS)
+    with refused(ValueError, "none of 2 trials was completed", "nan"):
+        tune(broken, run_dir=tmp_path, trials=2, **OPTIONS)
+
+
+def test_input_that_no_trial_accepts_is_an_error_and_not_fifty_failed_trials(tmp_path):
+    with refused(ValueError, "as the test asks"):
+        tune(recipe(lambda num_envs: make(num_envs, fails=2)), run_dir=tmp_path, **OPTIONS)
+    result = tune(recipe(), run_dir=tmp_path, trials=1, **OPTIONS)  # the input is right now, and nothing is in the way
+    assert result["trials"] == 1 and result["failed"] == 0
+
+
+def test_the_value_of_a_trial_is_the_mean_over_the_seeds(tmp_path):
+    # The environments of the two evaluations are the third and the fifth; an episode has ten steps.
+    graded = recipe(lambda num_envs: make(num_envs, pays=lambda number: number))
+    assert tune(graded, run_dir=tmp_path, trials=1, seeds=2, **OPTIONS)["mean_return"] == 10 * (3 + 5) / 2
 
 
 def test_the_folder_of_another_search_or_of_a_run_is_refused(tmp_path):
@@ -133,6 +146,8 @@ def test_suggestions_around_every_recipe_are_accepted_by_its_config(env, algorit
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        ([], "there is nothing to search for: give ENV"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["CartPole"], "cannot make environment 'CartPole'"),
         (["CartPole-v1", "--trials", "0"], "trials is 0.*expected at least 1"),
         (["CartPole-v1", "--total-steps", "0"], "total_steps 0, expected at least 1"),
@@ -162,6 +177,23 @@ def test_the_command_searches_continues_and_prints_a_table(tmp_path, capsys):
     main(["train", "--config", best, "--run-dir", str(tmp_path / "run"), "--num-episodes", "2", "--json"])
     started, searched = (yaml.safe_load((tmp_path / name).read_text()) for name in ("run/run.yaml", "best.yaml"))
     assert searched["config"].items() <= started["config"].items() and started["total_steps"] == 2048
+
+
+def test_a_search_starts_from_the_options_of_a_run_with_prompts_and_rewards_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(
+        "def short(completions):\n    return [float(len(x) < 9) for x in completions]\n"
+    )
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "the film {n}"}}\n' for n in range(8)))
+    options = {"prompts": "prompts.jsonl", "reward": ["rewards.py:short"], "kl_coef": 0.1, "total_steps": 200}
+    options |= {"max_prompt_tokens": 32, "max_new_tokens": 8, "config": {"num_episodes": 16, "gamma": 0.5}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(options))
+    main(["tune", "--config", "own.yaml", "--trials", "1", "--num-episodes", "2", "--run-dir", "search"])
+    best = yaml.safe_load((tmp_path / "search" / "best.yaml").read_text())
+    assert best["env"] == "textenv/Prompts-v0" and best["kl_coef"] == 0.1 and best["total_steps"] == 200
+    assert best["config"]["num_episodes"] == 16 and best["config"]["gamma"] == 0.5
+    own = best["env_kwargs"]  # with paths for every folder
+    assert own["prompts"] == f"{tmp_path}/prompts.jsonl" and own["reward"] == [f"{tmp_path}/rewards.py:short"]
 
 
 def test_without_optuna_one_sentence_has_the_line_to_install_it(tmp_path, capsys, monkeypatch):
