@@ -55,14 +55,14 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
             if env and env != first:
                 raise ValueError(f"{run} holds a run on {first}, not on {env}: leave {env} out, or give another folder")
             env, before = first, started | before
-        elif not env and "prompts" not in given:
+        elif not env and not before and "prompts" not in given:
             older = ", arguments.json is of an older version" if (run / "arguments.json").is_file() else ""
             raise FileNotFoundError(
                 f"{run} holds no run to resume ({RUN} is missing{older}): give the folder of a run, or add the "
                 "environment and the other arguments, which also start a run there"
             )
     found = before | given
-    if not env and "prompts" in found:
+    if not env and not found.keys().isdisjoint({"prompts", "reward"}):
         env = PROMPTS
     return ["train", *([env] if env else []), *itertools.chain.from_iterable(found.values())]
 
@@ -78,6 +78,8 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
 
     import yaml
 
+    if not path.is_file() and path.suffix:
+        raise FileNotFoundError(f"--config is {path}, but there is no such file")
     if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
         raise ValueError(f"--config is {path}, expected a .toml, .yaml or .json file with names of options and values")
     try:

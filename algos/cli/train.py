@@ -168,10 +168,12 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
         with closing(recipe.environment()) as env, closing(recipe.environment(slots, split="test")) as test_env:
             one_thread()
+            from algos.agent import check_environment
             from algos.evaluation import EvaluateEvery, summarise
             from algos.training.callbacks import StopAtKL
 
             agent = recipe.build(self.config.seed, env=env)
+            check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
             evaluation = None
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
@@ -227,7 +229,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         ):
             if (given := self._given(kind)) and not fits:
                 flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-                raise ValueError(f"{flags} {'is' if len(given) == 1 else 'are'} for {what}, {self.env} is not: omit it")
+                this = "it" if len(given) == 1 else "them"
+                raise ValueError(f"{flags}: only for {what}, not for {self.env}; leave {this} out")
         if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
             raise ValueError(
                 f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}, expected nats above 0 and a number"

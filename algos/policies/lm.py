@@ -321,7 +321,10 @@ def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | N
     if choice == "copy":
         return Critic.from_language_model(lm)
     if isinstance(choice, (str, Path)):
-        return Critic.from_reward_model(RewardModel.load(choice))
+        try:
+            return Critic.from_reward_model(RewardModel.load(choice))
+        except ValueError as error:
+            raise ValueError(f"critic is {choice}, expected 'copy' or a reward model of one score: {error}") from error
     return choice
 
 

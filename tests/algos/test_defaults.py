@@ -1,5 +1,6 @@
 """What a bare config does: defaults that depend on environment and policy, and the mistakes that they prevent."""
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -12,17 +13,20 @@ from algos import (
     PPO,
     A2CConfig,
     GRPOConfig,
+    LMPolicy,
     LSTMPolicy,
     PPOConfig,
     TRPOConfig,
     evaluate,
+    presets,
 )
 from algos.advantages import whiten
 from algos.agent import resolve
 from algos.losses import clipped_policy_loss
 from algos.optimize import Optimizer
 from algos.training.invariants import InvariantError
-from tests.helpers.models import WORDS, make_tokenizer
+from tests.helpers.errors import refused
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import EOS, GOOD, PAD, play, text_env
 from textenv import PromptList, TextVectorEnv
@@ -246,3 +250,45 @@ def test_the_tolerance_of_the_first_ratio_is_a_choice_and_the_error_says_so():
     update(ratio_tolerance=1e-2)
     with pytest.raises(InvariantError, match="tolerance 0.004"):
         update(ratio_tolerance=4e-3)
+
+
+# --- the learning rate ------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_is_that_of_what_is_trained_and_a_number_stays(tmp_path, caplog):
+    """5e-4, which suits the embedded model, destroyed a pretrained one."""
+    env, text = cartpole(), text_env()
+    assert resolve(PPOConfig(), env, mlp_for(env)).learning_rate == 2.5e-4
+    assert resolve(PPOConfig(), env, mlp_for(env)).final_learning_rate is None, "constant, as it was"
+    assert (algos.DQNConfig().learning_rate, TRPOConfig().learning_rate) == (1e-3, 2.5e-4)
+    big = LMPolicy(make_gpt2(n_embd=512, n_layer=4), make_tokenizer(WORDS))
+    assert sum(p.numel() for p in big.lm.parameters()) > 10**7
+    for policy, rate in ((lm_policy(), 5e-4), (big, 1.41e-5)):
+        with caplog.at_level(logging.INFO, logger="algos.agent"):
+            found = resolve(presets.TEXT, text, policy)
+        assert (found.learning_rate, found.final_learning_rate) == (rate, rate / 5)
+        assert f"learning_rate={rate}" in caplog.text
+        given = resolve(dataclasses.replace(presets.TEXT, learning_rate=1e-6), text, policy)
+        assert (given.learning_rate, given.final_learning_rate) == (1e-6, None)
+    agent = PPO(text, big, presets.TEXT)
+    assert agent.optimizer.optimizer.param_groups[0]["lr"] == 1.41e-5
+    agent.save(tmp_path)
+    assert algos.training.save.read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
+
+
+def test_an_adapter_of_a_pretrained_model_has_ten_times_the_learning_rate(tmp_path):
+    pytest.importorskip("peft")
+    make_gpt2(n_embd=512, n_layer=4).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+    policy = LMPolicy.load(tmp_path, lora="r=2")
+    assert resolve(presets.TEXT, text_env(), policy).learning_rate == 1.4e-4
+    trained = [name for name, p in policy.lm.named_parameters() if p.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+    with refused(ValueError, "lora is 'r=x', expected r=16"):
+        LMPolicy.load(tmp_path, lora="r=x")
+
+
+def test_a_recipe_has_the_learning_rate_of_the_embedded_model_for_that_model_alone():
+    assert presets.recipe("textenv/Reviews-v0").config.learning_rate == 3e-4
+    assert presets.recipe("textenv/Reviews-v0", model="gpt2").config.learning_rate is None
+    assert presets.recipe("textenv/Reviews-v0", model="gpt2").kl_coef == 0.1

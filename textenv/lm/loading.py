@@ -264,9 +264,8 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
 
     Args:
         model: a `transformers` model without an adapter.
-        lora: a `peft.LoraConfig`, or settings as in ``"r=16,alpha=32,targets=q_proj+v_proj"``; these are the defaults
-            for rank and alpha, and targets are all linear layers but the output ("LoRA Without Regret", Schulman et al.
-            2025).
+        lora: a `peft.LoraConfig`, or settings such as ``"r=16,alpha=32,targets=q_proj+v_proj"``. Without them r is 16,
+            alpha 32, and the targets all linear layers but the output ("LoRA Without Regret", Schulman et al. 2025).
         seed: seed of the initial weights.
 
     Raises:
@@ -282,27 +281,25 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
         raise ImportError("LoRA needs peft: pip install 'textenv[lora]'") from error
     if is_adapted(model):
         raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
+    chosen = lora
     try:
         if isinstance(lora, str):
-            own = dict(part.split("=") for part in lora.split(","))
+            own = dict(part.partition("=")[::2] for part in lora.split(","))
             targets = own.pop("targets", "all-linear")
-            settings = {name: int(own.pop(name, default)) for name, default in (("r", "16"), ("alpha", "32"))}
-            if own:
-                raise ValueError(f"{', '.join(own)} is no setting (dropout is always off in reinforcement learning)")
-            lora = LoraConfig(
+            chosen = LoraConfig(
                 task_type="CAUSAL_LM",
-                r=settings["r"],
-                lora_alpha=settings["alpha"],
+                r=int(own.pop("r", "16")),
+                lora_alpha=int(own.pop("alpha", "32")),
                 target_modules=targets if targets == "all-linear" else targets.split("+"),
                 fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             )
+            if own:
+                raise ValueError(f"no setting is named {', '.join(own)} (dropout is always off in training here)")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return get_peft_model(model, lora)
+            return get_peft_model(model, chosen)
     except ValueError as error:  # of peft too
-        raise ValueError(
-            f"lora is {lora!r:.200}: {error}; expected a form like r=16,alpha=32,targets=q_proj+v_proj"
-        ) from error
+        raise ValueError(f"lora is {lora!r:.100}, expected r=16,alpha=32,targets=q_proj+v_proj: {error}") from error
 
 
 def is_adapted(model: Any) -> bool:

@@ -96,7 +96,7 @@ def chat_ids(
     if not tokenizer.chat_template:
         raise ValueError(
             f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
-            "set tokenizer.chat_template, or give the prompt as text (without a system prompt)"
+            "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
         )
     spelt = _control_tokens(messages, tokenizer)
     if spelt is not None:

@@ -1,0 +1,118 @@
+"""`textenv/Prompts-v0`: prompts and rewards of one's own, from files and from Python."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tests.helpers.errors import refused
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from textenv.envs.task import FunctionTask
+from textenv.tasks.own_prompts import Prompts, read_rewards
+
+PROMPTS = [f"number {i}" for i in range(40)]
+
+
+def zero(completions):
+    return [0.0] * len(completions)
+
+
+def contents(task):
+    return {task.prompt(index).content for index in range(len(task.prompts))}
+
+
+def test_the_splits_share_no_prompt_and_together_are_all(tmp_path):
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in PROMPTS))
+    train, test = (
+        contents(Prompts(split, prompts=tmp_path / "own.jsonl", reward=zero, prompt_column="q"))
+        for split in ("train", "test")
+    )
+    assert not train & test and train | test == set(PROMPTS) and len(test) < len(train)
+
+
+def test_too_few_prompts_are_all_in_both_splits_and_the_log_says_so(caplog):
+    for split in ("train", "test"):
+        assert contents(Prompts(split, prompts=["one", "four"], reward=zero)) == {"one", "four"}
+    assert "too few to hold some out" in caplog.text
+
+
+def test_prompts_for_evaluation_leave_all_others_to_the_training_and_common_ones_are_counted(caplog):
+    own = dict(prompts=PROMPTS, eval_prompts=["another"], reward=zero)
+    assert contents(Prompts("train", **own)) == set(PROMPTS) and contents(Prompts("test", **own)) == {"another"}
+    assert not caplog.text
+    Prompts("train", **(own | {"eval_prompts": [PROMPTS[3], "another"]}))
+    assert "1 of 2 test prompts are also training prompts" in caplog.text
+
+
+def test_a_system_prompt_and_chat_make_messages_and_keep_those_that_there_are():
+    messages = [{"role": "system", "content": "mine"}, {"role": "user", "content": "hello"}]
+    made = Prompts(prompts=["hi", messages, messages[1:]], reward=zero, system_prompt="be brief", chat=True)
+    brief = {"role": "system", "content": "be brief"}
+    expected = {"hi": [brief, {"role": "user", "content": "hi"}], "mine": messages, "hello": [brief, messages[1]]}
+    shown = [list(made.prompt(i).content) for i in range(len(made.prompts))]
+    assert shown and all(chat in expected.values() for chat in shown)
+    plain = Prompts(prompts=["hi"], reward=zero, chat=True)
+    assert list(plain.prompt(0).content) == [{"role": "user", "content": "hi"}]
+    with refused(ValueError, "prompt 0 is a list of token ids"):
+        Prompts(prompts=[[1, 2]], reward=zero, chat=True)
+
+
+def test_rewards_by_name_are_those_of_the_functions_with_their_weights(tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "def long(completions): return [float(len(text)) for text in completions]\n"
+        "def vowels(completions): return [float(text.count('a')) for text in completions]\n"
+    )
+    (tmp_path / "other.py").write_text("def long(completions): return [1.0 for text in completions]\n")
+    names = [f"{tmp_path}/rewards.py:long", f"{tmp_path}/rewards.py:vowels=-0.5", f"{tmp_path}/other.py:long=2"]
+    scores = read_rewards(names)(prompts=["x"] * 2, completions=["banana", "sky"])
+    assert scores.earned == [6 - 1.5 + 2, 3 - 0 + 2]
+    assert scores.parts == {"long": [6, 3], "vowels": [-1.5, 0], "other.long": [2, 2]}
+    assert read_rewards(names[0])(prompts=["x"], completions=["sky"]).earned == [3]
+    assert read_rewards({"mine": (zero, 0.5)}).functions["mine"][1] == 0.5
+    assert set(read_rewards([zero, f"{tmp_path / 'other.py'}:long"]).functions) == {"zero", "long"}
+
+
+def test_a_file_of_rewards_is_run_once_and_again_after_a_change(tmp_path):
+    """It may load a model; training and evaluation each name it."""
+    (tmp_path / "once.py").write_text(
+        "from pathlib import Path\n"
+        "with (Path(__file__).parent / 'log').open('a') as log: log.write('x')\n"
+        "def f(completions): return [0.0] * len(completions)\n"
+    )
+    for _ in range(3):
+        read_rewards([f"{tmp_path / 'once.py'}:f"])
+    assert (tmp_path / "log").read_text() == "x"
+    (tmp_path / "once.py").write_text("def f(completions): return [7.0] * len(completions)\n")
+    assert read_rewards(f"{tmp_path / 'once.py'}:f")(prompts=["x"], completions=["y"]).earned == [7]
+
+
+def test_the_environment_is_made_by_name_with_limits_that_can_be_changed(tmp_path):
+    make_gpt2(n_positions=1024).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+    own = dict(model=str(tmp_path), prompts=["a b", "c"], reward=lambda completions: list(map(len, completions)))
+    env = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, **own)
+    assert env.max_length == 2 + 128 and env.spec.reward_threshold is None
+    limits = {"max_prompt_tokens": 3, "max_new_tokens": 2}
+    env = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, kl_coef=0.1, **limits, **own)
+    assert isinstance(env.task, FunctionTask) and env.max_length == 5 and env.penalty.coef == 0.1
+    env.reset(seed=0)
+    env.step(np.array([5, 5]))
+    _, reward, _, truncated, _ = env.step(np.array([5, 5]))
+    assert truncated.all() and reward.tolist() == [len(" good good")] * 2
+
+
+@pytest.mark.parametrize(("own", "said"), [
+    ({}, "has no prompts"),
+    ({"prompts": PROMPTS}, "has no reward"),
+    ({"prompts": PROMPTS, "reward": []}, "has no reward"),
+    ({"prompts": [], "reward": zero}, "prompts is empty"),
+    ({"prompts": "text", "reward": zero}, "there is no file text"),
+    ({"prompts": 3, "reward": zero}, "prompts is 3"),
+    ({"prompts": PROMPTS, "reward": 3}, "reward 'int' is 3"),
+    ({"prompts": PROMPTS, "reward": lambda completions, answer: []}, "needs the column 'answer'"),
+    ({"prompts": PROMPTS, "reward": zero, "promts": 3}, "did you mean 'prompts'"),
+])  # fmt: skip
+def test_what_is_missing_or_of_another_kind_is_named_when_the_environment_is_made(own, said):
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=said):
+        gymnasium.make_vec("textenv/Prompts-v0", **own)
