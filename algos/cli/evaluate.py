@@ -52,6 +52,8 @@ class Evaluate(ModelCommand):
         env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise
+        from algos.sharing.run_summary import METRICS, json_lines
+        from textenv.rewards.training import training
         from textenv.rollout import is_episode_env
 
         if self.transcripts is not None and not is_episode_env(env):
@@ -60,7 +62,9 @@ class Evaluate(ModelCommand):
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
         if self.video is not None:
             film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
-        result = summarise(env, policy, num_episodes=self.num_episodes, **options)
+        steps = max((line.get("steps", 0) for line in json_lines(Path(folder) / METRICS)), default=0)
+        with training(steps, 1.0):  # a reward with a curriculum is at its end
+            result = summarise(env, policy, num_episodes=self.num_episodes, **options)
         if self.transcripts is not None and is_episode_env(env):
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")

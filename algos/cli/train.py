@@ -171,6 +171,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             from algos.agent import check_environment
             from algos.evaluation import EvaluateEvery, summarise
             from algos.training.callbacks import StopAtKL
+            from textenv.rewards.training import training
 
             agent = recipe.build(self.config.seed, env=env)
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
@@ -191,7 +192,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 overwrite=self.overwrite,
             )
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
-            result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
+            with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
+                result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
         if evaluation is not None:
             result |= {"best_mean_return": evaluation.best, "best": str(run_dir / "best")}
         seconds = time.perf_counter() - start

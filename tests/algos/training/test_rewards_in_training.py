@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, PPOConfig, evaluate
+from algos.cli import main
 from algos.evaluation import EvaluateEvery
 from tests.helpers.models import make_gpt2
 from tests.helpers.text_envs import make_env
@@ -90,3 +91,26 @@ def test_early_scores_are_computed_without_gradients_and_in_another_thread():
 
     agent_with(Rewards(look), score_while_generating=True).learn(1)
     assert seen == {(False, False)}
+
+
+def test_train_and_evaluate_end_with_the_curriculum_at_its_end(tmp_path, capsys):
+    (tmp_path / "curriculum.py").write_text(
+        "def at(completions, step, progress): return [step + progress] * len(completions)"
+    )
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "this film"}\n{"prompt": "the comedy"}\n')
+    reward = ["--reward", f"{tmp_path}/curriculum.py:at"]
+    run = [
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--total-steps",
+        "50",
+        "--config.num-episodes",
+        "8",
+        "--max-new-tokens",
+        "4",
+    ]
+    few = ["--json", "--num-episodes", "2"]
+    main(["train", "--prompts", str(tmp_path / "prompts.jsonl"), *reward, *run, "--config.minibatch-size", "8", *few])
+    main(["evaluate", str(tmp_path / "run"), *reward, *few])
+    trained, evaluated = map(json.loads, capsys.readouterr().out.splitlines()[-2:])
+    assert trained["mean_return"] == evaluated["mean_return"] == trained["steps"] + 1
