@@ -16,7 +16,7 @@ torch.set_num_threads(1)  # fastest for networks of this size
 def main(total_steps=48_000):
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coef=0.1)
     policy = LMPolicy.load("embedded", seed=1)
-    agent = PPO(env, policy, presets.TEXT)
+    agent = PPO(env, policy, presets.TEXT_EMBEDDED)
 
     history = [metrics for metrics in agent.learn(total_steps) if "episode/return" in metrics]  # where an episode ended
     for metrics in history[:: max(1, len(history) // 10)]:

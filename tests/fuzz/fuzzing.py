@@ -389,7 +389,7 @@ def checkpoints(dice):
 @target(says="checkpoint|step-|a run of")
 def resumed(dice):
     """Such checkpoints, where they can be read, gone on from."""
-    Run.from_checkpoint(agent(), damaged_checkpoint(dice))
+    Run(agent()).restore(damaged_checkpoint(dice))
 
 
 def damaged_checkpoint(dice):

@@ -134,7 +134,7 @@ def test_a_whole_checkpoint_of_something_else_is_refused(state, tmp_path):
 def test_a_checkpoint_without_its_parts_does_not_fit_the_agent(tmp_path):
     state = json.dumps({"dict": [["algorithm", "PPO"]]}).encode()
     with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: KeyError: '\w+'"):
-        Run.from_checkpoint(fuzzing.agent(), sealed(tmp_path, **{STATE: state}))
+        Run(fuzzing.agent()).restore(sealed(tmp_path, **{STATE: state}))
 
 
 def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_path):
@@ -142,7 +142,9 @@ def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_
     first, second, *rest = fuzzing.written("metrics.jsonl").split(b"\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([first, second[:40], *rest]))
     steps = [json.loads(line)["steps"] for line in (first, second)]
-    assert [row["steps"] for row in Run.from_checkpoint(fuzzing.agent(), folder).history][:2] == steps
+    run = Run(fuzzing.agent())
+    run.restore(folder)
+    assert [row["steps"] for row in run.history][:2] == steps
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b"train", b"config: 3", b"env: --json"], ids=repr)
