@@ -179,7 +179,8 @@ class Collector:
         longest = max(turn.shape[1] for turn in turns)
         # Padding after an episode is False in every mask.
         rollout = TensorDict.cat([pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns])
-        rollout["group"] = torch.arange(groups).repeat_interleave(group_size)[:, None].expand(rollout.shape)
+        group = torch.arange(groups, device="cpu").repeat_interleave(group_size)
+        rollout["group"] = group[:, None].expand(rollout.shape)
         return rollout
 
     def _collect_episodes(self, counts: np.ndarray, deterministic: bool, *, replay: bool = True) -> TensorDict:
@@ -378,5 +379,5 @@ def _rollout(columns: Columns) -> TensorDict:
         else:
             data[name] = torch.from_numpy(np.stack(column, axis=1))
     data["reward"] = data["reward"].to(torch.float32)
-    data["group"] = torch.arange(slots)[:, None].expand(slots, steps)
+    data["group"] = torch.arange(slots, device="cpu")[:, None].expand(slots, steps)
     return TensorDict(data, batch_size=[slots, steps])

@@ -77,7 +77,7 @@ class DQN(Agent[DQNConfig]):
             for _ in range(config.gradient_steps):
                 if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                means.add(self.optimizer.step(self.loss, [self.buffer.sample()]))
+                means.add(self.optimizer.step(self.loss, [self.buffer.sample().to(self.policy.device)]))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics

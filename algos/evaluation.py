@@ -130,6 +130,7 @@ def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **o
         penalty = env.penalty
     if penalty is None:
         return result
+    rollout = rollout.to(policy.device)
     penalty(rollout, policy)
     kl = reference_metrics(rollout, coefficient=penalty.coef)["reference/kl"]
     penalised = result["mean_return"] - penalty.coef * kl

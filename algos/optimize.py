@@ -275,7 +275,7 @@ def minibatches(
         if size is None or size >= len(units):
             yield units.clone()  # all, so order does not matter; cloned, so that writes do not affect the next epoch
             continue
-        order = torch.randperm(len(units), generator=generator)
+        order = torch.randperm(len(units), generator=generator, device=generator.device)
         # One gather per epoch and views of it, rather than a gather per minibatch.
         yield from units[order].split(size)
 

@@ -12,8 +12,8 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
     """Find a device of this machine; None stays None, and moves nothing.
 
     Args:
-        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``; or ``"auto"``: the first that there
-            is of CUDA, MPS and the CPU.
+        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``; ``"auto"`` means CUDA, MPS or what
+            other accelerator torch finds here, else the CPU.
 
     Raises:
         ValueError: if there is no such device here.
@@ -26,15 +26,18 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
         return None
     import torch
 
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    fastest = torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if fastest is None else torch.accelerator.device_count()
+    here = [torch.device("cpu"), *(torch.device(str(fastest), i) for i in range(count))]
     try:
-        found = torch.device(next(kind for kind, count in counts.items() if count) if name == "auto" else name)
+        found = (fastest or torch.device("cpu")) if name == "auto" else torch.device(name)
     except (RuntimeError, TypeError):
         found = torch.device("meta")  # refused below
-    if (found.index or 0) >= counts.get(found.type, 0):
-        here = ["auto", "cpu", *(f"cuda:{i}" for i in range(counts["cuda"])), *["mps"] * counts["mps"]]
-        raise ValueError(f"device is {str(name)!r:.50}, but this machine has: {', '.join(here)}")
-    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
+    if fastest is not None and found == torch.device(fastest.type):
+        return here[1 + torch.accelerator.current_device_index()]
+    if found not in here:
+        raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(map(str, here))} (of this machine) or auto")
+    return found
 
 
 @runtime_checkable

@@ -48,7 +48,7 @@ class Adam(torch.optim.AdamW):
         """See `algos.optimize.Adam.clip_grad_norm_`; the gradients are scaled by the next step."""
         gradients = [p.grad for p in self._of(groups) if p.grad is not None]
         if not gradients:
-            norm = torch.zeros(())
+            norm = torch.zeros((), device="cpu")
         elif self._small:
             norm = torch.linalg.vector_norm(_flatten_dense_tensors(gradients))
         else:

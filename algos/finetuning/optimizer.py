@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -111,8 +112,9 @@ def length_buckets(lengths: Sequence[int], *, size: int, generator: torch.Genera
         size: batch size; one batch may be smaller.
         generator: generator for the random order.
     """
-    order, sizes = torch.randperm(len(lengths), generator=generator), torch.tensor(lengths)
+    shuffled = partial(torch.randperm, generator=generator, device=generator.device)
+    order, sizes = shuffled(len(lengths)), torch.tensor(lengths, device=generator.device)
     batches = [
         batch for chunk in order.split(20 * size) for batch in chunk[sizes[chunk].argsort(stable=True)].split(size)
     ]
-    return [batches[i].tolist() for i in torch.randperm(len(batches), generator=generator).tolist()]
+    return [batches[i].tolist() for i in shuffled(len(batches)).tolist()]

@@ -100,7 +100,7 @@ def train_reward_model(
     if rows.kind == "pairs":
         metrics = _pair_metrics(rewards[0] - rewards[1])
     else:
-        metrics = _score_metrics(rewards[0], torch.tensor([row.target for row in measured]))
+        metrics = _score_metrics(rewards[0], torch.tensor([row.target for row in measured], device="cpu"))
     return RewardModelReport(
         kind=rows.kind,
         rows=len(training),
@@ -162,7 +162,7 @@ def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, k
     history: list[dict[str, float]] = []
     for epoch in range(1, config.num_epochs + 1):
         total = 0.0
-        with dropout_on(model.model, seed=int(torch.randint(2**31, (), generator=generator))):
+        with dropout_on(model.model, seed=int(torch.randint(2**31, (), generator=generator, device=generator.device))):
             for batch in length_buckets(lengths, size=config.batch_size, generator=generator):
                 losses = _losses(model, [rows[i] for i in batch], kind)
                 losses.mean().backward()
@@ -234,7 +234,7 @@ def expected_calibration_error(*, probability: Tensor, outcome: Tensor) -> float
     inside = (probability * BINS).long().clamp(max=BINS - 1)
     gap = (probability - outcome.to(probability.dtype)).double()
     # In each bin, |sum of gaps| is the bin's size times the difference of its two means.
-    return (torch.zeros(BINS, dtype=torch.float64).index_add(0, inside, gap).abs().sum() / len(gap)).item()
+    return (gap.new_zeros(BINS).index_add(0, inside, gap).abs().sum() / len(gap)).item()
 
 
 def spearman(*, predicted: Tensor, actual: Tensor) -> float:

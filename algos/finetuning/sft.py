@@ -145,9 +145,10 @@ def _epoch(
 ) -> dict[str, float]:  # fmt: skip
     """Train for one epoch; returns the mean loss per token and the mean gradient norm."""
     losses, norms = [], []
-    with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator))):
+    with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator, device=generator.device))):
         if config.packing:
-            batches = torch.randperm(len(examples), generator=generator).split(config.batch_size)
+            order = torch.randperm(len(examples), generator=generator, device=generator.device)
+            batches = order.split(config.batch_size)
         else:
             lengths = [len(example.ids) for example in examples]
             batches = length_buckets(lengths, size=config.batch_size, generator=generator)

@@ -80,9 +80,9 @@ class TextLoss:
         blocks: list[Any] = [block.content for block in self._blocks.sample_prompts(numbers, seed=self._seed)]
         width = max(map(len, blocks))
         tokens = torch.tensor([[*block, *[0] * (width - len(block))] for block in blocks], device=lm.device)
-        real = torch.tensor([[True] * len(block) + [False] * (width - len(block)) for block in blocks])
-        columns = {"observation": tokens[:, :-1], "action": tokens[:, 1:], "mask": real[:, 1:].to(lm.device)}
-        return TensorDict(columns, batch_size=columns["mask"].shape)
+        real = [[True] * (len(block) - 1) + [False] * (width - len(block)) for block in blocks]
+        mask = torch.tensor(real, device=lm.device)
+        return TensorDict({"observation": tokens[:, :-1], "action": tokens[:, 1:], "mask": mask}, batch_size=mask.shape)
 
     def state_dict(self) -> dict[str, int]:
         """Seed and position of the stream."""

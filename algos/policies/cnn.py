@@ -46,7 +46,7 @@ class CNNPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         self.hidden, self._channels_first = hidden, channels_first
         self.distribution = action_distribution(action_space)
-        channels, height, width = self._images(torch.zeros(1, *self._shape)).shape[1:]
+        channels, height, width = self._images(torch.zeros(1, *self._shape, device="cpu")).shape[1:]
         self.trunk = image_trunk(channels, height, width, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
@@ -54,7 +54,8 @@ class CNNPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is uint8 ``[N, *]``."""
-        return self._step(self.actor(self._features(torch.as_tensor(observation))), action_mask, deterministic)
+        features = self._features(torch.from_numpy(np.asarray(observation)))
+        return self._step(self.actor(features), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -79,7 +79,7 @@ class Critic(nn.Module):
         weights = load_file(Path(folder) / HEAD)
         dtype = torch.float32 if dtype is None else dtype
         trunk = from_pretrained(AutoModel, folder, use_safetensors=True, dtype=dtype)
-        head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights)
+        head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights, device="cpu")
         head.load_state_dict(weights)
         return cls(trunk, head, tokenizer)
 

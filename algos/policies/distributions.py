@@ -65,7 +65,7 @@ class MultiCategorical(nn.Module):
         super().__init__()
         self.shape = tuple(space.shape)
         # Not a buffer: the offset comes from the action space and is not saved with the weights.
-        self.start = torch.as_tensor(space.start) if isinstance(space, spaces.MultiDiscrete) else torch.tensor(0)
+        self.start = torch.from_numpy(np.asarray(space.start if isinstance(space, spaces.MultiDiscrete) else 0))
         self.choices = _num_options(space).flatten().tolist()
         self.size = sum(self.choices)
 
@@ -122,7 +122,7 @@ class Gaussian(nn.Module):
         _check_floats(space)
         self.shape = tuple(space.shape)
         self.size = math.prod(self.shape)
-        self.log_std = nn.Parameter(torch.zeros(*features, self.size))
+        self.log_std = nn.Parameter(torch.zeros(*features, self.size, device="cpu"))
 
     @torch.no_grad()
     def sample(
@@ -133,7 +133,7 @@ class Gaussian(nn.Module):
         if deterministic:
             noise = torch.zeros_like(output)
         else:
-            noise = torch.randn(output.shape, generator=generator).to(output.device)
+            noise = torch.randn(output.shape, generator=generator, device=generator.device).to(output.device)
         action = output + self.log_std.exp() * noise
         return action.view(len(output), *self.shape), self.score(output, action)[0]
 

@@ -46,7 +46,7 @@ class StateDependentGaussian(Gaussian):
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
-        return torch.randn(count, self.features, self.size, generator=generator)
+        return torch.randn(count, self.features, self.size, generator=generator, device=generator.device)
 
     @torch.no_grad()
     def explore(
@@ -122,14 +122,14 @@ class GSDEPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        output = self._output(torch.as_tensor(self._flatten(observation)))
+        output = self._output(torch.from_numpy(self._flatten(observation)))
         matrices = None if deterministic else self._matrices(len(output))
         return Step(*self.distribution.explore(output, matrices, action_mask))
 
     def _matrices(self, slots: int) -> Tensor:
         """Noise matrices of this step; new ones where they have expired, or for all if the number of slots changed."""
-        left = self.memory.get("steps_left", torch.zeros(0, dtype=torch.int64))
-        expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool)
+        left = self.memory.get("steps_left", torch.zeros(0, dtype=torch.int64, device="cpu"))
+        expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool, device="cpu")
         if expired.any():
             fresh = self.distribution.draw(int(expired.sum()), self.generator)
             if not expired.all():  # a new tensor, because a saved state may hold the former one

@@ -99,7 +99,7 @@ class LMPolicy(nn.Module, Policy):
             self.value_head = fresh_head(self.lm.hidden_size, self.lm.device)
         else:
             critic.compute_like(self.lm)
-        self.generator = torch.Generator(device=self.lm.device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         self.decoder: Decoder | None = None
         self.memory: dict[str, UniformStreams] = {}
 

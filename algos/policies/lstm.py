@@ -73,8 +73,8 @@ class LSTMPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        features = self._encode(torch.as_tensor(self._flatten(observation)))
-        before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden))
+        features = self._encode(torch.from_numpy(self._flatten(observation)))
+        before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden)).to(features)
         if len(before) != len(features):
             raise ValueError(
                 f"the observation has {len(features)} slots, but the state has {len(before)}: call reset() before "

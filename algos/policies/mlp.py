@@ -66,7 +66,7 @@ class MLPPolicy(ControlPolicy):
         """See `Policy.act`; the observation is ``[N, *]``."""
         seen = self._flatten(observation)
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
-            seen = self._read(torch.from_numpy(seen)).numpy()
+            seen = self._read(torch.from_numpy(seen)).cpu().numpy()
         return self._step(towers.act(seen, self.actor), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:

@@ -31,9 +31,9 @@ class RunningMoments(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64, device="cpu"))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64, device="cpu"))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64, device="cpu"))
 
     @torch.no_grad()
     def add(self, samples: Tensor) -> None:
@@ -74,23 +74,24 @@ class RewardNormalizer:
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
         self.moments = RunningMoments(1)
-        self.running = torch.zeros(0, dtype=torch.float64)
+        self.running = torch.zeros(0, dtype=torch.float64, device="cpu")
         """``[B]``: discounted return so far of each slot's current episode."""
 
     def __call__(self, rollout: TensorDict) -> Tensor:
         """Add a rollout to the statistics; returns its scaled rewards, float32 ``[B, T]``, in a new tensor."""
-        reward, mask, is_init = (rollout[name] for name in ("reward", "mask", "is_init"))
-        running = self.running.to(mask.device)
+        # On the CPU, where float64 exists and a loop over small tensors is fastest.
+        reward, mask, is_init = (rollout[name].cpu() for name in ("reward", "mask", "is_init"))
+        running = self.running
         if len(running) != len(mask):
-            running = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
+            running = torch.zeros(len(mask), dtype=torch.float64, device="cpu")
         returns = []
         for t in range(mask.shape[1]):
             running = torch.where(is_init[:, t], 0.0, running)
             running = torch.where(mask[:, t], self.gamma * running + reward[:, t], running)
             returns.append(running)
         self.running = running
-        self.moments.to(mask.device).add(torch.stack(returns, dim=1)[mask].unsqueeze(1))
-        return reward / (self.moments.variance + EPSILON).sqrt().to(reward.dtype)
+        self.moments.add(torch.stack(returns, dim=1)[mask].unsqueeze(1))
+        return rollout["reward"] / (self.moments.variance + EPSILON).sqrt().to(rollout["reward"])
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and running returns, for JSON."""
@@ -99,6 +100,6 @@ class RewardNormalizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        tensors = {name: torch.tensor(x, dtype=torch.float64) for name, x in state.items()}
+        tensors = {name: torch.tensor(x, dtype=torch.float64, device="cpu") for name, x in state.items()}
         self.running = tensors.pop("running")
         self.moments.load_state_dict(tensors)

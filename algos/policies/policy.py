@@ -348,10 +348,10 @@ class ControlPolicy(nn.Module, Policy):
         return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flat(self, observation: Tensor) -> Tensor:
-        """Flatten the observation's own dimensions and keep the leading ones."""
+        """Flatten the observation's own dimensions and keep the leading ones; float32, on the policy's device."""
         if len(self._shape) != 1:
             observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
-        return observation if observation.dtype is torch.float32 else observation.to(torch.float32)
+        return observation.to(self.device, torch.float32)
 
 
 def describe_space(space: spaces.Space) -> dict[str, Any]:

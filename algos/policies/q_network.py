@@ -63,7 +63,7 @@ class QPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = torch.as_tensor(self._flatten(observation))
+        seen = torch.from_numpy(self._flatten(observation))
         log_probs = self._log_probs(self.action_values(seen), action_mask)
         return self._step(log_probs, action_mask, deterministic)
 
@@ -96,7 +96,7 @@ class QPolicy(ControlPolicy):
 
     def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
         """Log-probabilities of the ε-greedy distribution over the allowed actions."""
-        open_actions = torch.ones_like(worth, dtype=torch.bool) if action_mask is None else action_mask
+        open_actions = torch.ones_like(worth, dtype=torch.bool) if action_mask is None else action_mask.to(worth.device)
         lowest = torch.finfo(worth.dtype).min
         best = worth.masked_fill(~open_actions, lowest).argmax(-1, keepdim=True)
         spread = self.exploration * open_actions / open_actions.sum(-1, keepdim=True)

@@ -37,7 +37,7 @@ def widths(hidden: Sequence[int]) -> tuple[int, ...]:
 @accelerated("algos.fast.towers:act")
 def act(observation: np.ndarray, tower: nn.Module) -> Tensor:
     """Output of a tower for a step in the environment: float32 ``[N, size]`` to ``[N, outputs]``, no gradient."""
-    return value(torch.from_numpy(observation), tower)
+    return value(torch.from_numpy(observation).to(next(tower.parameters()).device), tower)
 
 
 @accelerated("algos.fast.towers:value")

@@ -200,7 +200,7 @@ def iterate(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
             "the reward return None or fail for every answer?"
         )
-    rollout = rollout.to(next(agent.policy.parameters()).device)
+    rollout = rollout.to(agent.policy.device)
     check_finite(rollout, "observation", "reward", "log_prob")
     clock.append(time.perf_counter())
     if agent.penalty is not None:

@@ -70,7 +70,7 @@ class MetricMeans:
 
     def result(self) -> dict[str, float]:
         """Return the mean of each quantity, and ``update/skipped``, the number of skipped steps."""
-        means = {name: torch.stack(values).double().mean().item() for name, values in self._values.items()}
+        means = {name: torch.stack(values).cpu().double().mean().item() for name, values in self._values.items()}
         return means | {"update/skipped": self.skipped}
 
 

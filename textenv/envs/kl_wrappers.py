@@ -94,7 +94,7 @@ class KLReward(_ReferenceWrapper):
             raise ValueError(f"log_prob is {log_prob}, expected a finite log-probability of at most 0")
         *rest, reference_log_prob = self._score_and_step(action["token"])
         observation, reward, terminated, truncated, info = rest
-        kl = float(self._estimator(torch.tensor(log_prob - reference_log_prob)))
+        kl = float(self._estimator(torch.tensor(log_prob - reference_log_prob, device="cpu")))
         info = info | {"kl": kl, "reference_log_prob": reference_log_prob}
         return observation, reward - self.coef * kl, terminated, truncated, info
 

@@ -93,9 +93,11 @@ class KLPenalty:
 
         Args:
             rollout: rollout with ``log_prob``; see `textenv.rollout`.
-            policy: the policy that acted; the reference gets its temperature.
+            policy: the policy that acted; the reference gets its temperature, and moves to the rollout's device.
         """
         reference, mask = self.reference, rollout["mask"]
+        if (module := _scoring_module(reference)) is not None:
+            module.to(mask.device)
         first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
         own, other = language_model_of(policy), language_model_of(reference)
         if own is not None and other is not None:

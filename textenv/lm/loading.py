@@ -69,11 +69,13 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         ValueError: if the name is neither ``"embedded"``, nor a folder with a model, nor a reachable hub name; if it
             has no weights in safetensors; or if it has its own code outside the context `trust_remote_code`.
     """
+    import torch
+
     folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
     if not trusted:
         _refuse_code(folder, name)
     try:
-        with no_progress_bars() if Path(folder).is_dir() else nullcontext():
+        with torch.device("cpu"), no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except (OSError, ValueError, RecursionError) as error:
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
@@ -241,6 +243,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
         ImportError: if `peft` is not installed.
         ValueError: if the base model cannot be found, or the adapter is not in safetensors.
     """
+    import torch
+
     try:
         from peft import PeftModel
     except ImportError as error:
@@ -256,7 +260,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
-    return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+    with torch.device("cpu"):
+        return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
 
 def add_lora(model: Any, lora: Any, *, seed: int) -> Any:

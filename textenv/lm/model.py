@@ -248,8 +248,9 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def perplexity(self, texts: list[str]) -> float:
         """Perplexity per token of whole texts, without each text's first token (one-token texts do not count)."""
-        batch = self.tokenizer(texts, return_tensors="pt", padding=True, split_special_tokens=True).to(self.device)
-        return self.token_log_probs(batch["input_ids"], batch["attention_mask"]).neg().mean().exp().item()
+        batch = self.tokenizer(texts, padding=True, split_special_tokens=True)
+        columns = (torch.tensor(batch[name], device=self.device) for name in ("input_ids", "attention_mask"))
+        return self.token_log_probs(*columns).neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Log-probability of every real token after each row's first, row after row, float32.

@@ -21,7 +21,7 @@ def restrict(logits: Tensor, *, temperature: float, allowed: Tensor | None) -> T
     if temperature != 1.0:
         logits = logits / temperature
     if allowed is not None:
-        logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
+        logits = logits.masked_fill(~allowed.to(logits.device), torch.finfo(logits.dtype).min)
     return logits
 
 
@@ -56,7 +56,7 @@ def sample(
 
     Args:
         logits: float32 ``[m, n]``.
-        generator: source of the uniform numbers, on the logits' device.
+        generator: source of the uniform numbers, on any device.
         uniform: uniform numbers to use instead, float32 ``[m]``, at least 0 and below 1.
 
     Returns:
@@ -65,7 +65,8 @@ def sample(
     last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)
     if uniform is None:
-        uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device)
+        place = logits.device if generator is None else generator.device
+        uniform = torch.rand(len(logits), 1, generator=generator, device=place).to(logits.device)
     else:
         uniform = uniform.unsqueeze(-1)
     if last < 4 * BLOCK:

@@ -147,7 +147,7 @@ class RewardModel:
     def score_rows(self, rows: Sequence[list[int]]) -> Tensor:
         """Score rows of token ids, as returned by `encode`: float32 ``[len(rows)]``."""
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        scores = torch.zeros(len(rows))
+        scores = torch.zeros(len(rows), device="cpu")
         for start in range(0, len(rows), self.batch_size):
             chosen = order[start : start + self.batch_size]
             scores[chosen] = self._reward_of(self.logits([rows[row] for row in chosen])).cpu()
@@ -163,11 +163,11 @@ class RewardModel:
         usual = self.tokenizer.pad_token_id
         pad = usual if usual not in last | {None} else next(i for i in range(len(last) + 1) if i not in last)
         width = max(map(len, rows))
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         device = self.model.device
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
         with _pad_id(self.model.config.get_text_config(), pad):
-            return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
+            return self.model(input_ids=ids, attention_mask=mask).logits.float()
 
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
         """Encode prompt and completion as ids, at least one, because a model cannot read an empty row.

@@ -1,0 +1,299 @@
+"""Trainings on one device, in a process of their own: ``python -m tests.helpers.device_runs KIND [NAMES]``.
+
+KIND ``meta``: everything is on the CPU and torch's default device is ``meta``, so that a tensor made without naming its
+device fails. KIND ``second``: the models are on the device of `tests.helpers.second_device`, so that a tensor that
+stays on the CPU fails. Any other KIND is a device, such as ``cuda`` or ``cpu``.
+"""
+
+import sys
+import tempfile
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import algos
+from algos import A2C, DQN, GRPO, PPO, REINFORCE, RLOO, TRPO, LMPolicy, RewardModelConfig, SFTConfig, evaluate, sft
+from algos.evaluation import summarise
+from algos.finetuning import TextLoss, train_reward_model
+from algos.make import make_policy
+from algos.policies.critic import Critic
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.second_device import NAME, second_device
+from textenv import KLReward, RewardModel, Rewards, TextEnv, TextVectorEnv
+from textenv.kl import KLPenalty
+from textenv.lm.model import LanguageModel
+from textenv.rewards.transforms import Normalize
+
+KIND = sys.argv[1]
+DEVICE = {"meta": None, NAME: "auto"}.get(KIND, KIND)
+"""Argument of the agents."""
+TYPE = "cpu" if KIND == "meta" else torch.device(KIND).type if KIND != NAME else NAME
+"""Type of the device that everything must be on."""
+STEPS = dict(num_steps=8, minibatch_size=8, num_epochs=2)
+TEXT = dict(num_steps=None, num_episodes=4, minibatch_size=2, num_epochs=1)
+LIMITS = dict(max_prompt_tokens=4, max_new_tokens=4)
+
+
+class Pictures(gymnasium.Env):
+    """Small images and two choices, one of which counts from 1."""
+
+    observation_space = spaces.Box(0, 255, (8, 9, 3), np.uint8)
+    action_space = spaces.MultiDiscrete([2, 3], start=[1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.observation_space.sample(), float(action[0]), not self.left, False, {}
+
+
+def make_env(name="CartPole-v1"):
+    if name == "Pictures":
+        return SyncVectorEnv([Pictures] * 2)
+    options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
+    return gymnasium.make_vec(name, num_envs=2, **options)
+
+
+def text_env(reward=None, **options):
+    reward = reward or (lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids])
+    prompts, words = ["a b", "c d ."], make_tokenizer(WORDS)
+    return TextVectorEnv(prompts=prompts, reward=reward, tokenizer=words, num_envs=4, **LIMITS, **options)
+
+
+def on_cpu(make, *args, **options):
+    """A model made as a user would make it: on the CPU."""
+    with torch.device("cpu"):
+        made = make(*args, **options)
+    made.set_attn_implementation("eager")
+    return made
+
+
+def lm_policy(make=make_gpt2, **options):
+    return LMPolicy(on_cpu(make), make_tokenizer(WORDS), **options)
+
+
+def reward_model(labels=2):
+    from tests.helpers.reward_models import make_model
+
+    return RewardModel(on_cpu(make_model, "gpt2", labels=labels), make_tokenizer(WORDS))
+
+
+def moved(model):
+    return model if DEVICE is None else model.to(KIND)
+
+
+def check(module):
+    wrong = {name: str(x.device) for name, x in module.state_dict().items() if x.device.type != TYPE}
+    assert not wrong, wrong
+
+
+def train(algorithm, env, policy, steps=16, **options):
+    agent = algorithm(env, policy, device=DEVICE, **options)
+    agent.learn(steps)
+    check(agent.policy)
+    if isinstance(getattr(agent.penalty, "reference", None), torch.nn.Module):
+        check(agent.penalty.reference)
+    summarise(env, agent.policy, num_episodes=2)
+    evaluate(env, agent.policy, num_episodes=1, deterministic=True)
+    return agent
+
+
+def control(algorithm, name="CartPole-v1", *, policy="auto", policy_kwargs=None, **options):
+    env = make_env(name)
+    return train(algorithm, env, make_policy(env, policy=policy, **(policy_kwargs or {})), **options)
+
+
+def resumed(make, folder, *, load=True):
+    """Train on the device, resume there, on the CPU, and there again."""
+    steps = 0
+    for place in [DEVICE, DEVICE, "cpu", DEVICE] if DEVICE else [None, None]:
+        agent = make(place)
+        agent.learn(steps := steps + 32, run_dir=folder, resume=folder if steps else None, checkpoint_every=8)
+    check(agent.policy)
+    if load:
+        check(algos.load(folder, device=DEVICE))
+        assert {p.device.type for p in algos.load(folder).parameters()} == {"cpu"}
+
+
+def resumed_control(folder):
+    cases = {
+        "mlp": (PPO, dict(STEPS, normalize_rewards=True)),
+        "lstm": (PPO, dict(STEPS, minibatch_size=1)),
+        "gsde": (PPO, STEPS),
+        "q": (DQN, dict(learning_starts=8, batch_size=4, gradient_steps=2)),
+    }
+    for policy, (algorithm, options) in cases.items():
+        name = "Pendulum-v1" if policy == "gsde" else "CartPole-v1"
+
+        def make(place, policy=policy, algorithm=algorithm, options=options, name=name):
+            normalized = {"normalize_observations": True} if policy == "mlp" else {}
+            env = make_env(name)
+            return algorithm(env, make_policy(env, policy=policy, device=place, **normalized), **options)
+
+        resumed(make, folder / policy, load=policy != "lstm" or KIND != NAME)  # torch cannot swap an LSTM's weights
+
+
+def carried_reference(folder):
+    """The environment loads its reference at the first rollout."""
+    on_cpu(make_gpt2).save_pretrained(folder)
+    make_tokenizer(WORDS).save_pretrained(folder)
+    penalty = KLPenalty(lambda: LanguageModel.load(folder).requires_grad_(False), 0.1)
+    train(PPO, text_env(penalty=penalty), LMPolicy.load(folder, device=DEVICE), **TEXT)
+    policy = lm_policy()
+    train(PPO, text_env(), policy, penalty=KLPenalty(moved(policy.reference()), 0.1), **TEXT)
+
+
+def adapter(folder):
+    from tests.helpers.lora import adapted
+
+    with torch.device("cpu"):
+        policy = LMPolicy(adapted("llama", base=on_cpu(make_llama)), make_tokenizer(WORDS))
+    agent = train(PPO, text_env(), policy, penalty=KLPenalty(policy.reference(), 0.1), **TEXT)
+    agent.save(folder)
+    check(algos.load(folder, device=DEVICE))
+
+
+def critics(folder):
+    copied = Critic.from_language_model(LanguageModel(on_cpu(make_gpt2), make_tokenizer(WORDS)))
+    train(PPO, text_env(), lm_policy(critic=copied), kl_coef=0.1, **TEXT)
+    agent = train(PPO, text_env(), lm_policy(critic=Critic.from_reward_model(reward_model(1))), **TEXT)
+    agent.save(folder)
+    check(algos.load(folder, device=DEVICE))
+
+
+def reward_models(_):
+    one, other = reward_model(), reward_model(1)
+    train(PPO, text_env(Rewards({"one": (one, 0.5), "other": Normalize(other)})), lm_policy(), **TEXT)
+    assert one.model.device.type == other.model.device.type == TYPE
+
+
+def registered(_):
+    """The embedded model with the reference and the classifier of its environment."""
+    recipe = algos.presets.Recipe(
+        env="textenv/Reviews-v0", config=algos.PPOConfig(**TEXT), num_envs=4, kl_coef=0.1, device=DEVICE
+    )
+    env = recipe.environment()
+    agent = recipe.build(1, env=env)
+    agent.learn(8)
+    check(agent.policy)
+    check(agent.penalty.reference)
+    assert env.task.classifier.model.device.type == TYPE
+
+
+def exact_kl(_):
+    policy = lm_policy()
+    penalty = KLPenalty(policy.reference(), 0.1, estimator="exact", place="loss")
+    train(GRPO, text_env(), policy, penalty=penalty, num_episodes=4, group_size=2, minibatch_size=2)
+
+
+def fine_tuning(_):
+    policy, model = moved(lm_policy()), moved(reward_model(1))
+    sft(policy, ["a b c .", "d c"] * 4, SFTConfig(batch_size=4, num_epochs=1, max_length=16, packing=False))
+    asked = [{"prompt": "a b", "completion": " c"}] * 4
+    sft(policy, asked, SFTConfig(batch_size=2, num_epochs=1, max_length=16), held_out=["a b"])
+    policy.lm.perplexity(["a b c", "d"])
+    pairs = [{"prompt": word, "chosen": " b", "rejected": " c"} for word in "abcd"]
+    train_reward_model(model, pairs[:3], RewardModelConfig(batch_size=2, num_epochs=1), held_out=pairs[3:])
+    auxiliary = TextLoss(["a b c", "c d . a"] * 4, coef=0.1, max_length=16)
+    train(PPO, text_env(), policy, auxiliary=auxiliary, **TEXT)
+
+
+def sampling(_):
+    """Masks, top-k and the wrapper that charges the KL at each step."""
+    train(PPO, text_env(forbidden=[0], min_new_tokens=2, stop=["."]), lm_policy(temperature=0.7), kl_coef=0.1, **TEXT)
+    evaluate(text_env(forbidden=[1]), moved(lm_policy(top_k=3, top_p=0.9)), num_episodes=4)
+    observation = {"tokens": np.array([[1, 2, 0]]), "length": np.array([[2]])}
+    assert moved(lm_policy()).act(observation).action.device.type == TYPE
+    env = TextEnv(prompts=["a b"], reward=lambda **_: [1.0], tokenizer=make_tokenizer(WORDS), forbidden=[2], **LIMITS)
+    wrapped = KLReward(env, moved(lm_policy()).lm, 0.1)
+    wrapped.reset(seed=1)
+    wrapped.step({"token": 1, "log_prob": -1.0})
+
+
+def same_numbers(_):
+    """A training on the device and one on the CPU end with the same weights, but for rounding."""
+    ends = []
+    for place in (DEVICE, "cpu"):
+        agent = PPO(text_env(), lm_policy(), device=place, **TEXT)
+        agent.learn(32)
+        ends.append(torch.cat([p.detach().cpu().flatten() for p in agent.policy.parameters()]))
+    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
+
+
+def several_devices(_):
+    """A policy in two halves is refused, and a device puts it together."""
+    if TYPE == "cpu":
+        return
+    env = make_env()
+    policy = make_policy(env)
+    policy.critic.to(KIND)
+    try:
+        PPO(env, policy)
+    except ValueError as error:
+        assert f"weights on cpu and {TYPE}:0" in str(error), error
+    else:
+        raise AssertionError("a policy on two devices was accepted")
+    check(PPO(env, policy, device=DEVICE).policy)
+
+
+def memory(_):
+    """Recomputed layers; torch's second device cannot be entered again in a backward pass."""
+    if KIND != NAME:
+        train(PPO, text_env(), lm_policy(make_llama, gradient_checkpointing=True), micro_batch_size=1, **TEXT)
+
+
+RUNS = {
+    "ppo": lambda _: control(
+        PPO, kl_coef=0.1, normalize_rewards=True, policy_kwargs=dict(normalize_observations=True), **STEPS
+    ),
+    "dqn": lambda _: control(DQN, policy="q", learning_starts=8, batch_size=4, gradient_steps=2),
+    "lstm": lambda _: control(PPO, policy="lstm", **(STEPS | dict(minibatch_size=1))),
+    "text": lambda _: train(PPO, text_env(), lm_policy(), kl_coef=0.1, **TEXT),
+    "text resumed": lambda folder: resumed(
+        lambda place: PPO(text_env(), lm_policy(), device=place, kl_coef=0.1, **TEXT), folder
+    ),
+    "reward models": reward_models,
+    "same numbers": same_numbers,
+    "several devices": several_devices,
+    "a2c": lambda _: control(A2C, num_steps=8),
+    "reinforce": lambda _: control(REINFORCE, num_episodes=2),
+    "rloo": lambda _: control(RLOO, num_episodes=2, group_size=2),
+    "grpo": lambda _: control(GRPO, num_episodes=2, group_size=2, kl_coef=0.1),
+    "trpo": lambda _: control(TRPO, num_steps=16),
+    "gsde": lambda _: control(PPO, "Pendulum-v1", policy="gsde", **STEPS),
+    "gaussian": lambda _: control(PPO, "Pendulum-v1", policy_kwargs=dict(log_std_init=-0.5), **STEPS),
+    "cnn": lambda _: control(PPO, "Pictures", policy_kwargs=dict(hidden=8), **STEPS),
+    "control resumed": resumed_control,
+    "carried reference": carried_reference,
+    "adapter": adapter,
+    "critics": critics,
+    "registered": registered,
+    "exact kl": exact_kl,
+    "text trpo": lambda _: train(TRPO, text_env(), lm_policy(), num_steps=None, num_episodes=4),
+    "fine-tuning": fine_tuning,
+    "sampling": sampling,
+    "memory": memory,
+}  # fmt: skip
+
+
+@contextmanager
+def elsewhere():
+    if KIND == "meta":
+        torch.set_default_device("meta")
+    with second_device() if KIND == NAME else nullcontext():
+        yield
+
+
+if __name__ == "__main__":
+    with elsewhere(), tempfile.TemporaryDirectory() as home:
+        for number, name in enumerate(sys.argv[2:] or RUNS):
+            RUNS[name](Path(home) / str(number))
+            print("passed", name, flush=True)

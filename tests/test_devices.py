@@ -1,0 +1,85 @@
+"""Devices: everything follows the policy. Without a GPU, on torch's meta device and on one written in Python."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import algos
+from algos.policies.mlp import MLPPolicy
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.small_agents import cartpole
+from textenv.device import find_device
+
+ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
+NO_ACCELERATOR = pytest.mark.skipif(ACCELERATOR is not None, reason="needs a machine without CUDA and MPS")
+
+
+def run(kind, *names):
+    """Runs of `tests.helpers.device_runs` in a process of their own."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.device_runs", kind, *names]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-4000:]
+    assert done.stdout.count("passed") >= max(len(names), 1), done.stdout
+
+
+def test_no_tensor_of_a_cpu_training_is_made_on_the_default_device():
+    run("meta", "ppo", "dqn", "text", "reward models")
+
+
+def test_nothing_of_a_training_on_another_device_stays_on_the_cpu():
+    run("second", "ppo", "reward models", "several devices")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["meta", "second"])
+def test_every_algorithm_policy_and_model_runs_on_one_device(kind):
+    run(kind)
+
+
+@pytest.mark.skipif(ACCELERATOR is None, reason="needs CUDA or MPS")
+def test_every_algorithm_policy_and_model_runs_on_the_accelerator():
+    run(str(ACCELERATOR))
+
+
+@NO_ACCELERATOR
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps", "tpu", "cpu:1", "", "CPU", 3, "meta"])
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(name):
+    with pytest.raises(ValueError, match=r"^device is .*, expected cpu \(of this machine\) or auto$"):
+        find_device(name)
+
+
+def test_a_wrong_device_is_refused_before_a_model_is_loaded(tmp_path):
+    """The folder has no model, so loading would fail with another message."""
+    env = cartpole()
+    for call in (
+        lambda: algos.LMPolicy.load(tmp_path / "none", device="gpu"),
+        lambda: algos.load(tmp_path / "none", device="gpu"),
+        lambda: algos.PPO(env, device="gpu"),
+        lambda: algos.DQN(env, device="gpu"),
+        lambda: algos.presets.Recipe(env="CartPole-v1", device="gpu").build(1, env=env),
+    ):
+        with pytest.raises(ValueError, match="device is 'gpu'"):
+            call()
+
+
+@NO_ACCELERATOR
+def test_auto_is_the_cpu_where_there_is_nothing_else():
+    assert algos.PPO(cartpole(), device="auto").policy.device == torch.device("cpu")
+
+
+def test_no_device_moves_nothing():
+    env = cartpole()
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space).to("meta")
+    assert algos.PPO(env, policy).policy.device == torch.device("meta")
+
+
+def test_the_numbers_of_a_language_model_policy_do_not_depend_on_its_device():
+    """Its generator draws on the CPU, so a checkpoint of one device resumes on another."""
+    policy = algos.LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=3).to("meta")
+    assert policy.generator.device == torch.device("cpu")
