@@ -93,7 +93,7 @@ def trainings() -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
     yield "Pendulum PPO, gSDE", lambda: control("PPO", kind, presets.PENDULUM, "Pendulum-v1", **sde)
     kwargs = {"episodes": 32}
     for name in ("PPO", "A2C", "REINFORCE", "RLOO", "GRPO", "TRPO"):
-        settings = dataclasses.replace(getattr(presets, "TEXT" if name == "PPO" else f"TEXT_{name}"))
+        settings = presets.recipe("textenv/Reviews-v0", name.lower()).config
         known = [field.name for field in dataclasses.fields(settings)]
         episodes = "episodes" if "episodes" in known else "num_episodes"
         settings = dataclasses.replace(settings, **{episodes: kwargs["episodes"]})
