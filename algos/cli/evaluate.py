@@ -37,6 +37,8 @@ class Evaluate(ModelCommand):
 
     def run(self) -> dict[str, Any]:
         """Load the agent and play."""
+        if self.num_episodes < 1:
+            raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
         for flag, path in (("--video", self.video), ("--transcripts", self.transcripts)):
             if path is not None:
                 check_output(path, flag)
@@ -47,7 +49,7 @@ class Evaluate(ModelCommand):
         from algos.training.save import load, read_description
 
         folder = agent_folder(self.folder)
-        description, slots = read_description(folder), max(1, min(self.num_episodes, 64))
+        description, slots = read_description(folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
         env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
@@ -60,10 +62,10 @@ class Evaluate(ModelCommand):
             raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
         policy = load(folder)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
-        if self.video is not None:
-            film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
         steps = max((line.get("steps", 0) for line in json_lines(Path(folder) / METRICS)), default=0)
         with training(steps, 1.0):  # a reward with a curriculum is at its end
+            if self.video is not None:
+                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
             result = summarise(env, policy, num_episodes=self.num_episodes, **options)
         if self.transcripts is not None and is_episode_env(env):
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]

@@ -13,20 +13,18 @@ from gymnasium.vector import VectorEnv
 
 from algos.training.run_folder import replacing
 from algos.training.save import VECTOR_ONLY
-from textenv.rendering import rollout_frames
+from textenv.rendering import HEIGHT, WIDTH, rollout_frames
 
 FILMED = 3
 """Maximum number of episodes in a film."""
+PALETTE = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none"
+"""Filter of ffmpeg that gives each frame a palette: nothing is kept in memory, and few colours stay as they are."""
 FORMATS: dict[str, dict[str, Any]] = {
     ".gif": {
         "codec": "gif",
         "pix_fmt_out": "pal8",
         "macro_block_size": 1,
-        # A palette for each frame: nothing is kept in memory, and no colour is lost where a frame has few.
-        "output_params": [
-            "-filter_complex",
-            "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none",
-        ],
+        "output_params": ["-filter_complex", PALETTE],
     },
     ".mp4": {"macro_block_size": 2},
 }
@@ -75,14 +73,15 @@ def film_episodes(env: Any, policy: Any, path: Path, **options: Any) -> None:
     if is_episode_env(env):
         vector: Any = env
         rollout, fps = evaluate(vector, policy, **options).rollout, vector.metadata.get("render_fps", 10)
-        with _writer(path, fps=fps) as add:
+        with _writer(path, (HEIGHT, WIDTH), fps=fps) as add:
             for row in range(len(rollout)):
                 for frame in rollout_frames(rollout, row, policy.tokenizer):
                     add(frame)
                 for _ in range(fps):  # a second to read the end
                     add(frame)
         return
-    with closing(_single(env)) as single, _writer(path, fps=single.metadata.get("render_fps", 30)) as add:
+    single, (height, width, _) = _single(env)
+    with closing(single), _writer(path, (height, width), fps=single.metadata.get("render_fps", 30)) as add:
         evaluate(_Filmed(single, add), policy, **options)
 
 
@@ -104,8 +103,8 @@ class _Filmed(gymnasium.Wrapper):
         return result
 
 
-def _single(env: VectorEnv) -> gymnasium.Env:
-    """Single environment of the same kind that draws pictures."""
+def _single(env: VectorEnv) -> tuple[gymnasium.Env, tuple[int, ...]]:
+    """Single environment of the same kind that draws pictures, and their shape."""
     assert env.spec is not None, "made by its id"
     arguments = {name: x for name, x in env.spec.kwargs.items() if name not in VECTOR_ONLY}
     try:
@@ -114,30 +113,19 @@ def _single(env: VectorEnv) -> gymnasium.Env:
         if "rgb_array" not in single.metadata.get("render_modes", ()):
             raise TypeError("it has no render_mode 'rgb_array'")
         single.reset()
-        single.render()  # draws now, or says what is not installed
+        frame: Any = single.render()  # or says what is not installed
     except (gymnasium.error.Error, TypeError) as error:
         raise ValueError(f"{env.spec.id} cannot be filmed, leave --video out: {error}") from error
-    return single
+    return single, frame.shape
 
 
 @contextmanager
-def _writer(path: Path, *, fps: float) -> Iterator[Add]:
-    """Write a film of frames of equal size, one at a time; the file appears when it is complete."""
+def _writer(path: Path, size: tuple[int, int], *, fps: float) -> Iterator[Add]:
+    """Write a film of frames of this height and width, one at a time; the file appears when it is complete."""
     from imageio_ffmpeg import write_frames
 
     with replacing(path) as draft:
-        process: Any = None
-
-        def add(frame: np.ndarray) -> None:
-            nonlocal process
-            if process is None:
-                size = (frame.shape[1], frame.shape[0])
-                process = write_frames(str(draft), size, fps=fps, ffmpeg_log_level="error", **FORMATS[path.suffix])
-                process.send(None)
-            process.send(np.ascontiguousarray(frame))
-
-        try:
-            yield add
-        finally:
-            if process is not None:
-                process.close()
+        options = FORMATS[path.suffix] | {"fps": fps, "ffmpeg_log_level": "error"}
+        with closing(write_frames(str(draft), size[::-1], **options)) as encoder:
+            encoder.send(None)
+            yield lambda frame: encoder.send(np.ascontiguousarray(frame))

@@ -79,7 +79,7 @@ class Show(Command):
             )
         result = read_run(self.folder)
         if not self.json:
-            _print_run(**result)
+            _print_run(result)
         return result
 
 
@@ -88,23 +88,18 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     if not found:
         print(f"no runs: a run is a folder with {METRICS}")
         return
-    names = [f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}" for run in found]
-    rows = [
-        (name, run["status"], run["steps"], run["last_score"], run["best_score"], _time(run["seconds"]))
-        for name, run in zip(names, found, strict=True)
-    ]
+    rows = []
+    for run in found:
+        name = f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}"
+        time = timedelta(seconds=round(run["seconds"]))
+        rows.append((name, *(run[column] for column in ("status", "steps", "last_score", "best_score")), time))
     print_table(rows, ["run", "status", "steps", "last", "best", "time"])
 
 
-def _print_run(
-    *,
-    made_by: dict[str, Any],
-    config: dict[str, Any],
-    curves: dict[str, list[float]],
-    samples: list[dict[str, Any]],
-    **result: Any,
-) -> None:
-    print_table((result | _flat(made_by)).items())
+def _print_run(result: dict[str, Any]) -> None:
+    parts = ("made_by", "config", "curves", "samples")
+    made_by, config, curves, samples = (result[name] for name in parts)
+    print_table(({name: x for name, x in result.items() if name not in parts} | _flat(made_by)).items())
     if config:
         print_table([(name, str(value)) for name, value in config.items()], ["hyper-parameter", "not its default"])
     if curves:
@@ -114,10 +109,6 @@ def _print_run(
     if samples:
         names = ["prompt", "completion", "score"]
         print_table([[sample.get(name) for name in names] for sample in samples], names)
-
-
-def _time(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def _flat(entries: dict[str, Any]) -> dict[str, Any]:
