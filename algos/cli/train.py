@@ -179,11 +179,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 evaluation = EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted)
+            path, known = run_dir / RUN, self._described(agent.config)
+
+            def store(metrics: dict[str, float]) -> None:
+                """Store the options only after an iteration: a run that cannot start or resume changes nothing."""
+                if not path.is_file() or path.read_text(encoding="utf-8") != known:
+                    path.write_text(known, encoding="utf-8")
+
             history = agent.learn(
                 self.total_steps,
                 run_dir=run_dir,
                 progress=not (self.json or self.quiet),
-                on_iteration=lambda metrics: self._store(agent.config),
+                on_iteration=store,
                 callbacks=([evaluation] if evaluation else []) + ([StopAtKL(self.max_kl)] if self.max_kl else []),
                 loggers=[name for name in (self.logger or "").split(",") if name],
                 sample_every=self.sample_every,
@@ -260,19 +267,15 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             device=self.device,
         )
 
-    def _store(self, config: Config) -> None:
-        """Write the options that repeat the run, after an iteration: a run that cannot start changes nothing."""
+    def _described(self, config: Config) -> str:
+        """YAML of the options that repeat the run, with the agent's resolved config."""
         import yaml
 
         own = {name: plain(value) for name, value in field_values(self).items() if name not in NOT_STORED}
         own |= {name: json_object(own[name], name) for name in ("policy_kwargs", "env_kwargs")}
         settings = {name: plain(value) for name, value in field_values(config).items()}
-        known = yaml.safe_dump(
-            {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}, sort_keys=False
-        )
-        path = self.folder / RUN
-        if not path.is_file() or path.read_text(encoding="utf-8") != known:
-            path.write_text(known, encoding="utf-8")
+        stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
+        return yaml.safe_dump(stored, sort_keys=False)
 
 
 def train_command(arguments: Sequence[str]) -> Any:
