@@ -9,6 +9,7 @@ import copy
 import json
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -300,7 +301,8 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
             )
             if own:
                 raise ValueError(f"no setting is named {', '.join(own)} (dropout is always off in training here)")
-        with torch.random.fork_rng():
+        # peft asks transformers by an old name.
+        with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
             return get_peft_model(model, chosen)
     except ValueError as error:  # of peft too
