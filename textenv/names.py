@@ -20,6 +20,8 @@ OURS = {
     "exploration_share": "exploration_fraction", "held_out_share": "held_out_fraction", "hidden_sizes": "hidden",
     "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef", "lam": "gae_lambda", "log_dir": "run_dir",
     "lr": "learning_rate", "max_episodes": "num_episodes", "max_steps": "total_steps",
+    "max_completion_length": "max_new_tokens", "max_prompt_length": "max_prompt_tokens",
+    "model_name_or_path": "model", "reward_funcs": "reward", "report_to": "logger", "dataset_name": "prompts",
     "mini_batch_size": "minibatch_size", "model_path": "model", "n_envs": "num_envs", "n_epochs": "num_epochs",
     "n_eval_episodes": "num_episodes", "n_steps": "num_steps", "net_arch": "hidden", "norm_adv": "normalize_advantage",
     "norm_reward": "normalize_rewards", "num_generations": "group_size", "num_ppo_epochs": "num_epochs",
