@@ -77,7 +77,7 @@ class LiveView:
     def _progress(self) -> str:
         steps, seconds = self._last.get("steps", self._first), time.perf_counter() - self._start
         rate = (steps - self._first) / seconds if seconds else 0.0
-        left = _duration((self.total_steps - steps) / rate) if rate else "?"
+        left = _duration(max(0.0, self.total_steps - steps) / rate) if rate else "?"
         return f"{steps:,.0f} of {self.total_steps:,.0f} steps · {rate:,.0f}/s · {left} left"
 
     def _panel(self) -> RenderableType:

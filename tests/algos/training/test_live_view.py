@@ -46,6 +46,14 @@ def test_a_sample_cannot_control_the_terminal():
     assert "\x1b[31m" not in shown(80, terminal=True) and "\\x1b[31m" in shown(80, terminal=True)
 
 
+def test_a_last_iteration_beyond_the_end_leaves_no_negative_time():
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    view = LiveView(1000, console)
+    view.start(None, CONFIG, step=0)
+    view.log({"steps": 1040, "episode/return": 1.0}, step=1040)
+    assert "1,040 of 1,000 steps" in console.file.getvalue() and " 0:00 left" in console.file.getvalue()
+
+
 def test_without_a_terminal_there_are_plain_lines_for_the_first_and_the_last_iteration():
     lines = shown(80, terminal=False).splitlines()
     assert "\x1b" not in "".join(lines)
