@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import tyro
 
 from algos.cli.arguments import Command, one_thread, with_files
+from algos.cli.tables import print_table
 from algos.cli.train import switches, train_command
-from algos.config import AlgorithmName, field_values
+from algos.config import AlgorithmName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,39 +27,35 @@ class Tune(Command):
     """Steps of each training; by default those of the preset."""
     model: str | None = None
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
-    device: str | None = None
-    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
-    env_kwargs: str | None = None
-    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     trials: int = 50
     """Finished trials in the end, those of an earlier command included."""
     seeds: int = 1
     """Trainings per trial, with seeds 1, 2, ...; a trial counts as much as their mean."""
     num_episodes: int = 20
     """Episodes of each evaluation (text: prompts of the test split)."""
-    seed: int = 1
-    """Seed of the search."""
     run_dir: Path | None = None
-    """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO."""
+    """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO-SEED."""
 
     def run(self) -> dict[str, Any]:
         """Search, print the trials, write the best configuration."""
         if not self.env and self.config is None:
             raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")
-        own = field_values(self)
-        given = {name: own[name] for name in ("config", "algo", "total_steps", "model", "device", "env_kwargs")}
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+        given = {"config": self.config, "algo": self.algo, "total-steps": self.total_steps, "model": self.model}
+        flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
         words = with_files(["train", *([self.env] if self.env else []), *flags], switches())
         other: Any = tyro.conf.subcommand("tune")
         train: Any = tyro.cli(train_command(words) | Annotated[Tune, other], args=words, prog="algos")
         recipe = train.recipe()
-        run_dir = self.run_dir or Path("runs") / f"tune-{train.env.replace('/', '-').replace(':', '-')}-{train.algo}"
+        run_dir = self.run_dir or train.folder.with_name(f"tune-{train.folder.name}")
         one_thread()
         from algos.comparison.tune import tune
 
-        options = {"trials": self.trials, "seeds": self.seeds, "num_episodes": self.num_episodes, "seed": self.seed}
+        options = {"trials": self.trials, "seeds": self.seeds, "num_episodes": self.num_episodes}
         try:
-            return tune(recipe, run_dir=run_dir, quiet=self.json, **options)
+            result = tune(recipe, run_dir=run_dir, quiet=self.json, **options)
         except KeyboardInterrupt as stop:
             print(f"algos: stopped; the same command continues the search in {run_dir}", file=sys.stderr)
             raise SystemExit(130) from stop
+        if not self.json:
+            print_table(result.pop("best_trials"), ["trial", "mean return", "hyper-parameters"])
+        return result
