@@ -11,8 +11,6 @@ import tyro
 from algos.cli.arguments import ModelCommand, one_thread
 from textenv.lm.loading import EMBEDDED
 
-BASE = "base"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(ModelCommand):
@@ -66,7 +64,7 @@ class Sample(ModelCommand):
         """Name of the model to compare with."""
         from algos.make import is_ours
 
-        if self.compare_to != BASE:
+        if self.compare_to != "base":
             return str(self.compare_to)
         environment = description["environment"]
         if environment is None or not is_ours(environment["id"]):

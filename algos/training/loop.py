@@ -93,7 +93,7 @@ def learn(
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):
             run.restore(resume)
-        logs = Logs(run_dir, shown, config=_described(run), before=run.history)
+        logs = Logs(run_dir, shown, config=_configuration(run), before=run.history)
         with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
             run.logs = logs
             for callback in watching:
@@ -135,7 +135,7 @@ def _each(run: Run, rollout: TensorDict) -> None:
         callback.on_rollout(run, rollout)
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _configuration(run: Run) -> dict[str, Any]:
     """Configuration of a run for loggers."""
     spec, config = run.agent.env.spec, field_values(run.agent.config)
     plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
