@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: compare test test-all oldest lint learning architectures fuzz clean
+DEVICE ?= cuda
+TESTS ?= tests
+
+.PHONY: compare test test-all oldest lint learning architectures fuzz gpu clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
@@ -36,6 +39,13 @@ architectures: .venv/ready
 # 100,000 inputs for each reader of outside data, with what became of them. `make test` gives them a few hundred.
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz.fuzzing --inputs 100000
+
+# On a machine with a GPU: its benchmarks, and the suite with the trainings of tests/helpers/device_runs.py on it.
+# DEVICE=cpu runs the same in miniature without a GPU; TESTS chooses files.
+gpu: .venv/ready
+	@mkdir -p runs
+	$(BIN)/python examples/benchmarks/run.py --suite gpu --device $(DEVICE) --json runs/gpu-$(DEVICE).json
+	TEXTENV_DEVICE=$(DEVICE) $(BIN)/pytest -n 2 --dist loadfile -q -rs -m "not slow" $(TESTS)
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt

@@ -15,6 +15,8 @@ from tests.helpers.small_agents import cartpole
 from textenv.device import find_device
 
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
+PLACE = os.environ.get("TEXTENV_DEVICE", ACCELERATOR)
+"""Device that `make gpu` names, or that there is."""
 NO_ACCELERATOR = pytest.mark.skipif(ACCELERATOR is not None, reason="needs a machine without CUDA and MPS")
 
 
@@ -42,9 +44,9 @@ def test_every_algorithm_policy_and_model_runs_on_one_device(kind):
     run(kind)
 
 
-@pytest.mark.skipif(ACCELERATOR is None, reason="needs CUDA or MPS")
+@pytest.mark.skipif(PLACE is None, reason="needs CUDA or MPS, or the device in TEXTENV_DEVICE (make gpu DEVICE=cpu)")
 def test_every_algorithm_policy_and_model_runs_on_the_accelerator():
-    run(str(ACCELERATOR))
+    run(str(PLACE))
 
 
 @NO_ACCELERATOR
@@ -79,7 +81,7 @@ def test_no_device_moves_nothing():
     assert algos.PPO(env, policy).policy.device == torch.device("meta")
 
 
-def test_the_numbers_of_a_language_model_policy_do_not_depend_on_its_device():
-    """Its generator draws on the CPU, so a checkpoint of one device resumes on another."""
+def test_the_generator_of_a_language_model_stays_on_the_cpu():
+    """So a checkpoint of one device resumes on another."""
     policy = algos.LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=3).to("meta")
     assert policy.generator.device == torch.device("cpu")

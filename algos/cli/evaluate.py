@@ -30,6 +30,8 @@ class Evaluate(ModelCommand):
     """Take the most probable action instead of a sample."""
     seed: int = 0
     """Seed of start states or prompts, and of sampled actions."""
+    device: str | None = None
+    """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     video: Path | None = None
     """File for a film of the first episodes, at most three: out.gif or out.mp4 (pip install 'textenv[video]')."""
     transcripts: Path | None = None
@@ -60,7 +62,9 @@ class Evaluate(ModelCommand):
 
         if self.transcripts is not None and not is_episode_env(env):
             raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
-        policy = load(folder)
+        policy = load(folder, device=self.device)
+        if self.device is not None and is_episode_env(env):
+            env.to(policy.device)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
         steps = max((line.get("steps", 0) for line in json_lines(Path(folder) / METRICS)), default=0)
         with training(steps, 1.0):  # a reward with a curriculum is at its end

@@ -1,11 +1,12 @@
 """Generation and update of a decoder of half a billion parameters on CUDA, beside `transformers` and the bare rate.
 
-Without CUDA the same code runs in miniature on the CPU; its rows say that they are no figures of a GPU.
+On another device, such as the CPU, the same code runs in miniature; its rows say that they are no figures of a GPU.
 """
 
 import statistics
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import torch
 from alternation import row
@@ -13,6 +14,7 @@ from text_task import make_prompts, make_tokenizer
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from textenv import TextVectorEnv
+from textenv.device import find_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +41,25 @@ CPU = Scale(layers=2, width=64, heads=4, key_heads=2, inner=128, vocabulary=512,
 EPOCHS, MINIBATCHES = 1, 4
 
 
-def gpu(*, seeds, chosen):
-    """Rows of the table; ``seeds`` is the number of pairs."""
-    cuda = torch.cuda.is_available()
-    device, scale = ("cuda", CUDA) if cuda else ("cpu", CPU)
-    note = torch.cuda.get_device_name() if cuda else "NOT a GPU figure: the code path in miniature, on the CPU"
+def ready(name):
+    """The device of this name.
+
+    Raises:
+        ValueError: if there is none, or torch or transformers is too old for the figures of a GPU.
+    """
+    device = find_device(name)
+    for package, least in (("torch", (2, 11)), ("transformers", (5, 16))) if device.type == "cuda" else ():
+        found = version(package)
+        if tuple(map(int, found.split(".")[:2])) < least:
+            raise ValueError(f"{package} is {found}, expected at least {least[0]}.{least[1]}: run make gpu")
+    return device
+
+
+def gpu(*, seeds, chosen, device):
+    """Rows of the table; ``seeds`` is the number of pairs, ``device`` is from `ready`."""
+    cuda = device.type == "cuda"
+    scale = CUDA if cuda else CPU
+    note = torch.cuda.get_device_name(device) if cuda else f"NOT a GPU figure: the code in miniature, on {device}"
     rows, tokens = [], scale.batch * scale.new_tokens
     if chosen("generation"):
         seconds = _generation(scale, device, seeds)
@@ -155,10 +171,10 @@ def bare_rate(size, device):
 
 
 def _seconds(function, device):
-    if device == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
     function()
-    if device == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start

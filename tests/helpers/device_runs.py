@@ -228,6 +228,15 @@ def same_numbers(_):
     torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
 
 
+def watched(folder):
+    """Evaluation while training, samples, and completions."""
+    watch = algos.EvaluateEvery(text_env(), every=8, num_episodes=2)
+    agent = PPO(text_env(), lm_policy(), device=DEVICE, kl_coef=0.1, **TEXT)
+    agent.learn(16, run_dir=folder, callbacks=[watch], sample_every=1)
+    check(algos.load(folder / "best", device=DEVICE))
+    assert len(agent.policy.generate(["a b", "c"], max_new_tokens=3)) == 2
+
+
 def several_devices(_):
     """A policy in two halves is refused, and a device puts it together."""
     if TYPE == "cpu":
@@ -281,6 +290,7 @@ RUNS = {
     "fine-tuning": fine_tuning,
     "sampling": sampling,
     "memory": memory,
+    "watched": watched,
 }  # fmt: skip
 
 

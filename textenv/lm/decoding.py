@@ -38,7 +38,7 @@ class _SlotLayer(CacheLayerMixin):
         super().__init__()
         self.num_slots, self.max_length = num_slots, max_length
         self.rows: Tensor | None = None  # slots in this forward pass; None means all
-        self.positions = torch.empty(0)  # int64 [n, q], where the new keys go
+        self.positions = torch.empty(0, device="cpu")  # int64 [n, q], where the new keys go
         self.width: int | torch.SymInt = 0  # number of keys that queries may attend to
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
