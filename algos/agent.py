@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,6 @@ from algos.optimize import Metrics, Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.policies.registry import PolicyName, make_policy
-from algos.sharing.model_card import push_to_hub
 from algos.training.loop import learn
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
@@ -149,11 +147,6 @@ class Agent(Generic[ConfigT]):
     def save(self, folder: str | Path) -> Path:
         """Write policy and config; `algos.load` reads the policy back."""
         return save(self, folder)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the agent as it is now; `algos.push_to_hub` has the options, and uploads a run with its curves."""
-        with tempfile.TemporaryDirectory() as folder:
-            return push_to_hub(self.save(folder), repo_id, **options)
 
 
 def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:

@@ -13,7 +13,7 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.sharing.run_summary import METRICS, json_lines, read_run, run_description, summarise
+from algos.sharing.run_summary import METRICS, json_lines, read_run, run_description, summarise_run
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -38,7 +38,7 @@ class Runs(Command):
                 description: dict[str, Any] = {}
                 with suppress(ValueError):  # 'algos show' says what is wrong with this run
                     description = run_description(Path(path))
-                found.append(summarise(Path(path), list(json_lines(Path(path) / METRICS)), description))
+                found.append(summarise_run(Path(path), list(json_lines(Path(path) / METRICS)), description))
         if not self.json:
             _print_runs(found)
         return found
@@ -99,7 +99,7 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
 def _print_run(result: dict[str, Any]) -> None:
     parts = ("made_by", "config", "curves", "samples")
     made_by, config, curves, samples = (result[name] for name in parts)
-    print_table(({name: x for name, x in result.items() if name not in parts} | _flat(made_by)).items())
+    print_table(({name: x for name, x in result.items() if name not in parts} | _one_line(made_by)).items())
     if config:
         print_table([(name, str(value)) for name, value in config.items()], ["hyper-parameter", "not its default"])
     if curves:
@@ -111,7 +111,7 @@ def _print_run(result: dict[str, Any]) -> None:
         print_table([[sample.get(name) for name in names] for sample in samples], names)
 
 
-def _flat(entries: dict[str, Any]) -> dict[str, Any]:
+def _one_line(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of nested dictionaries as one line each."""
     return {
         name: ", ".join(f"{key} {x}" for key, x in value.items()) if isinstance(value, dict) else value

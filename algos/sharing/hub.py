@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from textenv.lm.loading import PICKLES
 
 HUB_NAME = r"\w[\w.-]*/\w[\w.-]*"
 """Regular expression of ``user/name``."""
-READ = ("config.json", "policy/*")
-"""Files to download."""
 ADVICE = {
     401: "log in with 'hf auth login', or give a token (HF_TOKEN, in Python token=)",
     403: "this token may not do that: make one with write access, or give a repository of your own",
@@ -39,24 +38,12 @@ def hub_errors(what: str) -> Iterator[None]:
 
 
 def download(repo_id: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Download an agent; files that could hold code are left out.
-
-    Args:
-        repo_id: ``user/name`` on the hub.
-        revision: commit, tag or branch; a commit never changes.
-        token: access token; None is the one of ``hf auth login`` or ``HF_TOKEN``, if any.
-
-    Raises:
-        OSError: with one sentence, if there is no such agent, no access, or no network.
-    """
+    """Download an agent, as `algos.from_hub` says; files that could hold code are left out."""
     from huggingface_hub import snapshot_download
 
     with hub_errors(f"{repo_id} could not be loaded from the hub"):
-        return Path(
-            snapshot_download(
-                repo_id, revision=revision, token=token, allow_patterns=[*READ], ignore_patterns=["*.py", *PICKLES]
-            )
-        )
+        read: dict[str, Any] = {"allow_patterns": ["config.json", "policy/*"], "ignore_patterns": ["*.py", *PICKLES]}
+        return Path(snapshot_download(repo_id, revision=revision, token=token, **read))
 
 
 def agent_folder(name: str | Path) -> Path:

@@ -2,8 +2,8 @@
 
 import json
 import re
-import tempfile
 from pathlib import Path
+from typing import Any
 
 from algos.sharing.hub import HUB_NAME, hub_errors
 from algos.sharing.run_summary import METRICS, read_run
@@ -35,7 +35,7 @@ def push_to_hub(
         OSError: with one sentence: no access, no network, or the repository exists.
         ValueError: on another kind of name, or if the agent is an adapter of a model that is only on this machine.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     if not re.fullmatch(HUB_NAME, repo_id):
         raise ValueError(f"repo_id is {repo_id!r:.100}, expected a name on the hub: user/name")
@@ -44,20 +44,18 @@ def push_to_hub(
     _check_base(folder, repo_id)
     made_by = description.get("made_by") or {}
     description["made_by"] = {name: value for name, value in made_by.items() if name not in PRIVATE}
-    own = {"config.json": json.dumps(description, indent=2) + "\n", "README.md": model_card(folder, repo_id)}
+    config = json.dumps(description, indent=2) + "\n"
+    files: dict[str, Any] = {"config.json": config.encode(), "README.md": model_card(folder, repo_id).encode()}
+    for path in (folder / METRICS, *(folder / "policy").rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = path
     api = HfApi(token=token, library_name="textenv")
-    with tempfile.TemporaryDirectory() as staged, hub_errors(f"{folder} could not be pushed to {repo_id}"):
-        for name, text in own.items():
-            (Path(staged) / name).write_text(text, encoding="utf-8")
-        for path in (folder / METRICS, *(folder / "policy").rglob("*")):
-            if path.is_file():
-                place = staged / path.relative_to(folder)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(path.resolve())
+    with hub_errors(f"{folder} could not be pushed to {repo_id}"):
         api.create_repo(repo_id, private=private, exist_ok=overwrite)
-        message = "Upload an agent"
-        commit = api.upload_folder(repo_id=repo_id, folder_path=staged, delete_patterns=["*"], commit_message=message)
-    return commit.commit_url
+        changes: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
+        old = set(api.list_repo_files(repo_id)) - {*files, ".gitattributes"}
+        changes += map(CommitOperationDelete, old)
+        return api.create_commit(repo_id, changes, commit_message="Upload an agent").commit_url
 
 
 def model_card(folder: Path, repo_id: str) -> str:
@@ -67,21 +65,22 @@ def model_card(folder: Path, repo_id: str) -> str:
     best = (folder.parent / METRICS).is_file()  # the folder is RUN/best
     run = read_run(folder.parent if best else folder)
     env, algorithm = run["environment"] or "an environment of its own", run["algorithm"]
-    score, name = run["best_score" if best else "last_score"], repo_id.rpartition("/")[2]
-    kind, results = "reinforcement-learning", []
-    if score is not None:
-        results = [EvalResult(kind, env, env, "mean_reward", round(score, 4), metric_name="mean return")]
-    tags = [kind, "textenv", algorithm.lower(), env]
-    data = ModelCardData(library_name="textenv", tags=tags, model_name=name, eval_results=results or None)
-    lines = ["---", data.to_yaml(), "---", "", f"# {algorithm} on {env}", ""]
+    score, kind = run["best_score" if best else "last_score"], "reinforcement-learning"
+    results = [] if score is None else [EvalResult(kind, env, env, "mean_reward", round(score, 4))]
+    data: dict[str, Any] = {"model_name": repo_id.rpartition("/")[2], "eval_results": results or None}
+    header = ModelCardData(library_name="textenv", tags=[kind, "textenv", algorithm.lower(), env], **data)
+    lines = ["---", header.to_yaml(), "---", "", f"# {algorithm} on {env}", ""]
     lines += [f"A policy trained for {run['steps']:,} steps with the library `textenv`.", ""]
     if run["curves"]:
-        lines += ["## Results", "", "| metric | training | first | last |", "| --- | --- | --- | --- |"]
+        lines += ["| metric | training | first | last |", "| --- | --- | --- | --- |"]
         lines += [f"| `{x}` | {sparkline(y, 40)} | {y[0]:.4g} | {y[-1]:.4g} |" for x, y in run["curves"].items()] + [""]
-    lines += ["## Use", "", "```python", "import algos", "", f'policy = algos.load("{repo_id}")', "```", ""]
-    lines += [f"`algos evaluate {repo_id}` plays episodes.", "", "## Hyper-parameters", ""]
-    lines += [f"Those that differ from the defaults of {algorithm}:", "", "| field | value |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| `{x}` | `{value}` |" for x, value in run["config"].items()), ""])
+    lines += ["```python", "import algos", "", f'policy = algos.load("{repo_id}")', "```", ""]
+    lines += [
+        f"`algos evaluate {repo_id}` plays episodes. Hyper-parameters other than {algorithm}'s defaults:",
+        "",
+    ]
+    lines += ["| field | value |", "| --- | --- |", *(f"| `{x}` | `{value}` |" for x, value in run["config"].items())]
+    return "\n".join(lines) + "\n"
 
 
 def _check_base(folder: Path, repo_id: str) -> None:

@@ -15,33 +15,31 @@ from algos.training.save import describe, read_description
 from textenv.json_files import parse_json
 
 METRICS = "metrics.jsonl"
-SCORES = ("eval/mean_return", "episode/return")
+OF_SCORE = ("eval/mean_return", "episode/return")
 """Metrics of a run's score: of the evaluation while training, if there is one, else of the training."""
-CURVES = (*SCORES, "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy", "sft/loss")
-SAMPLES = 3
-"""Number of samples to show, the newest."""
+SHOWN = (*OF_SCORE, "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy", "sft/loss")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return `summarise`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``.
+    """Return `summarise_run`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``.
 
     A run that can be continued has the command under ``continue``.
     """
     metrics, description = list(json_lines(folder / METRICS)), run_description(folder)
-    result = summarise(folder, metrics, description) | {
+    result = summarise_run(folder, metrics, description) | {
         "made_by": description.get("made_by") or {},
         "config": _changed(description),
-        "curves": {name: values for name in CURVES if (values := _column(metrics, name))},
-        "samples": list(json_lines(folder / "samples.jsonl"))[-SAMPLES:],
+        "curves": {name: values for name in SHOWN if (values := _numbers(metrics, name))},
+        "samples": list(json_lines(folder / "samples.jsonl"))[-3:],
     }
     if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
         result["continue"] = f"algos train --resume {folder}"
     return result
 
 
-def summarise(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
+def summarise_run(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
     """Return environment, algorithm, status, steps, last and best score, and seconds of a run."""
-    scores: list[Any] = next((found for name in SCORES if (found := _column(metrics, name))), [None])
+    scores: list[Any] = next((found for name in OF_SCORE if (found := _numbers(metrics, name))), [None])
     last = metrics[-1] if metrics else {}
     return {
         "run": str(folder),
@@ -76,7 +74,7 @@ def _changed(description: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in description.get("config", {}).items() if name not in defaults or x != defaults[name]}
 
 
-def _column(metrics: list[dict[str, Any]], name: str) -> list[float]:
+def _numbers(metrics: list[dict[str, Any]], name: str) -> list[float]:
     return [row[name] for row in metrics if isinstance(row.get(name), (int, float))]
 
 

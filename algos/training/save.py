@@ -110,8 +110,8 @@ def from_hub(
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """Read the ``config.json`` of a saved agent; raises as `load` does."""
-    path = Path(folder) / "config.json"
+    """Read the ``config.json`` of a saved agent, in a folder or on the hub; raises as `load` does."""
+    path = agent_folder(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "

@@ -35,7 +35,7 @@ attempt("no token", lambda: algos.push_to_hub(run, "me/cart"))
 attempt("first", lambda: algos.push_to_hub(run, "me/cart", token=token))
 attempt("again", lambda: algos.push_to_hub(run, "me/cart", token=token))
 other = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), seed=7)
-attempt("agent", lambda: other.push_to_hub("me/cart", token=token, overwrite=True))
+attempt("agent", lambda: algos.push_to_hub(other.save(run + "-other"), "me/cart", token=token, overwrite=True))
 weights = lambda policy: [p.flatten().tolist() for p in policy.parameters()]
 found["own"], found["other"] = weights(algos.load(run)), weights(other.policy)
 found["by name"] = weights(algos.load("me/cart"))
