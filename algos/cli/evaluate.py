@@ -47,11 +47,9 @@ class Evaluate(ModelCommand):
         if self.video is not None:
             check_film(self.video)
         from algos.make import remake_environment
-        from algos.sharing.hub import agent_folder
         from algos.training.save import load, read_description
 
-        folder = agent_folder(self.folder)
-        description, slots = read_description(folder), min(self.num_episodes, 64)
+        description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
         env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
@@ -62,11 +60,11 @@ class Evaluate(ModelCommand):
 
         if self.transcripts is not None and not is_episode_env(env):
             raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
-        policy = load(folder, device=self.device)
+        policy = load(self.folder, device=self.device)
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
-        steps = max((line.get("steps", 0) for line in json_lines(Path(folder) / METRICS)), default=0)
+        steps = max((line.get("steps", 0) for line in json_lines(Path(self.folder) / METRICS)), default=0)
         with training(steps, 1.0):  # a reward with a curriculum is at its end
             if self.video is not None:
                 film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
@@ -81,8 +79,8 @@ class Evaluate(ModelCommand):
 class Merge(Command):
     """Write a language model that was trained with an adapter (LoRA) as a plain model folder."""
 
-    folder: tyro.conf.Positional[Path]
-    """Run folder of a trained agent."""
+    folder: tyro.conf.Positional[str]
+    """Run folder of a trained agent, or its name on the hub: user/name."""
     to: tyro.conf.Positional[Path]
     """Folder to write; it must not exist yet."""
 

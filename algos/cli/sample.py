@@ -17,8 +17,8 @@ class Sample(ModelCommand):
     """Complete texts, or chat, with the language model of a run."""
 
     prints: ClassVar[bool] = True
-    folder: tyro.conf.Positional[Path]
-    """Run folder of a trained language model, or the folder ``best`` in it."""
+    folder: tyro.conf.Positional[str]
+    """Run folder of a trained language model, the folder ``best`` in it, or its name on the hub: user/name."""
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Text to complete or answer; may be repeated. Without it, each line that you type is one, until Ctrl-D."""
     compare_to: str | None = None
@@ -36,13 +36,13 @@ class Sample(ModelCommand):
 
     def run(self) -> dict[str, Any]:
         """Load the models, and show what each writes."""
-        from algos.training.save import read_description
+        from algos.training.save import load, read_description
 
         description = read_description(self.folder)
         if description["policy"] != "LMPolicy":
             raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
         one_thread()
-        policies = {str(self.folder): _load(str(self.folder))}
+        policies: dict[str, Any] = {self.folder: load(self.folder)}
         if self.compare_to is not None:
             policies = {self.compare_to: _load(self._base(description))} | policies
         chat, found = self.chat or self.system_prompt is not None, []

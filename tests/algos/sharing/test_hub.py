@@ -22,6 +22,8 @@ from pathlib import Path
 import gymnasium
 import algos
 from algos import PPO
+from algos.cli.evaluate import Merge
+from algos.cli.sample import Sample
 from algos.sharing.hub import download
 
 run, token = sys.argv[1:]
@@ -40,6 +42,8 @@ weights = lambda policy: [p.flatten().tolist() for p in policy.parameters()]
 found["own"], found["other"] = weights(algos.load(run)), weights(other.policy)
 found["by name"] = weights(algos.load("me/cart"))
 found["by revision"] = weights(algos.from_hub("me/cart", revision=found["first"].rpartition("/")[2]))
+attempt("sample", lambda: Sample(folder="me/cart").run())
+attempt("merge", lambda: Merge(folder="me/cart", to=Path("merged")).run())
 attempt("unknown", lambda: algos.load("me/nothing"))
 attempt("a revision", lambda: algos.from_hub("me/cart", revision="v9"))
 attempt("code beside", lambda: type(algos.load("they/beside")).__name__)
@@ -84,6 +88,11 @@ def test_what_was_pushed_is_loaded_by_its_name_or_a_revision(story):
     assert found["first"].endswith(sha("me/cart", 1)) and len(repos["me/cart"]) == 3
     # The second agent has no metrics, so those of the first are gone.
     assert set(repos["me/cart"][1]) - set(repos["me/cart"][2]) == {"metrics.jsonl"}
+
+
+@pytest.mark.parametrize("command", ["sample", "merge"])
+def test_commands_for_language_models_read_an_agent_on_the_hub_by_its_name(story, command):
+    assert "me/cart holds a MLPPolicy, but only a language model" in story[0][command]
 
 
 def test_an_upload_has_neither_checkpoints_nor_what_tells_of_the_machine(story):
