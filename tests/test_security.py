@@ -635,14 +635,14 @@ class Page(HTMLParser):
 
 
 def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tmp_path, capsys):
-    from algos.comparison.report import print_table, write_report
+    from algos.comparison.report import print_summaries, write_report
     from algos.comparison.summary import summary
 
     def page_of(text):
         run = run_of(1, returns=[1.0, 5.0], after=6.0)
         run.env, run.samples, run.best = "_" + text.replace("\ud800", "")[:200], [(text, text * 2, text)], None
         written = write_report(tmp_path, [run], seconds=1.0).read_text(encoding="utf-8")
-        print_table({run.env: summary([run], study=[run])})
+        print_summaries({run.env: summary([run], study=[run])})
         return Page(written), written
 
     harmless, _ = page_of("x")

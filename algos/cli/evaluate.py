@@ -1,6 +1,7 @@
 """``algos evaluate`` and ``algos merge``: commands for a saved agent."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, one_thread
-from algos.cli.film import FILMED, check_film, check_output, film_episodes
+
+FILMED = 3
+"""Maximum number of episodes in a film."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +45,19 @@ class Evaluate(ModelCommand):
         if self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
         for flag, path in (("--video", self.video), ("--transcripts", self.transcripts)):
-            if path is not None:
-                check_output(path, flag)
+            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+                raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
         if self.video is not None:
-            check_film(self.video)
+            _check_film(self.video)
         from algos.make import remake_environment
         from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
-        env = remake_environment(description, num_envs=slots, env_id=self.env, **own)
+        env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise
-        from algos.sharing.run_summary import METRICS, json_lines
+        from algos.sharing.run_summary import read_run
         from textenv.rewards.training import training
         from textenv.rollout import is_episode_env
 
@@ -64,15 +67,25 @@ class Evaluate(ModelCommand):
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
-        steps = max((line.get("steps", 0) for line in json_lines(Path(self.folder) / METRICS)), default=0)
-        with training(steps, 1.0):  # a reward with a curriculum is at its end
+        with training(read_run(Path(self.folder))["steps"], 1.0):  # a reward with a curriculum is at its end
             if self.video is not None:
+                from algos.cli.film import film_episodes
+
                 film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
             result = summarise(env, policy, num_episodes=self.num_episodes, **options)
-        if self.transcripts is not None and is_episode_env(env):
+        if self.transcripts is not None:
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
         return result
+
+
+def _check_film(path: Path) -> None:
+    if path.suffix not in (".gif", ".mp4"):
+        raise ValueError(f"--video is {path}, expected a file name that ends in .gif or .mp4")
+    try:
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError as error:
+        raise ImportError("--video needs imageio-ffmpeg: pip install 'textenv[video]'") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,6 @@
 """``algos runs``, ``algos show`` and ``algos envs``: what was run, and what can be."""
 
 import inspect
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +11,7 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.sharing.run_summary import METRICS, json_lines, read_run, run_description, summarise_run
+from algos.sharing.run_summary import METRICS, SUMMARY, read_run
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -31,14 +29,12 @@ class Runs(Command):
         if not self.folder.is_dir():
             raise FileNotFoundError(f"there is no folder {self.folder}: give the folder that holds your runs")
         found = []
-        for path, folders, files in os.walk(self.folder):
-            folders.sort()
-            if METRICS in files:
-                folders.clear()  # those of a run hold its parts
-                description: dict[str, Any] = {}
-                with suppress(ValueError):  # 'algos show' says what is wrong with this run
-                    description = run_description(Path(path))
-                found.append(summarise_run(Path(path), list(json_lines(Path(path) / METRICS)), description))
+        for path in sorted(self.folder.rglob(METRICS)):
+            try:
+                run = read_run(path.parent)
+            except ValueError:  # 'algos show' says what is wrong with it
+                run = {"run": str(path.parent), "status": "damaged"}
+            found.append({name: run.get(name) for name in SUMMARY})
         if not self.json:
             _print_runs(found)
         return found
@@ -91,17 +87,18 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     rows = []
     for run in found:
         name = f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}"
-        time = timedelta(seconds=round(run["seconds"]))
+        time = timedelta(seconds=round(run["seconds"] or 0))
         rows.append((name, *(run[column] for column in ("status", "steps", "last_score", "best_score")), time))
     print_table(rows, ["run", "status", "steps", "last", "best", "time"])
 
 
 def _print_run(result: dict[str, Any]) -> None:
-    parts = ("made_by", "config", "curves", "samples")
-    made_by, config, curves, samples = (result[name] for name in parts)
-    print_table(({name: x for name, x in result.items() if name not in parts} | _one_line(made_by)).items())
+    made_by, config, curves, samples = (result.pop(name) for name in ("made_by", "config", "curves", "samples"))
+    for name, value in made_by.items():
+        result[name] = ", ".join(f"{key} {x}" for key, x in value.items()) if isinstance(value, dict) else value
+    print_table(result.items())
     if config:
-        print_table([(name, str(value)) for name, value in config.items()], ["hyper-parameter", "not its default"])
+        print_table([(name, str(x)) for name, x in config.items()], ["hyper-parameter", "not its default"])
     if curves:
         width = max(8, min(64, get_terminal_size().columns - 56))
         rows = [(name, sparkline(values, width), values[0], values[-1]) for name, values in curves.items()]
@@ -109,11 +106,3 @@ def _print_run(result: dict[str, Any]) -> None:
     if samples:
         names = ["prompt", "completion", "score"]
         print_table([[sample.get(name) for name in names] for sample in samples], names)
-
-
-def _one_line(entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries of nested dictionaries as one line each."""
-    return {
-        name: ", ".join(f"{key} {x}" for key, x in value.items()) if isinstance(value, dict) else value
-        for name, value in entries.items()
-    }

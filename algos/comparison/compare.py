@@ -83,7 +83,7 @@ def compare(
     Returns:
         Mean metrics of each case, path of the report, and seconds.
     """
-    from algos.comparison.report import print_table, write_report
+    from algos.comparison.report import print_summaries, write_report
 
     start, run_dir = time.perf_counter(), Path(run_dir)
     found = [case for each in cases for case in (parse_cases([each]) if isinstance(each, str) else [each])]
@@ -96,7 +96,7 @@ def compare(
     page = write_report(run_dir, runs, seconds=seconds)
     result = {case: summary(own, study=runs) for case, own in by_case(runs).items()}
     if not quiet:
-        print_table(result)
+        print_summaries(result)
         print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
     flat = {case: {name: figure.mean for name, figure in metrics.items()} for case, metrics in result.items()}
     return flat | {"report": str(page.resolve()), "seconds": seconds}

@@ -90,7 +90,7 @@ def _spread(seeds: int) -> str:
     return "95 % limits by the bootstrap" if seeds >= MIN_SEEDS else f"each seed ({MIN_SEEDS} give 95 % limits)"
 
 
-def print_table(summaries: Summaries) -> None:
+def print_summaries(summaries: Summaries) -> None:
     """Print the main quantities to the terminal, one line per case; the page has all of them."""
     from rich.console import Console
     from rich.table import Table

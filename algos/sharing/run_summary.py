@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,29 @@ from algos.training.save import describe, read_description
 from textenv.json_files import parse_json
 
 METRICS = "metrics.jsonl"
-OF_SCORE = ("eval/mean_return", "episode/return")
-"""Metrics of a run's score: of the evaluation while training, if there is one, else of the training."""
-SHOWN = (*OF_SCORE, "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy", "sft/loss")
+SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
+"""Part of `read_run` that a list of runs has."""
+SHOWN = (
+    "eval/mean_return", "episode/return", "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy",
+    "sft/loss",
+)  # fmt: skip
+"""Metrics with a curve; the score is that of the evaluation while training, if there is one, else of the training."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return `summarise_run`'s summary with ``made_by``, ``config`` (what differs), ``curves`` and ``samples``.
+    """Return what a run was and how it went.
 
-    A run that can be continued has the command under ``continue``.
+    The keys are those of `SUMMARY` (seconds as a float), ``made_by``, ``config`` (what differs from the defaults),
+    ``curves`` (values by metric), ``samples`` (the newest three), and ``continue`` (the command) if that is possible.
+
+    Raises:
+        ValueError: if a file of the run is damaged.
     """
-    metrics, description = list(json_lines(folder / METRICS)), run_description(folder)
-    result = summarise_run(folder, metrics, description) | {
-        "made_by": description.get("made_by") or {},
-        "config": _changed(description),
-        "curves": {name: values for name in SHOWN if (values := _numbers(metrics, name))},
-        "samples": list(json_lines(folder / "samples.jsonl"))[-3:],
-    }
-    if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
-        result["continue"] = f"algos train --resume {folder}"
-    return result
-
-
-def summarise_run(folder: Path, metrics: list[dict[str, Any]], description: dict[str, Any]) -> dict[str, Any]:
-    """Return environment, algorithm, status, steps, last and best score, and seconds of a run."""
-    scores: list[Any] = next((found for name in OF_SCORE if (found := _numbers(metrics, name))), [None])
-    last = metrics[-1] if metrics else {}
-    return {
+    description, lines = _describe(folder), _json_lines(folder / METRICS)
+    last: dict[str, Any] = lines[-1] if lines else {}
+    curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
+    scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
+    result = {
         "run": str(folder),
         "environment": (description.get("environment") or {}).get("id"),
         "algorithm": description.get("algorithm"),
@@ -50,10 +45,17 @@ def summarise_run(folder: Path, metrics: list[dict[str, Any]], description: dict
         "last_score": scores[-1],
         "best_score": max(scores),
         "seconds": last.get("time/seconds", 0.0),
+        "made_by": description.get("made_by") or {},
+        "config": _changed(description),
+        "curves": curves,
+        "samples": _json_lines(folder / "samples.jsonl")[-3:],
     }
+    if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
+        result["continue"] = f"algos train --resume {folder}"
+    return result
 
 
-def run_description(folder: Path) -> dict[str, Any]:
+def _describe(folder: Path) -> dict[str, Any]:
     """``config.json`` of a run; while it is missing, the same of the flags that it was started with."""
     if (folder / "config.json").is_file():
         return read_description(folder)
@@ -74,14 +76,10 @@ def _changed(description: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in description.get("config", {}).items() if name not in defaults or x != defaults[name]}
 
 
-def _numbers(metrics: list[dict[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in metrics if isinstance(row.get(name), (int, float))]
-
-
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _json_lines(path: Path) -> list[dict[str, Any]]:
     """Objects in a file of JSON lines, none if it is missing, without a line that a killed process left incomplete."""
-    if path.is_file():
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                if isinstance(found := parse_json(line), dict):
-                    yield found
+    found = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            found.append(parse_json(line))
+    return found

@@ -18,7 +18,7 @@ from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.made_by import made_by
+from algos.training.made_by import commit
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Callback, Run
@@ -88,7 +88,7 @@ def learn(
     shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     if run_dir is not None:
-        made_by()  # read now, written with the agent
+        commit()  # read now, written with the agent
     with hold(run_dir, resumed=here, overwrite=overwrite):
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):

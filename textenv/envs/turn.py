@@ -73,10 +73,6 @@ class Turn:
         start = len(self.prompt_ids)
         return self._decode(self.context_ids[start:]) + self.completion
 
-    def reply_to(self, before: Turn) -> str:
-        """Text of the environment between the turn before and this one."""
-        return self._decode(self.context_ids[len(before.context_ids) + len(before.completion_ids) :])
-
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -85,7 +81,8 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
     """Messages of a conversation after its prompt: the policy's turns are the assistant's, replies the user's."""
     found = [{"role": "assistant", "content": turns[0].completion}]
     for before, turn in itertools.pairwise(turns):
-        found.append({"role": "user", "content": turn.reply_to(before)})
+        reply = turn.context_ids[len(before.context_ids) + len(before.completion_ids) :]
+        found.append({"role": "user", "content": turn._decode(reply)})
         found.append({"role": "assistant", "content": turn.completion})
     return found
 

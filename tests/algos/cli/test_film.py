@@ -87,8 +87,8 @@ def test_transcripts_have_every_episode_with_its_score(runs, tmp_path, capsys):
 
 WRONG = {
     "another format": (["control", "--video", "film.avi"], "ends in .gif or .mp4"),
-    "no such folder": (["control", "--video", "nowhere/film.gif"], "nothing can be written there"),
-    "a folder": (["Copy", "--transcripts", "taken"], "which is a folder"),
+    "no such folder": (["control", "--video", "nowhere/film.gif"], "where no file can be written"),
+    "a folder": (["Copy", "--transcripts", "taken"], "where no file can be written"),
     "transcripts of control": (["control", "--transcripts", "out.jsonl"], "is for text"),
     "no pictures": (["control", "--video", "film.gif", "--env", "Blind-v0"], "cannot be filmed"),
     "no episodes": (["control", "--video", "film.gif", "--num-episodes", "0"], "at least 1"),

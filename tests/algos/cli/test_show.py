@@ -14,7 +14,7 @@ import torch
 
 import algos
 from algos.cli import main
-from algos.comparison.report import print_table as print_comparison
+from algos.comparison.report import print_summaries
 from algos.comparison.summary import summary
 from algos.config import PPOConfig
 from algos.training.made_by import commit, made_by
@@ -59,21 +59,26 @@ def test_a_run_records_what_made_it(runs):
 
 
 def test_the_commit_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    def current():
+        commit.cache_clear()
+        return commit()
+
     def git(*words):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit() is None
+    assert current() is None
     Path("code.py").write_text("x = 1\n")
     git("init", "-q"), git("add", "."), git("commit", "-qm", "first"), git("tag", "v1")
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     Path("runs.txt").touch()  # what a run writes is not a change of the code
-    assert commit() == {"commit": head, "dirty": False}
+    assert current() == {"commit": head, "dirty": False}
     Path("code.py").write_text("x = 2\n")
-    assert commit() == {"commit": head, "dirty": True}
+    assert current() == {"commit": head, "dirty": True}
     monkeypatch.setenv("PATH", "")
-    assert commit() is None, "no git"
+    assert current() is None, "no git"
+    commit.cache_clear()
 
 
 def test_runs_are_found_at_every_depth_with_their_status(runs, capsys):
@@ -113,7 +118,7 @@ def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, t
     (run / ".failed").write_text("stopped")
     assert json.loads(printed(capsys, "show", run, "--json"))["continue"] == f"algos train --resume {run}"
     (run / "run.yaml").write_text("[")
-    assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["environment"] is None
+    assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "damaged"
     with pytest.raises(SystemExit):
         main(["show", str(run)])
     assert "run.yaml is damaged" in capsys.readouterr().err
@@ -160,7 +165,7 @@ def test_no_table_cuts_a_name(width, runs, capsys, monkeypatch):
     rows = [line.split("│") for line in printed(capsys, "envs").splitlines() if line.startswith("│")]
     assert "".join(row[1].strip() for row in rows) == "".join(f"textenv/{name}-v0" for name in NAMES)
     case = [run_of(seed, returns=[1, 2], after=2.0) for seed in (1, 2)]
-    print_comparison({"textenv/TwentyQuestions-v0 reinforce": summary(case, study=case)})
+    print_summaries({"textenv/TwentyQuestions-v0 reinforce": summary(case, study=case)})
     assert "…" not in capsys.readouterr().out
 
 
