@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-import tyro
+from tyro.conf import FlagConversionOff, arg
 
 from textenv.names import NamedFields
 
@@ -31,19 +31,6 @@ def _function(names: Any) -> FieldRule:
     return FieldRule(lambda x: callable(x) or x in known, f"a function, or one of {', '.join(map(repr, known))}")
 
 
-def _flag(names: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
-    """Read and show a choice by name on the command line, where a function cannot be given."""
-    known = get_args(names)
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="{" + ",".join(known) + "}",
-        choices=known,
-        instance_from_str=lambda words: words[0],
-        is_instance=lambda x: callable(x) or x in known,
-        str_from_instance=lambda x: [str(x)],
-    )
-
-
 Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
 Natural = Annotated[int, _number(lambda x: x >= 0, "a number of at least 0")]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
@@ -61,16 +48,15 @@ Normalization = Annotated[
     Literal["rollout", "minibatch"] | bool,
     FieldRule(lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
 ]
-TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), tyro.conf.FlagConversionOff]
+TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), FlagConversionOff]
 """A truth value whose flag takes it, as the flag of the same name of other algorithms does."""
+_Function = Callable[..., Any]
 PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
-PolicyLossChoice = Annotated[PolicyLossName | Callable[..., Any], _function(PolicyLossName), _flag(PolicyLossName)]
+PolicyLossChoice = Annotated[PolicyLossName | _Function, _function(PolicyLossName), arg(constructor=PolicyLossName)]
 AggregationName = Literal["token_mean", "sequence_mean"]
-AggregationChoice = Annotated[AggregationName | Callable[..., Any], _function(AggregationName), _flag(AggregationName)]
+AggregationChoice = Annotated[AggregationName | _Function, _function(AggregationName), arg(constructor=AggregationName)]
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
-ValueLossChoice = Annotated[ValueLossName | Callable[..., Any], _function(ValueLossName), _flag(ValueLossName)]
-
-
+ValueLossChoice = Annotated[ValueLossName | _Function, _function(ValueLossName), arg(constructor=ValueLossName)]
 CONTROL_RATE = 2.5e-4
 """Learning rate of control, where a config has none."""
 
@@ -126,7 +112,7 @@ class Config(NamedFields):
     """Maximum global gradient norm (clipping)."""
     skip_nonfinite: bool = False
     """Skip a step whose loss or gradient is not finite, and count it in the log; False raises an error instead."""
-    seed: Annotated[Natural, tyro.conf.arg(name="seed", prefix_name=False)] = 1
+    seed: Annotated[Natural, arg(name="seed", prefix_name=False)] = 1
     """Seed of environment resets, sampled actions and minibatch order, and of the weights of a policy made by name."""
 
     @property

@@ -165,10 +165,10 @@ def remake_environment(
         arguments["split"] = "test"
         arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
     if wanted.rpartition(":")[2] == PROMPTS:
-        found = arguments.pop("reward", "rewards.py:function")
-        names = found if isinstance(found, list) else [found]
-        flags = " ".join(f"--reward {shlex.quote(str(each))}" for each in names)
         if not reward:
+            found = arguments.get("reward", "rewards.py:function")
+            names = [found] if isinstance(found, str) else found
+            flags = " ".join(f"--reward {shlex.quote(str(each))}" for each in names)
             raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
         arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
     elif reward or prompts:

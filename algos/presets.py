@@ -219,9 +219,7 @@ class Recipe:
             policy = self.policy(env, seed)
         else:
             name: Any = self.policy
-            policy = make_policy(
-                env, policy=name, model=self.model, seed=seed, device=self.device, **self.policy_kwargs
-            )
+            policy = make_policy(env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
             own = callable(self.env) or not is_ours(self.env) or not {"kl_coef", "penalty"}.isdisjoint(self.env_kwargs)
             if is_episode_env(env) and self.kl_coef is not None and not own:
                 # The same weights, but with the policy's dtype, and its frozen weights shared (LoRA).

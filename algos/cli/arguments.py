@@ -1,18 +1,18 @@
 """Command-line arguments: those of ``algos train`` from files, JSON options, number of threads.
 
-``switches`` are the names of the options that take no value.
+``switches`` are the options that take no value, such as ``quiet`` and ``config.skip-nonfinite``.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.training.run_folder import RUN
+from algos.training.run_folder import RUN, run_of
 from textenv.json_files import parse_json
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
@@ -42,14 +42,12 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
         return arguments
     env, given = options(arguments, switches)
     before: dict[str, list[str]] = {}
-    if "config" in given:
-        path = Path(_value(given.pop("config"), "--config", "run.yaml"))
-        first, before = read_options(path, switches)
+    if given.pop("config", None):
+        first, before = read_options(Path(named(arguments, "--config")), switches)
         env = env or first
     if "resume" in given:
-        resume = Path(_value(given["resume"], "--resume", "runs/my-run"))
-        run = resume.parent.parent if resume.parent.name == "checkpoints" else resume
-        given.setdefault("run-dir", ["--run-dir", str(run)])
+        run = run_of(named(arguments, "--resume"))
+        given.setdefault("run-dir", [f"--run-dir={run}"])
         if (run / RUN).is_file():
             first, started = read_options(run / RUN, switches)
             if env and env != first:
@@ -61,9 +59,8 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
                 f"{run} holds no run to resume ({RUN} is missing{older}): give the folder of a run, or add the "
                 "environment and the other arguments, which also start a run there"
             )
-    found = before | given
-    if not env and not found.keys().isdisjoint({"prompts", "reward"}):
-        env = PROMPTS
+    found: dict[str, list[str]] = {"": []} | before | given
+    env = env or (PROMPTS if {"prompts", "reward"} & found.keys() else "")
     return ["train", *([env] if env else []), *itertools.chain.from_iterable(found.values())]
 
 
@@ -78,86 +75,62 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
 
     import yaml
 
-    if not path.is_file() and path.suffix:
-        raise FileNotFoundError(f"--config is {path}, but there is no such file")
     if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
         raise ValueError(f"--config is {path}, expected a .toml, .yaml or .json file with names of options and values")
+    if not path.is_file():
+        raise FileNotFoundError(f"--config is {path}, but there is no such file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
         found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no {path.suffix[1:]} in UTF-8 ({' '.join(str(error).split())})") from error
-    settings = found.get("config", {}) if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(settings, dict):
+    if not isinstance(found, dict) or not isinstance(found.get("config", {}), dict):
         raise ValueError(
             f"{path} holds {found!r:.200}, expected names of options with their values, hyper-parameters under config"
         )
-    own = {name: value for name, value in found.items() if name not in ("env", "config")}
-    own |= {f"config.{name}": value for name, value in settings.items()}
-    env = str(found.get("env") or "")
+    own = found | {f"config.{name}": value for name, value in found.pop("config", {}).items()}
+    env = str(own.pop("env", None) or "")
     if env and not re.fullmatch(ENVIRONMENT, env):
         raise ValueError(f"{path} has the environment {env!r:.100}, expected an id such as CartPole-v1")
-    words = itertools.chain.from_iterable(_words(str(name), value, switches) for name, value in own.items())
-    return env, options(["train", *words], switches)[1]
+    flags = {str(name).replace("_", "-"): value for name, value in own.items()}
+    return env, {name: _words(name, value, switches) for name, value in flags.items()}
 
 
-def _words(name: str, value: Any, switches: Collection[str]) -> Iterator[str]:
+def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
     """Return an option of a file as words of the command line."""
-    prefix, flag = "config." * name.startswith("config."), name.removeprefix("config.").replace("_", "-")
-    if isinstance(value, bool) and flag.replace("-", "_") in switches:
-        yield f"--{prefix}{'' if value else 'no-'}{flag}"
-    elif isinstance(value, list) and flag != "reward":
-        yield f"--{prefix}{flag}"
-        yield from (json.dumps(number) for number in value)
-    else:
-        for each in value if isinstance(value, list) else [value]:
-            yield f"--{prefix}{flag}={json.dumps(each) if isinstance(each, (dict, list)) else each}"
-
-
-def _value(words: Sequence[str], option: str, example: str) -> str:
-    """Return the value of an option from its words."""
-    found = [words[0].partition("=")[2]] if "=" in words[0] else list(words[1:])
-    if len(found) != 1 or not found[0]:
-        raise ValueError(f"{option} has {len(found)} values, expected one, such as {option} {example}")
-    return found[0]
+    if isinstance(value, bool) and name in switches:
+        prefix, dot, switch = name.rpartition(".")
+        return [f"--{prefix}{dot}{'' if value else 'no-'}{switch}"]
+    if isinstance(value, list) and name != "reward":
+        return [f"--{name}", *map(json.dumps, value)]
+    values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+    return [f"--{name}={each}" for each in values]
 
 
 def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
     """Return the environment (empty if none) and the options of ``train``, each with the words of its last use.
 
-    ``--reward`` has the words of every use.
+    ``--reward`` has the words of every use; other words before the first option have the name "".
     """
-    place, env = place_of_environment(arguments, switches), ""
-    found: dict[str, list[str]] = {}
-    words: list[str] = []
-    for at, word in enumerate(arguments[1:], start=1):
-        if at == place:
-            env = word
-            continue
+    env, name = "", ""
+    found: dict[str, list[str]] = {"": []}
+    for before, word in itertools.pairwise(arguments):
+        is_value = before.startswith("-") and "=" not in before and name not in switches
         if word.startswith("--"):
-            name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("_", "-")
-            words = found[name] = found.get(name, []) if name == "reward" else []
-        words.append(word)
+            name = re.sub(r"^--(config\.)?(no-)?", r"\1", word.partition("=")[0].replace("_", "-"))
+            found[name] = [*found.get(name, []), word] if name == "reward" else [word]
+        elif not env and not is_value and re.fullmatch(ENVIRONMENT, word):
+            env = word
+        else:
+            found[name].append(word)
     return env, found
 
 
-def place_of_environment(arguments: Sequence[str], switches: Collection[str]) -> int | None:
-    """Return the index of the environment's id among the arguments of ``train``; None if it is not given."""
-    for place, (before, word) in enumerate(itertools.pairwise(arguments), start=1):
-        option = before.removeprefix("--").removeprefix("config.").removeprefix("no-").replace("-", "_")
-        is_value = before.startswith("-") and "=" not in before and option not in switches
-        if not is_value and re.fullmatch(ENVIRONMENT, word):
-            return place
-    return None
-
-
-def named(arguments: Sequence[str], option: str, otherwise: str) -> str:
-    """Return the value of an option at any position, before the arguments are parsed."""
-    for word, following in zip(arguments, [*arguments[1:], otherwise], strict=True):
-        if word == option:
-            return following
-        if word.startswith(f"{option}="):
-            return word.removeprefix(f"{option}=")
+def named(arguments: Sequence[str], option: str, otherwise: str = "") -> str:
+    """Return the value of an option's last use, before the arguments are parsed; empty if it has none."""
+    for word, following in reversed([*itertools.pairwise([*arguments, ""])]):
+        if word.partition("=")[0] == option:
+            return word.partition("=")[2] or following
     return otherwise
 
 
@@ -165,13 +138,6 @@ def absolute(name: str) -> str:
     """Return a name with its path made absolute, if there is such a file: of a model, or of ``rewards.py:f=0.5``."""
     path, colon, rest = name.rpartition(":") if not Path(name).exists() else (name, "", "")
     return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else name
-
-
-def plain(value: Any) -> Any:
-    """Return the value of an option as YAML holds it."""
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

@@ -12,39 +12,28 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.arguments import (
-    RUN,
-    ModelCommand,
-    absolute,
-    json_object,
-    named,
-    one_thread,
-    place_of_environment,
-    plain,
-)
+from algos.cli.arguments import ModelCommand, absolute, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS
 from algos.policies.registry import PolicyName
-from algos.training.run_folder import check_new, run_of
+from algos.training.run_folder import RUN, check_new, run_of
 from textenv.rewards.calling import read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
 """Options of text environments that `LMPolicy.load` takes."""
-NOT_STORED = ("run_dir", "resume", "overwrite", "config")
-"""Options that say where a run starts, and what config.NAME holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
     """Options for textenv/Prompts-v0, the environment of one's own prompts and rewards."""
 
-    prompts: Path | None = None
+    prompts: str | None = None
     """Your prompts: .jsonl, .csv, .tsv, .parquet, or a folder of datasets. ENV may then be left out."""
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Your reward function, rewards.py:function or package.module:function, or with a weight rewards.py:function=0.5;
     repeat the flag for several."""
-    eval_prompts: Path | None = None
+    eval_prompts: str | None = None
     """File of prompts to evaluate on; without it, about a quarter of the prompts is held out."""
     prompt_column: str = "prompt"
     """Name of the prompt's column."""
@@ -148,13 +137,11 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def run(self) -> dict[str, Any]:
         """Train, save and evaluate; the resolved options are stored in the run's folder."""
-        self._check()
         return self._located()._train()
 
     def recipe(self) -> presets.Recipe:
         """Check the options and return what they train, with absolute paths."""
-        self._check()
-        return dataclasses.replace(self._located()._recipe(), total_steps=self.total_steps)
+        return self._located()._recipe()
 
     def _train(self) -> dict[str, Any]:
         start, run_dir = time.perf_counter(), self.folder
@@ -175,10 +162,10 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
             agent = recipe.build(self.config.seed, env=env)
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
-            evaluation = None
+            callbacks: list[Any] = [] if self.max_kl is None else [StopAtKL(self.max_kl)]
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
-                evaluation = EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted)
+                callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
             path, known = run_dir / RUN, self._described(agent.config)
 
             def store(metrics: dict[str, float]) -> None:
@@ -191,8 +178,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 run_dir=run_dir,
                 progress=not (self.json or self.quiet),
                 on_iteration=store,
-                callbacks=([evaluation] if evaluation else []) + ([StopAtKL(self.max_kl)] if self.max_kl else []),
-                loggers=[name for name in (self.logger or "").split(",") if name],
+                callbacks=callbacks,
+                loggers=self.logger.split(",") if self.logger else [],
                 sample_every=self.sample_every,
                 checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
                 resume=self.resume,
@@ -201,8 +188,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
             with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
                 result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
-        if evaluation is not None:
-            result |= {"best_mean_return": evaluation.best, "best": str(run_dir / "best")}
+        if self.eval_every is not None:
+            result |= {"best_mean_return": callbacks[-1].best, "best": str(run_dir / "best")}
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
 
@@ -212,14 +199,15 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{self.config.seed}"
 
     def _located(self) -> Self:
-        """Return the same command with absolute paths, which are valid in every folder."""
+        """Check the options and return the same command with absolute paths, which are valid in every folder."""
+        self._check()
         return dataclasses.replace(
             self,
             model=self.model if self.model == "embedded" else absolute(self.model),
             critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
             reward=tuple(map(absolute, self.reward)),
-            prompts=self.prompts and self.prompts.resolve(),
-            eval_prompts=self.eval_prompts and self.eval_prompts.resolve(),
+            prompts=self.prompts and absolute(self.prompts),
+            eval_prompts=self.eval_prompts and absolute(self.eval_prompts),
         )
 
     def _check(self) -> None:
@@ -238,8 +226,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         ):
             if (given := self._given(kind)) and not fits:
                 flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-                this = "it" if len(given) == 1 else "them"
-                raise ValueError(f"{flags}: only for {what}, not for {self.env}; leave {this} out")
+                raise ValueError(f"{flags}: only for {what}, not for {self.env}; leave out what does not fit")
         if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
             raise ValueError(
                 f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}, expected nats above 0 and a number"
@@ -248,7 +235,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _given(self, kind: type) -> dict[str, Any]:
         """Return the options of a kind that differ from their defaults."""
         own = field_values(self)
-        return {field.name: plain(own[field.name]) for field in fields(kind) if own[field.name] != field.default}
+        return {field.name: own[field.name] for field in fields(kind) if own[field.name] != field.default}
 
     def _recipe(self) -> presets.Recipe:
         given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
@@ -259,6 +246,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             algorithm=self.algo,
             config=self.config,
             num_envs=self.num_envs,
+            total_steps=self.total_steps,
             policy=self.policy,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
             env_kwargs={"process_timeout": self.process_timeout} | json_object(self.env_kwargs, "--env-kwargs") | env,
@@ -271,19 +259,19 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         """YAML of the options that repeat the run, with the agent's resolved config."""
         import yaml
 
-        own = {name: plain(value) for name, value in field_values(self).items() if name not in NOT_STORED}
+        of_start = ("run_dir", "resume", "overwrite", "config")
+        own = {name: value for name, value in field_values(self).items() if name not in of_start}
         own |= {name: json_object(own[name], name) for name in ("policy_kwargs", "env_kwargs")}
-        settings = {name: plain(value) for name, value in field_values(config).items()}
+        settings = field_values(config)
         stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
-        return yaml.safe_dump(stored, sort_keys=False)
+        return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
 
 
 def train_command(arguments: Sequence[str]) -> Any:
     """Build the ``train`` command with the defaults of the given environment and algorithm, or of the LSTM policy."""
     arguments = arguments if arguments[:1] == ["train"] else ["train"]
     algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
-    at = place_of_environment(arguments, switches())
-    env_id = "" if at is None else arguments[at]
+    env_id, _ = options(arguments, switches())
     if ":" in env_id:
         with suppress(ValueError):  # raised again when the environment is made
             read_module(env_id.rpartition(":")[0])
@@ -306,5 +294,6 @@ def train_command(arguments: Sequence[str]) -> Any:
 
 def switches() -> set[str]:
     """Return the names of the options of ``train`` that take no value."""
-    kinds: list[Any] = [Train, *CONFIGS.values()]
-    return {field.name for kind in kinds for field in fields(kind) if field.type in (bool, "bool")}
+    kinds: list[tuple[str, Any]] = [("", Train), *(("config.", kind) for kind in CONFIGS.values())]
+    found = {prefix + field.name for prefix, kind in kinds for field in fields(kind) if field.type in (bool, "bool")}
+    return {name.replace("_", "-") for name in found}

@@ -83,13 +83,7 @@ def test_run_yaml_repeats_a_run_to_the_last_bit_from_another_folder(here, capsys
 
 def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewards(here, capsys):
     own = {"model": "llama", "prompts": "prompts.jsonl", "reward": ["rewards.py:good", "rewards.py:short"]}
-    own |= {
-        "max-new-tokens": 3,
-        "max_prompt_tokens": 4,
-        "num_envs": 4,
-        "total_steps": 8,
-        "json": True,
-    }
+    own |= {"max-new-tokens": 3, "max_prompt_tokens": 4, "num_envs": 4, "total_steps": 8, "json": True}
     lines = [f"{name} = {json.dumps(value)}" for name, value in own.items()]
     lines += ["[config]", "num-episodes = 8", "learning_rate = 1e-3", "normalize_advantage = false"]
     (here / "own.toml").write_text("\n".join(lines))
@@ -172,7 +166,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --algo dqn", "dqn is not for text"),
     ("OWN --config.policy-loss best", "invalid choice 'best'"),
     ("OWN --promts x", "did you mean --prompts?"),
-    ("OWN --config", "--config has 0 values"),
+    ("OWN --config", "--config is --total-steps, expected a .toml, .yaml or .json file"),
     ("OWN --config missing.yaml", "no such file"),
     ("OWN --config rewards.py", "expected a .toml, .yaml or .json file"),
     ("OWN --config bad.yaml", "bad.yaml is no yaml"),
