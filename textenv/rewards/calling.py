@@ -45,43 +45,26 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     Raises:
         ValueError: if the function needs a column that is missing.
     """
-    found = _start(function, columns, tokenizer)
+    parameters, now = _parameters(function), NOW.get()._asdict()
+    now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
+    check_columns(function, columns)
+    given = {each.name: (now | columns)[each.name] for each in parameters if each.name in now | columns}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        given |= columns
+    given = {name: _copied(column) for name, column in given.items()}
+    if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
+        given["tokenizer"] = tokenizer
+    found = function(**given)
     return _wait(found) if inspect.isawaitable(found) else found
 
 
 def call_logged(
-    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, step: int, progress: float
+    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, now: Training
 ) -> tuple[Any, dict[str, list[float | None]]]:
     """Call a reward function at this point in the training; return its result and what it logged."""
     log = RewardLog(len(Rows(columns)))
-    with training(step, progress, log):
+    with training(now.step, now.progress, log):
         return call_reward(function, columns, tokenizer), log.columns()
-
-
-async def await_logged(
-    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, step: int, progress: float
-) -> tuple[Any, dict[str, list[float | None]]]:
-    """Do what `call_logged` does, for an async function inside an event loop."""
-    log = RewardLog(len(Rows(columns)))
-    with training(step, progress, log):
-        return await _start(function, columns, tokenizer), log.columns()
-
-
-def _start(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any) -> Any:
-    """Call the function; the result of an async one is still to be awaited."""
-    parameters = _parameters(function)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        given = dict(columns)
-    else:
-        given = {each.name: columns[each.name] for each in parameters if each.name in columns}
-    check_columns(function, {**columns, **given})
-    now = NOW.get()._asdict()
-    now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
-    given |= {each.name: now[each.name] for each in parameters if each.name in now and each.name not in columns}
-    given = {name: _copied(column) for name, column in given.items()}
-    if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
-        given["tokenizer"] = tokenizer
-    return function(**given)
 
 
 def check_columns(function: Callable[..., Any], columns: Collection[str]) -> None:

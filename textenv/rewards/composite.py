@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from textenv.device import move
-from textenv.rewards.calling import await_logged, call_logged, is_async, reward_name
+from textenv.rewards.calling import call_logged, is_async, reward_name
 from textenv.rewards.scores import (
     Earned,
     RewardError,
@@ -25,7 +25,7 @@ from textenv.rewards.scores import (
 )  # fmt: skip
 from textenv.rewards.training import NOW
 from textenv.rewards.transforms import depends_on_batch
-from textenv.rewards.workers import ChildError, Workers, attempt, run_in_loops, run_in_processes, run_in_threads
+from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
@@ -127,12 +127,12 @@ class Rewards:
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
-        parts, found, ahead = self._parts(rows), dict[str, Scores](), dict[str, list[Any]]()
-        for name, (function, _) in self.functions.items():
-            if is_async(function) and self._pool is None and not ahead:
-                ahead = self._run_async(parts)
-            outcomes = ahead[name] if name in ahead else self._run(name, function, parts)
-            found[name] = self._values(name, function, rows, list(zip(parts, outcomes, strict=True)))
+        parts, found, outcomes = rows.cut(self.workers), dict[str, Scores](), dict[str, list[Any]]()
+        at_once = [name for name, (function, _) in self.functions.items() if is_async(function) and not self._pool]
+        for name in self.functions:
+            if name not in outcomes:
+                outcomes |= self._run(at_once if name in at_once else [name], parts)
+            found[name] = self._values(name, rows, list(zip(parts, outcomes[name], strict=True)))
         counted = [name for name, (_, weight) in self.functions.items() if weight]  # the others are only logged
         broken = {row for name in counted for row in found[name].failed}
         self.failed += len(broken)
@@ -166,35 +166,29 @@ class Rewards:
                 columns[part] = [None if row in broken else value for row, value in enumerate(scaled)]
         return columns
 
-    def _parts(self, rows: Rows) -> list[Rows]:
-        """Cut the batch into a part for each worker."""
-        pieces = max(1, min(self.workers, len(rows)))
-        cuts = [round(i * len(rows) / pieces) for i in range(pieces + 1)]
-        return [rows.part(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
-
-    def _values(self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]) -> Scores:
+    def _values(self, name: str, rows: Rows, outcomes: list[tuple[Rows, Any]]) -> Scores:
         """Return the scores by one function, given its result or exception for each part."""
         first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
         if first is None:
             return _merged(rows, outcomes)
         if self.on_error == "stop":
-            raise self._find_first(name, function, *first) from first[1]
+            raise self._find_first(name, *first) from first[1]
         try:
-            return _merged(rows, *self._divide(name, function, rows, outcomes))
+            return _merged(rows, *self._divide(name, rows, outcomes))
         except _AllFail as error:
             log = logging.getLogger(__name__)
             log.warning("%s; all %d completions seem to fail: next call in %g s", error, len(rows), self.pause)
             time.sleep(self.pause)
-            (again,) = self._run(name, function, [rows])
+            (again,) = self._run([name], [rows])[name]
             if isinstance(again, Exception):
                 raise self._error(name, rows.part(0, 1), again) from again
             return _merged(rows, [(rows, again)])
 
-    def _find_first(self, name: str, function: RewardFunction, part: Rows, error: Exception) -> RewardError:
+    def _find_first(self, name: str, part: Rows, error: Exception) -> RewardError:
         """Return the error that names the first failing row, found by halving the part on which the function failed."""
         while len(part) > 1 and not isinstance(error, RewardError):
-            for half in part.halves():
-                (outcome,) = self._run(name, function, [half])
+            for half in part.cut(2):
+                (outcome,) = self._run([name], [half])[name]
                 if isinstance(outcome, Exception):
                     part, error = half, outcome
                     break
@@ -206,7 +200,7 @@ class Rewards:
         return self._error(name, part, error)
 
     def _divide(
-        self, name: str, function: RewardFunction, rows: Rows, outcomes: list[tuple[Rows, Any]]
+        self, name: str, rows: Rows, outcomes: list[tuple[Rows, Any]]
     ) -> tuple[list[tuple[Rows, Any]], set[int]]:
         """Halve the parts on which a function fails until each failing row is alone; return scored parts and bad rows.
 
@@ -224,7 +218,7 @@ class Rewards:
             self._last_error = self._error(name, *failing[0])
             if len(failing) >= SAMPLE and not (scored or some_pass):
                 spread = [row * (len(rows) - 1) // (SAMPLE - 1) for row in range(SAMPLE)]
-                alone = self._run_each(name, function, [rows.part(row, row + 1) for row in spread])
+                alone = self._run_each(name, [rows.part(row, row + 1) for row in spread])
                 if all(isinstance(outcome, Exception) for outcome in alone):
                     raise _AllFail(str(self._last_error))
                 some_pass = True
@@ -232,8 +226,8 @@ class Rewards:
             self._check_limit(len(bad) + len(failing), max(len(rows), RECENT_ROWS))
             bad |= {part.first - rows.first for part, _ in failing if len(part) == 1}
             several = [part for part, _ in failing if len(part) > 1]
-            halves = [half for part in several for half in part.halves()]
-            found = list(zip(halves, self._run_each(name, function, halves), strict=True))
+            halves = [half for part in several for half in part.cut(2)]
+            found = list(zip(halves, self._run_each(name, halves), strict=True))
             outcomes = []
             for part, *both in zip(several, found[::2], found[1::2], strict=True):
                 if any(isinstance(outcome, Exception) for _, outcome in both):
@@ -242,11 +236,11 @@ class Rewards:
                     bad |= {part.first - rows.first + row for row in range(len(part))}
         return scored + outcomes, bad
 
-    def _run_each(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
+    def _run_each(self, name: str, parts: Sequence[Rows]) -> list[Any]:
         """Like `_run`, but with processes one part at a time: a process that dies also ends concurrent calls."""
         if self._pool is None:
-            return self._run(name, function, parts)
-        return [outcome for part in parts for outcome in self._run(name, function, [part])]
+            return self._run([name], parts)[name]
+        return [outcome for part in parts for outcome in self._run([name], [part])[name]]
 
     def _error(self, name: str, rows: Rows, error: Exception) -> RewardError:
         if isinstance(error, RewardError):
@@ -270,34 +264,24 @@ class Rewards:
                 f"last error: {self._last_error}"
             ) from self._last_error
 
-    def _run(self, name: str, function: RewardFunction, parts: Sequence[Rows]) -> list[Any]:
-        """Return `Scores` or an exception for each part, in order."""
-        calls = [_call(call_logged, function, part) for part in parts]
+    def _run(self, names: Sequence[str], parts: Sequence[Rows]) -> dict[str, list[Any]]:
+        """Call these functions, several at once; return by name `Scores` or an exception for each part, in order."""
+        calls = [
+            functools.partial(call_logged, self.functions[name][0], dict(part.columns), part.tokenizer, NOW.get())
+            for name in names
+            for part in parts
+        ]
         if self._pool is not None:
             outcomes = run_in_processes(self._pool, calls, self.timeout)
-        elif self.timeout is None and (len(calls) == 1 or not self.workers):
+        elif self.timeout is None and len(names) == 1 and (len(parts) == 1 or not self.workers):
             outcomes = [attempt(call) for call in calls]
         else:
             outcomes = run_in_threads(calls, self.timeout)
-        return _read(name, parts, outcomes)
-
-    def _run_async(self, parts: Sequence[Rows]) -> dict[str, list[Any]]:
-        """Like `_run`, for all async functions at once: by name, `Scores` or an exception for each part."""
-        functions = {name: function for name, (function, _) in self.functions.items() if is_async(function)}
-        groups = [[_call(await_logged, function, part) for function in functions.values()] for part in parts]
-        columns = zip(*run_in_loops(groups, self.timeout), strict=True)
-        return {name: _read(name, parts, column) for name, column in zip(functions, columns, strict=True)}
-
-
-def _call(how: Callable[..., Any], function: RewardFunction, part: Rows) -> functools.partial[Any]:
-    return functools.partial(how, function, dict(part.columns), part.tokenizer, *NOW.get()[:2])
-
-
-def _read(name: str, parts: Sequence[Rows], outcomes: Sequence[Any]) -> list[Any]:
-    for outcome in outcomes:
-        if isinstance(outcome, StopTraining):
-            raise outcome
-    return [_checked(outcome, part, name) for outcome, part in zip(outcomes, parts, strict=True)]
+        for outcome in outcomes:
+            if isinstance(outcome, StopTraining):
+                raise outcome
+        in_order = iter(outcomes)
+        return {name: [_checked(next(in_order), part, name) for part in parts] for name in names}
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
@@ -153,10 +154,11 @@ class Rows:
         columns = {name: column[start:stop] for name, column in self.columns.items()}
         return Rows(columns, first=self.first + start, tokenizer=self.tokenizer)
 
-    def halves(self) -> tuple[Rows, Rows]:
-        """Return the first and the second half of the rows."""
-        middle = len(self) // 2
-        return self.part(0, middle), self.part(middle, len(self))
+    def cut(self, pieces: int) -> list[Rows]:
+        """Return this number of parts of about the same length; if there are fewer rows, one part for each."""
+        pieces = max(1, min(pieces, len(self)))
+        cuts = [i * len(self) // pieces for i in range(pieces + 1)]
+        return [self.part(start, stop) for start, stop in itertools.pairwise(cuts)]
 
     def describe(self, row: int) -> str:
         """Return a description of a row for an error."""

@@ -1,6 +1,6 @@
 """Arguments with which a reward function sees the training: ``step``, ``progress`` and ``log``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -26,30 +26,23 @@ class RewardLog:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self._sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # float64 [rows]: sum and count of the values
+        self._given: dict[str, list[np.ndarray]] = {}  # float64 [rows]; NaN for None
 
     def __call__(self, name: str, value: Any) -> None:
         """Report a number or a list; ValueError unless it is finite, and has an entry for each completion."""
-        number = as_number(value)
-        try:
-            entries = [] if number is not None else list(value)
-        except TypeError:
-            entries = []
-        column = np.full(self.rows, number) if number is not None else np.array([as_number(x) for x in entries], float)
-        numbers = int(np.isfinite(column).sum()) + sum(entry is None for entry in entries)
-        if not (isinstance(name, str) and len(column) == numbers == self.rows):
+        entries = list(value) if as_number(value) is None and isinstance(value, Iterable) else [value] * self.rows
+        column = np.array([as_number(entry) for entry in entries], float)
+        known = np.isfinite(column) | [entry is None for entry in entries]
+        if value is None or len(entries) != self.rows or not known.all():
             raise ValueError(
                 f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
                 "finite number, or a list with a finite number or None for each completion"
             )
-        total, count = self._sums.setdefault(name, (np.zeros(self.rows), np.zeros(self.rows)))
-        total += np.nan_to_num(column)
-        count += ~np.isnan(column)
+        self._given.setdefault(name, []).append(column)
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return the mean value for each completion, by name."""
-        pairs = {name: zip(*map(np.ndarray.tolist, both), strict=True) for name, both in self._sums.items()}
-        return {name: [value / n if n else None for value, n in column] for name, column in pairs.items()}
+        return {name: np.ma.masked_invalid(given).mean(axis=0).tolist() for name, given in self._given.items()}
 
 
 class Training(NamedTuple):
@@ -60,7 +53,7 @@ class Training(NamedTuple):
     progress: float = 0.0
     """Fraction of the training, from 0 to 1."""
     log: RewardLog | None = None
-    """Receives what the functions of the present call log."""
+    """Log of the present call."""
 
 
 NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: B039  (immutable)

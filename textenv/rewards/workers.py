@@ -1,8 +1,6 @@
-"""Concurrent calls in threads, event loops or processes, in order and with a time limit."""
+"""Concurrent calls in threads or processes, in order and with a time limit."""
 
-import asyncio
 import faulthandler
-import functools
 import multiprocessing
 import os
 import pickle
@@ -10,7 +8,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import copy_context
@@ -36,35 +34,6 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
     pending = [in_thread(call) for call in calls]
     end = None if timeout is None else time.monotonic() + timeout
     return [_result(future, timeout, end) for future in pending]
-
-
-def run_in_loops(
-    groups: Sequence[Sequence[Callable[[], Coroutine[Any, Any, Any]]]], timeout: float | None
-) -> list[list[Any]]:
-    """Like `run_in_threads`, for async calls: those of a group share an event loop, each loop in its own thread."""
-    pending: list[list[Future[Any]]] = [[Future() for _ in calls] for calls in groups]
-    for each in zip(pending, groups, strict=True):
-        in_thread(functools.partial(_drive, *each))
-    end = None if timeout is None else time.monotonic() + timeout
-    return [[_result(future, timeout, end) for future in futures] for futures in pending]
-
-
-def _drive(futures: list[Future[Any]], calls: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> None:
-    async def run(future: Future[Any], call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        try:
-            future.set_result(await call())
-        except BaseException as error:  # as in `attempt`
-            future.set_result(error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}"))
-
-    async def run_all() -> None:
-        await asyncio.gather(*map(run, futures, calls))
-
-    try:
-        asyncio.run(run_all())
-    except Exception as error:  # there is no event loop: too many open files
-        for future in futures:
-            if not future.done():
-                future.set_result(error)
 
 
 def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Any:

@@ -162,7 +162,7 @@ class HumanReward:
         for name, values in columns.items():  # not all are columns: TRL's ``trainer_state``
             is_column = isinstance(values, Sequence) and len(values) == len(result)
             given[name] = [values[row] for row in rows] if is_column else values
-        returned, logged = call_logged(self.fallback, given, tokenizer, *NOW.get()[:2])
+        returned, logged = call_logged(self.fallback, given, tokenizer, NOW.get())
         scores = read_scores(returned, Rows(given), name="fallback")
         everywhere = merge(len(result), [(rows, replace(scores, logged={**scores.logged, **logged}))])
         log_again(everywhere.logged)
