@@ -12,8 +12,8 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
     """Find a device of this machine; None stays None, and moves nothing.
 
     Args:
-        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``; ``"auto"`` means CUDA, MPS or what
-            other accelerator torch finds here, else the CPU.
+        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``; ``"auto"`` is torch's accelerator
+            (CUDA, MPS, ...) if there is one here, else the CPU.
 
     Raises:
         ValueError: if there is no such device here.
@@ -26,30 +26,23 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
         return None
     import torch
 
-    fastest = torch.accelerator.current_accelerator(check_available=True)
-    count = 0 if fastest is None else torch.accelerator.device_count()
-    here = [torch.device("cpu"), *(torch.device(str(fastest), i) for i in range(count))]
-    try:
-        found = (fastest or torch.device("cpu")) if name == "auto" else torch.device(name)
-    except (RuntimeError, TypeError):
-        found = torch.device("meta")  # refused below
-    if fastest is not None and found == torch.device(fastest.type):
-        return here[1 + torch.accelerator.current_device_index()]
-    if found not in here:
-        raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(map(str, here))} (of this machine) or auto")
-    return found
+    here = {"cpu": torch.device("cpu")}
+    if (fastest := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        kind = fastest.type
+        here |= {f"{kind}:{i}": torch.device(kind, i) for i in range(torch.accelerator.device_count())}
+        here[kind] = torch.device(kind, torch.accelerator.current_device_index())
+    named = here | {"auto": [*here.values()][-1]}
+    if str(name) not in named:
+        raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(here)} (of this machine) or auto")
+    return named[str(name)]
 
 
 @runtime_checkable
-class Movable(Protocol):
-    """A model, or an object that holds some."""
-
-    def to(self, device: Any) -> Any:
-        """Move the weights to a device."""
-        ...
+class _Movable(Protocol):
+    def to(self, device: Any) -> Any: ...
 
 
 def move(holder: Any, device: torch.device) -> None:
     """Move a model, or the models that an object holds, to a device; others (such as plain functions) have none."""
-    if isinstance(holder, Movable):
+    if isinstance(holder, _Movable):
         holder.to(device)

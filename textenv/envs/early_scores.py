@@ -37,17 +37,17 @@ class EarlyScores:
     def offer(self, turns: Sequence[Turn], *, least: float) -> None:
         """Begin to score those of these turns that are new, if there are at least this many."""
         new = [turn for turn in turns if turn not in self._known]
-        if not new or len(new) < least:
+        if len(new) < least:
             return
-        # The columns are made here, because decoding uses the tokenizer, as generation does.
-        known, before, rows, gradients = self._known, self._scored, rows_of(new), torch.is_grad_enabled()
+        known, before = self._known, self._scored
         known.update(new)
+        rows = rows_of(new)  # here, because decoding uses the tokenizer, as generation does
 
         def score() -> object:
             done = before.result()
             if isinstance(done, Exception) or known is not self._known:
                 return done
-            with torch.set_grad_enabled(gradients):  # a setting of each thread
+            with torch.no_grad():  # a setting of each thread
                 return [*done, (new, read_scores(self.task.score(new), rows, name=type(self.task).__name__))]
 
         self._scored = in_thread(score)

@@ -1,15 +1,20 @@
 """Tasks: objects that sample prompts, reply to turns and score them, in batches."""
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
-from textenv.prompts.prompts import Prompt, PromptList
+from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.rewards.training import Training
+
+CHECKED_PROMPTS = 10_000
+"""Maximum number of prompts that are looked at when a task or an environment is made."""
+_warn_once = functools.cache(logging.getLogger(__name__).warning)  # the training's environment and the evaluation's
 
 
 @runtime_checkable
@@ -55,13 +60,11 @@ class FunctionTask(PromptList):
     def __init__(self, prompts: Sequence[Any], reward: RewardFunction | Rewards) -> None:
         super().__init__(prompts)
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
-        looked_at = range(min(len(self.prompts), 10_000))
+        looked_at = range(min(len(self.prompts), CHECKED_PROMPTS))
         self.names = {name for index in looked_at for name in self.prompt(index).columns}
         """Column names found in the prompts; a prompt without such a column gets None there."""
         if taken := sorted(self.names.intersection(Training._fields)):
-            logging.getLogger(__name__).warning(
-                "the prompts have columns named %s: rewards get these, not the training's", ", ".join(taken)
-            )
+            _warn_once("the prompts have columns named %s: rewards get these, not the training's", ", ".join(taken))
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
@@ -103,7 +106,7 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
         "terminated": [turn.terminated for turn in turns],
     }
     names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
-    if taken := names & {*ours, "tokenizer"}:
+    if taken := names & RESERVED:
         raise ValueError(f"the prompt columns {sorted(taken)} have names of other reward arguments: rename them")
     columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
     return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)

@@ -18,7 +18,7 @@ from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import Conversation, Task, choose_task, score_turns
+from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn, messages
 from textenv.kl.penalty import KLPenalty
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RENDER_MODES = ["ansi", "human", "rgb_array"]
-CHECKED_PROMPTS = 10_000
-"""Number of prompts tokenized at construction to check their length; later ones are checked when sampled."""
 
 TextObservation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""

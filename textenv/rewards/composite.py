@@ -11,18 +11,7 @@ from typing import Any, Literal
 
 from textenv.device import move
 from textenv.rewards.calling import call_logged, is_async, reward_name
-from textenv.rewards.scores import (
-    Earned,
-    RewardError,
-    Rows,
-    Scores,
-    StopTraining,
-    add,
-    merge,
-    read_scores,
-    shown,
-    total,
-)  # fmt: skip
+from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, add, merge, read_scores, shown, total
 from textenv.rewards.training import NOW
 from textenv.rewards.transforms import depends_on_batch
 from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
@@ -137,7 +126,7 @@ class Rewards:
         broken = {row for name in counted for row in found[name].failed}
         self.failed += len(broken)
         self._check_share(broken, rows)
-        earned: list[Earned] = []
+        earned = []
         for row in range(len(rows)):
             values = [_scaled(found[name].earned[row], self.functions[name][1]) for name in counted]
             earned.append(None if row in broken else add(values, rows.tokens(row)))
@@ -224,7 +213,7 @@ class Rewards:
                 some_pass = True
             # Stop early if this batch alone exceeds the limit: further calls may be slow.
             self._check_limit(len(bad) + len(failing), max(len(rows), RECENT_ROWS))
-            bad |= {part.first - rows.first for part, _ in failing if len(part) == 1}
+            bad |= {part.first for part, _ in failing if len(part) == 1}
             several = [part for part, _ in failing if len(part) > 1]
             halves = [half for part in several for half in part.cut(2)]
             found = list(zip(halves, self._run_each(name, halves), strict=True))
@@ -233,7 +222,7 @@ class Rewards:
                 if any(isinstance(outcome, Exception) for _, outcome in both):
                     outcomes += both
                 else:
-                    bad |= {part.first - rows.first + row for row in range(len(part))}
+                    bad |= {part.first + row for row in range(len(part))}
         return scored + outcomes, bad
 
     def _run_each(self, name: str, parts: Sequence[Rows]) -> list[Any]:
@@ -307,10 +296,9 @@ def _checked(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
 
 
 def _merged(rows: Rows, outcomes: Iterable[tuple[Rows, Scores]], failed: Iterable[int] = ()) -> Scores:
-    starts = ((part.first - rows.first, scores) for part, scores in outcomes)
-    pieces = ((range(start, start + len(scores.earned)), scores) for start, scores in starts)
+    pieces = ((range(part.first, part.first + len(part)), scores) for part, scores in outcomes)
     return merge(len(rows), pieces, failed)
 
 
-def _scaled(value: Earned, weight: float) -> Earned:
+def _scaled(value: Any, weight: float) -> Any:
     return None if value is None else value * weight

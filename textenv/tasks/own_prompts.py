@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from textenv.envs.task import FunctionTask
-from textenv.envs.vector_env import CHECKED_PROMPTS
+from textenv.envs.task import CHECKED_PROMPTS, FunctionTask
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
-from textenv.prompts.prompts import Prompt, PromptList, check_no_overlap, split_prompts
+from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, load_function, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
-
-logger = logging.getLogger(__name__)
-GIVEN = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tokenizer", "step", "progress", "log"}
-"""Arguments of a reward function that are not columns of the prompts."""
 
 
 class Prompts(FunctionTask):
@@ -70,7 +65,7 @@ class Prompts(FunctionTask):
         rewards = read_rewards(reward)
         super().__init__(_of_split(split, prompts, eval_prompts, prompt_column), rewards)
         for function, _ in rewards.functions.values():
-            check_columns(function, self.names | GIVEN)
+            check_columns(function, self.names | RESERVED)
 
     def prompt(self, index: int) -> Prompt:
         """See `PromptList.prompt`; text becomes a chat if the task was made so."""
@@ -97,10 +92,6 @@ def read_rewards(reward: Any) -> Rewards:
 
     Raises:
         ValueError: if a function cannot be loaded, a weight is not a number, or two functions have the same name.
-
-    Example:
-        >>> list(read_rewards(["textenv.rewards.lengths:check_window=0.5"]).functions)  # doctest: +SKIP
-        ['check_window']
     """
     if isinstance(reward, Rewards):
         return reward
@@ -108,7 +99,7 @@ def read_rewards(reward: Any) -> Rewards:
         return Rewards(reward)
     found: dict[str, tuple[RewardFunction, float]] = {}
     for entry in [reward] if isinstance(reward, str) else reward:
-        function, weight = _with_weight(entry) if isinstance(entry, str) else (entry, 1.0)
+        function, weight = _loaded(entry) if isinstance(entry, str) else (entry, 1.0)
         name = reward_name(function)
         if name in found:  # of another file
             name = f"{function.__module__}.{name}"
@@ -118,7 +109,7 @@ def read_rewards(reward: Any) -> Rewards:
     return Rewards(function) if len(found) == 1 and weight == 1.0 else Rewards(found)
 
 
-def _with_weight(named: str) -> tuple[RewardFunction, float]:
+def _loaded(named: str) -> tuple[RewardFunction, float]:
     """Load ``"rewards.py:function"`` or ``"rewards.py:function=WEIGHT"``."""
     name, weighted, weight = named.rpartition("=")
     if not weighted or ":" in weight:  # the sign is part of a path
@@ -133,18 +124,18 @@ def _with_weight(named: str) -> tuple[RewardFunction, float]:
 def _of_split(split: str, prompts: Any, eval_prompts: Any, column: str) -> Sequence[Any]:
     """Return the prompts of a split; raise a ValueError if either source cannot be read."""
     if eval_prompts is not None and split == "test":
-        return _read(eval_prompts, column)
-    found = _read(prompts, column)
+        return _opened(eval_prompts, column)
+    found = _opened(prompts, column)
     if eval_prompts is None:
         return split_prompts(found, split, all_if_few=True)
     try:
-        check_no_overlap(found, _read(eval_prompts, column))
+        check_no_overlap(found, _opened(eval_prompts, column))
     except ValueError as error:
-        logger.warning("%s", error)
+        logging.getLogger(__name__).warning("%s", error)
     return found
 
 
-def _read(prompts: Any, column: str) -> Sequence[Any]:
+def _opened(prompts: Any, column: str) -> Sequence[Any]:
     """Open a file of prompts, or check a sequence."""
     from_file = isinstance(prompts, (str, Path))
     return PromptList(load_prompts(prompts, prompt_column=column) if from_file else prompts).prompts
