@@ -32,8 +32,8 @@ class RewardLog:
         """Report a number or a list; ValueError unless it is finite, and has an entry for each completion."""
         entries = list(value) if as_number(value) is None and isinstance(value, Iterable) else [value] * self.rows
         column = np.array([as_number(entry) for entry in entries], float)
-        known = np.isfinite(column) | [entry is None for entry in entries]
-        if value is None or len(entries) != self.rows or not known.all():
+        numbers = int(np.isfinite(column).sum()) + sum(entry is None for entry in entries)
+        if not isinstance(name, str) or value is None or not len(entries) == numbers == self.rows:
             raise ValueError(
                 f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
                 "finite number, or a list with a finite number or None for each completion"

@@ -81,13 +81,18 @@ def test_values_logged_several_times_are_averaged_and_none_does_not_count():
     assert log.columns() == {"x": [2, 1.5, 3], "nowhere": [None] * 3}
 
 
-@pytest.mark.parametrize("value", [[1, 2], [1, 2, 3, 4], None, "good", ["1", "2", "3"], [[1], [2], [3]], float("nan"),
+@pytest.mark.parametrize("value", [[], [1, 2], [1, 2, 3, 4], None, "good", ["1", "2", "3"], [[1], [2], [3]], float("nan"),
                                    [1, float("inf"), None], {"a": 1}, 1j, [1, 2, "x"]], ids=repr)  # fmt: skip
 def test_a_value_that_is_no_number_for_each_completion_is_refused(value):
     with pytest.raises(
         ValueError, match=r"log\('x', ...\) was given .* for 3 completions, expected a name, and a finite"
     ):
         RewardLog(3)("x", value)
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with pytest.raises(ValueError, match=r"log\(3, ...\) was given 1.0 for 2 completions, expected a name"):
+        RewardLog(2)(3, 1.0)
 
 
 def test_a_wrong_log_is_an_error_of_the_function():
