@@ -82,7 +82,8 @@ def test_values_logged_several_times_are_averaged_and_none_does_not_count():
 
 
 @pytest.mark.parametrize("value", [[], [1, 2], [1, 2, 3, 4], None, "good", ["1", "2", "3"], [[1], [2], [3]],
-                                   float("nan"), [1, float("inf"), None], {"a": 1}, 1j, [1, 2, "x"]], ids=repr)  # fmt: skip
+                                   float("nan"), [1, float("inf"), None], {"a": 1}, 1j, [1, 2, "x"]],
+                         ids=repr)  # fmt: skip
 def test_a_value_that_is_no_number_for_each_completion_is_refused(value):
     with pytest.raises(
         ValueError, match=r"log\('x', ...\) was given .* for 3 completions, expected a name, and a finite"
