@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from algos.config import Config, find_config
+from algos.config import find_config
 from algos.envs.flatten import flat_shape
 from algos.policies.registry import make_policy as make_policy
 from textenv.rewards.calling import read_module
@@ -113,17 +113,6 @@ def find_algorithm(name: str) -> type[Agent]:
     """Find the class of an algorithm; raises as `find_config` does."""
     own = find_config(name).__name__.removesuffix("Config")
     return resolve_name(f"algos.{name}:{own}")
-
-
-def make_agent(
-    name: str, env: Any, policy: Any, config: Config, *, kl_coef: float | None = None, device: str | None = None
-) -> Agent:
-    """Make an agent by algorithm name; ``kl_coef`` applies to text environments without a KL penalty of their own."""
-    from textenv.rollout import is_episode_env
-
-    charged = kl_coef is not None and is_episode_env(env) and env.penalty is None
-    options: dict[str, Any] = {"kl_coef": kl_coef} if charged else {}
-    return find_algorithm(name)(env, policy, config, device=device, **options)
 
 
 def remake_environment(

@@ -209,23 +209,23 @@ class Recipe:
             seed: seed of environment, weights, sampled actions and minibatch order.
             env: the result of `environment`; None makes it.
         """
-        from algos.make import is_ours, make_agent
+        from algos.make import find_algorithm, is_ours
         from algos.policies.registry import make_policy
-        from textenv.kl.penalty import KLPenalty
         from textenv.rollout import is_episode_env
 
-        env = self.environment() if env is None else env
+        made: Any = self.environment() if env is None else env
         if callable(self.policy):
-            policy = self.policy(env, seed)
+            policy = self.policy(made, seed)
         else:
             name: Any = self.policy
-            policy = make_policy(env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
+            policy = make_policy(made, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
             own = callable(self.env) or not is_ours(self.env) or not {"kl_coef", "penalty"}.isdisjoint(self.env_kwargs)
-            if is_episode_env(env) and self.kl_coef is not None and not own:
-                # The same weights, but with the policy's dtype, and its frozen weights shared (LoRA).
-                env.penalty = KLPenalty(policy.reference(), self.kl_coef)
+            if not own:
+                made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
+        charged = is_episode_env(made) and made.penalty is None
+        options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
         config = replace(self.config, seed=seed)
-        return make_agent(self.algorithm, env, policy, config, kl_coef=self.kl_coef, device=self.device)
+        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
 
 
 _NORMALIZED = {"normalize_observations": True}

@@ -276,9 +276,8 @@ def train_command(arguments: Sequence[str]) -> Any:
         with suppress(ValueError):  # raised again when the environment is made
             read_module(env_id.rpartition(":")[0])
     recurrent = policy == "lstm" and algorithm == "ppo"
-    recipe = (
-        presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm, named(arguments, "--model", "embedded"))
-    )
+    model = named(arguments, "--model", "embedded")
+    recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm, model)
     default = Train(
         env=tyro.MISSING,
         algo=algorithm,  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from algos.losses import (
     thresholded_policy_loss,
     token_mean,
 )
-from algos.make import find_algorithm, make_agent, make_policy
+from algos.make import find_algorithm, make_policy
 from algos.optimize import weighted_minibatches
 from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
@@ -239,7 +239,7 @@ def test_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, limit):
         collector = Collector(env, policy, seed=0)
         policy.critic = TrainableExactCritic(gamma=0.9)
         options = dict(gamma=0.9, gae_lambda=0.8, normalize_advantage=False, bootstrap_truncated=bootstrap)
-        made, found = make_agent(kind, env, policy, config(**options)), []
+        made, found = find_algorithm(kind)(env, policy, config(**options)), []
         for _ in range(3):
             rollout = collector.collect(num_steps=20)
             made.update(rollout)
@@ -426,7 +426,7 @@ def test_three_signals_are_learnt(algo):
     env = signals()
     policy = make_policy(env, policy="q" if algo == "dqn" else "mlp", hidden=(32,), seed=1)
     before = sum(evaluate(signals(), policy.reference(), num_episodes=40, seed=3)[0]) / 40
-    make_agent(algo, env, policy, SOLVERS[algo]).learn(2_000)
+    find_algorithm(algo)(env, policy, SOLVERS[algo]).learn(2_000)
     after = sum(evaluate(signals(), policy, num_episodes=40, seed=3)[0]) / 40
     print(algo, before, after)
     assert before < 2.5 and after > 3.8

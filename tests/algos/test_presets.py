@@ -7,7 +7,7 @@ import torch
 
 from algos import presets
 from algos.config import GROUPED
-from algos.make import is_text, make_agent, make_policy, make_vector_environment
+from algos.make import find_algorithm, is_text, make_policy, make_vector_environment
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 
@@ -21,7 +21,7 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
     shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
-    (metrics,) = make_agent(algorithm, env, policy, replace(recipe.config, **shorter)).learn(1)
+    (metrics,) = find_algorithm(algorithm)(env, policy, replace(recipe.config, **shorter)).learn(1)
     if recipe.config.num_steps is not None:
         # CartPole's native vector environment spends steps on resets, which do not count.
         most = recipe.num_envs * recipe.config.num_steps

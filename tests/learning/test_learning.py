@@ -9,7 +9,7 @@ import pytest
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
 from algos.config import GROUPED
-from algos.make import make_agent, make_policy, make_vector_environment
+from algos.make import find_algorithm, make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
 from textenv.rollout import sequences
@@ -59,7 +59,7 @@ def solved_by(algo, seed):
     recipe = presets.recipe("CartPole-v1", algo)
     env = make_vector_environment("CartPole-v1", recipe.num_envs, seed_each=algo in GROUPED)
     policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)
-    history = make_agent(algo, env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(recipe.total_steps)
+    history = find_algorithm(algo)(env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(recipe.total_steps)
     test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)
     found = [float(np.mean(evaluate(test_env, policy, deterministic=how, seed=seed)[0])) for how in (True, False)]
     print(f"{algo} seed {seed}: {found} (deterministic, sampled), {history[-1]['steps']} steps, "
