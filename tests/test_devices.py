@@ -31,11 +31,11 @@ def run(kind, *names):
 
 
 def test_no_tensor_of_a_cpu_training_is_made_on_the_default_device():
-    run("meta", "ppo", "dqn", "text", "reward models")
+    run("meta", "ppo", "text")
 
 
 def test_nothing_of_a_training_on_another_device_stays_on_the_cpu():
-    run("second", "ppo", "reward models", "several devices")
+    run("second", "ppo", "several devices")
 
 
 @pytest.mark.long

@@ -82,7 +82,7 @@ class Policy(Protocol):
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return next(self.parameters()).device
+        return next((p.device for p in self.parameters() or ()), torch.device("cpu"))
 
     def to(self, device: Any) -> Any:
         """Move the weights to a device."""

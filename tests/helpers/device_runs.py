@@ -29,7 +29,7 @@ from textenv.kl import KLPenalty
 from textenv.lm.model import LanguageModel
 from textenv.rewards.transforms import Normalize
 
-KIND = sys.argv[1]
+KIND = sys.argv[1] if __name__ == "__main__" else "cpu"
 DEVICE = {"meta": None, NAME: "auto"}.get(KIND, KIND)
 """Argument of the agents."""
 TYPE = "cpu" if KIND == "meta" else torch.device(KIND).type if KIND != NAME else NAME

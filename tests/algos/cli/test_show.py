@@ -54,7 +54,7 @@ def test_a_run_records_what_made_it(runs):
     found = json.loads((runs / "first" / "config.json").read_text())["made_by"]
     assert found["versions"]["torch"] == torch.__version__
     assert found["python"] == sys.version.split()[0] and found["folder"] == os.getcwd()
-    assert "pytest" in found["command"] and found["machine"]["threads"] >= 1
+    assert sys.orig_argv[0] in found["command"] and found["machine"]["threads"] >= 1
     assert algos.load(runs / "first"), "an agent with the record is still read"
 
 
