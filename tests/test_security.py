@@ -508,7 +508,7 @@ def test_the_command_line_refuses_code_by_the_flags_name_and_takes_the_flag_from
     (tmp_path / "run").mkdir()
     trusting = {"env": "textenv/Copy-v0", "model": str(tmp_path / "model"), "trust_remote_code": True}
     hidden = {"env": "textenv/Copy-v0", "model": str(tmp_path / "model"), "seed": ["--trust-remote-code"]}
-    for options, said in ((trusting, "never read from a file"), (hidden, "--seed")):
+    for options, said in ((trusting, "never read from a file"), (hidden, "seed is")):
         (tmp_path / "run" / "run.yaml").write_text(json.dumps(options))
         for more in (["--resume", str(tmp_path / "run")], ["--config", str(tmp_path / "run" / "run.yaml")]):
             with pytest.raises(SystemExit) as stop:

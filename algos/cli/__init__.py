@@ -22,7 +22,7 @@ from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
-from algos.config import CONFIGS
+from algos.config import find_config
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
@@ -70,7 +70,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]
-    config = CONFIGS.get(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
+    config = find_config(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
     hyper = [] if config is None else [field.name for field in fields(config) if field.name != "seed"]
     own += [] if config is None else ["seed"]  # a config field, but its flag has no prefix
     for word in arguments[1:]:

@@ -41,6 +41,9 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
     if arguments[:1] != ["train"]:
         return arguments
     env, given = options(arguments, switches)
+    for name, words in given.items():
+        if name not in ("", "system-prompt") and words[-1] in ("", f"--{name}="):
+            raise ValueError(f"--{name} is empty, expected a value: is a variable of the shell not set?")
     before: dict[str, list[str]] = {}
     if given.pop("config", None):
         first, before = read_options(Path(named(arguments, "--config")), switches)
@@ -88,12 +91,19 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         raise ValueError(
             f"{path} holds {found!r:.200}, expected names of options with their values, hyper-parameters under config"
         )
+    for name in {"overwrite", "resume"} & found.keys():
+        raise ValueError(f"{path} sets {name}, which is for the command line only: a file must not decide about runs")
     own = found | {f"config.{name}": value for name, value in found.pop("config", {}).items()}
     env = str(own.pop("env", None) or "")
     if env and not re.fullmatch(ENVIRONMENT, env):
         raise ValueError(f"{path} has the environment {env!r:.100}, expected an id such as CartPole-v1")
     flags = {str(name).replace("_", "-"): value for name, value in own.items()}
-    return env, {name: _words(name, value, switches) for name, value in flags.items()}
+    if len(flags) < len(own):
+        raise ValueError(f"{path} has an option twice, with _ and with -: {', '.join(map(str, own))}")
+    try:
+        return env, {name: _words(name, value, switches) for name, value in flags.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
@@ -101,8 +111,12 @@ def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
     if isinstance(value, bool) and name in switches:
         prefix, dot, switch = name.rpartition(".")
         return [f"--{prefix}{dot}{'' if value else 'no-'}{switch}"]
-    if isinstance(value, list) and name != "reward":
+    if isinstance(value, list) and name == "config.adam-betas":
         return [f"--{name}", *map(json.dumps, value)]
+    if isinstance(value, list) and name == "logger":
+        value = ",".join(map(str, value))
+    if isinstance(value, list) and name != "reward":
+        raise ValueError(f"{name} is {value!r:.100}, expected a single value")
     values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
     return [f"--{name}={each}" for each in values]
 

@@ -98,7 +98,9 @@ def _show(title: str, written: dict[str, str]) -> None:
 
     from textenv.rendering import printable
 
-    table = Table(title=Text(printable(title)) if title else None, title_justify="left", show_header=len(written) > 1)
+    if title:
+        Console().print(Text(printable(title), style="italic"))
+    table = Table(show_header=len(written) > 1)
     for name in written:
         table.add_column(Text(printable(name)), overflow="fold", ratio=1)
     table.add_row(*(Text(printable(text)) for text in written.values()))

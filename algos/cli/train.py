@@ -158,26 +158,28 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             from algos.agent import check_environment
             from algos.evaluation import EvaluateEvery, summarise
             from algos.training.callbacks import StopAtKL
+            from algos.training.run import Callback
             from textenv.rewards.training import training
 
             agent = recipe.build(self.config.seed, env=env)
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
-            callbacks: list[Any] = [] if self.max_kl is None else [StopAtKL(self.max_kl)]
+            known = self._described(agent.config)
+
+            class StoreOptions(Callback):
+                """Stores the options when the run starts: one that cannot start or resume changes nothing."""
+
+                def on_start(self, run: Any) -> None:
+                    (run_dir / RUN).write_text(known, encoding="utf-8")
+
+            callbacks: list[Any] = [StoreOptions()]
+            callbacks += [] if self.max_kl is None else [StopAtKL(self.max_kl)]
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            path, known = run_dir / RUN, self._described(agent.config)
-
-            def store(metrics: dict[str, float]) -> None:
-                """Store the options only after an iteration: a run that cannot start or resume changes nothing."""
-                if not path.is_file() or path.read_text(encoding="utf-8") != known:
-                    path.write_text(known, encoding="utf-8")
-
             history = agent.learn(
                 self.total_steps,
                 run_dir=run_dir,
                 progress=not (self.json or self.quiet),
-                on_iteration=store,
                 callbacks=callbacks,
                 loggers=self.logger.split(",") if self.logger else [],
                 sample_every=self.sample_every,

@@ -227,10 +227,10 @@ class LMPolicy(nn.Module, Policy):
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
         """
-        if isinstance(prompts, str) or max_new_tokens < 1:
-            raise ValueError(
-                f"prompts is {prompts!r:.100} and max_new_tokens {max_new_tokens}, expected a list and at least 1"
-            )
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
         ids = [prompt_ids(as_prompt(i, prompt), self.tokenizer) for i, prompt in enumerate(prompts)]
         start = np.array([len(each) for each in ids])
         longest = max(start, default=0)

@@ -4,8 +4,9 @@ import importlib
 import json
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, runtime_checkable
 
@@ -85,13 +86,15 @@ class _Tracker:
             if not (step and stored.is_file()):
                 stored.write_text(secrets.token_hex(4), encoding="utf-8")
             options |= {"dir": str(run_dir), "id": stored.read_text(encoding="utf-8")}
-        self._run = self._module.init(**options)
+        with redirect_stdout(sys.stderr):  # stdout is for results
+            self._run = self._module.init(**options)
 
     def log(self, values: Values, *, step: int) -> None:
         self._run.log({name: self._shown(value) for name, value in values.items()}, step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        with redirect_stdout(sys.stderr):
+            self._module.finish()
 
     def _shown(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -125,6 +128,8 @@ def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
         TypeError: on an object without the methods of `Logger`.
     """
     found: list[Logger] = []
+    if not isinstance(chosen, str) and len({str(each) for each in chosen}) < len(chosen):
+        raise ValueError(f"loggers are {', '.join(map(str, chosen))}: give each of them once")
     for each in (chosen,) if isinstance(chosen, str) else chosen:
         if isinstance(each, str):
             if each not in NAMED:
@@ -168,7 +173,8 @@ class Logs:
         self._files: dict[str, IO[str]] = {}
         folder, step = None if run_dir is None else Path(run_dir), int(before[-1]["steps"]) if before else 0
         if folder is not None:
-            written = (folder / SAMPLES).read_text(encoding="utf-8") if before and (folder / SAMPLES).is_file() else ""
+            path = folder / SAMPLES
+            written = path.read_text(encoding="utf-8", errors="replace") if before and path.is_file() else ""
             kept = [line for line in written.split("\n") if _step_of(line) <= step]
             for name, lines in ((METRICS, map(json.dumps, before)), (SAMPLES, kept)):
                 with replacing(folder / name) as new:  # so that the old file is never lost

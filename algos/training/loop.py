@@ -86,6 +86,8 @@ def learn(
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
+    if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
+        raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     if run_dir is not None:
         commit()  # read now, written with the agent

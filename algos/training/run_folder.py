@@ -60,7 +60,11 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
         yield
         return
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    created = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(f"{folder} cannot be the folder of a run, give another one: {error}") from error
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -82,6 +86,8 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
     finally:
         with suppress(OSError):  # must not hide the error of a folder that has become read-only
             (folder / HOLDER).unlink(missing_ok=True)
+            if created and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing has begun
+                remove(folder)
         lock.release()
 
 

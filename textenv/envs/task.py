@@ -12,6 +12,8 @@ from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.rewards.training import Training
 
+ALIKE = 32
+"""Completions with the same score that are worth a warning."""
 CHECKED_PROMPTS = 10_000
 """Maximum number of prompts that are looked at when a task or an environment is made."""
 _warn_once = functools.cache(logging.getLogger(__name__).warning)  # the training's environment and the evaluation's
@@ -69,7 +71,11 @@ class FunctionTask(PromptList):
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
         rows = rows_of(turns, names=self.names)
-        return self.rewards(tokenizer=rows.tokenizer, **rows.columns)
+        scores = self.rewards(tokenizer=rows.tokenizer, **rows.columns)
+        if len(turns) >= ALIKE and len({str(earned) for earned in scores.earned}) == 1:
+            hint = ": they are chats, so completion[0]['content'] is the text" if is_chat(turns[0].prompt) else ""
+            _warn_once("all %d completions of a batch have the same score%s", len(turns), hint)
+        return scores
 
     def to(self, device: Any) -> None:
         """Move the reward models to a device."""

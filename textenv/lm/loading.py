@@ -80,6 +80,8 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except (OSError, ValueError, RecursionError) as error:
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
+        if (Path(folder) / "policy").is_dir():
+            where = f"a run, whose model is in {Path(folder) / 'policy'}"
         pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
         if pickles and options.get("use_safetensors"):
             where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"

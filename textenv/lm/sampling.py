@@ -55,14 +55,14 @@ def sample(
     block, so that it costs little more than the exponentials.
 
     Args:
-        logits: float32 ``[m, n]``.
+        logits: ``[m, n]``, computed with in float32.
         generator: source of the uniform numbers, on any device.
         uniform: uniform numbers to use instead, float32 ``[m]``, at least 0 and below 1.
 
     Returns:
         Action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
-    last = logits.shape[-1] - 1
+    logits, last = logits.float(), logits.shape[-1] - 1  # float16 cannot hold the sum of a vocabulary
     greatest = logits.amax(-1, keepdim=True)
     if uniform is None:
         place = logits.device if generator is None else generator.device

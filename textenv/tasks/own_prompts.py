@@ -106,6 +106,8 @@ def read_rewards(reward: Any) -> Rewards:
         if name in found or function in [other for other, _ in found.values()]:
             raise ValueError(f"reward {entry!r} is given twice: give each function once")
         found[name] = function, weight
+    if not any(weight for _, weight in found.values()):
+        raise ValueError(f"reward is {reward!r:.200}, whose weights are all 0, so nothing would be learnt: raise one")
     return Rewards(function) if len(found) == 1 and weight == 1.0 else Rewards(found)
 
 

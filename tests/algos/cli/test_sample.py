@@ -66,7 +66,7 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
     [
         (["nowhere", "--prompt", "x"], "nowhere holds no saved agent"),
         (["RUN", "--prompt", ""], "prompt 0 is empty"),
-        (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens 0, expected a list and at least 1"),
+        (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected at least 1"),
         (["RUN", "--prompt", "x", "--compare-to", "missing"], "neither a folder nor a hub name"),
         (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
     ],

@@ -190,3 +190,43 @@ def test_wrong_input_gets_a_sentence_and_status_2_and_leaves_nothing(words, said
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert stop.value.code == 2 and said in shown
     assert not (here / "run").exists()
+
+
+def test_a_reward_that_fails_at_once_leaves_a_run_that_a_corrected_one_resumes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the film"}\n{"prompt": "a story"}\n')
+    file = tmp_path / "fix.py"
+    file.write_text("def f(completions):\n    return [1.0]\n")
+    words = ["train", "--prompts", "prompts.jsonl", "--reward", "fix.py:f", "--total-steps", "40", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--run-dir", "R", "--config.num-episodes", "8", "--max-new-tokens", "4", "--num-episodes", "4"])
+    assert ended.value.code == 2 and "returned 1 values for 8 completions" in capsys.readouterr().err
+    file.write_text("def f(completions):\n    return [float(len(text)) for text in completions]  # corrected\n")
+    main(["train", "--resume", "R", "--quiet"])
+    assert (tmp_path / "R" / "policy").is_dir() and not (tmp_path / "R" / ".failed").exists()
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ('overwrite = true\nenv = "CartPole-v1"\n', "sets overwrite, which is for the command line only"),
+        ('resume = "R"\n', "sets resume, which is for the command line only"),
+        ('env = "CartPole-v1"\ntotal_steps = [1]\n', "run.toml: total-steps is [1], expected a single value"),
+        ('env = "CartPole-v1"\ntotal_steps = 1\ntotal-steps = 2\n', "has an option twice"),
+    ],
+)
+def test_a_file_decides_neither_about_runs_nor_twice(tmp_path, capsys, text, says):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--config", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "X")])
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+    assert not (tmp_path / "X").exists()
+
+
+def test_an_empty_value_is_not_the_present_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--run-dir", ""], ["--run-dir="], ["--prompts", "", "--reward", "a.py:f"]):
+        with pytest.raises(SystemExit):
+            main(["train", "CartPole-v1", "--total-steps", "64", *words])
+        assert "is empty, expected a value" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -53,8 +53,10 @@ def test_a_chat_is_rendered_by_the_template():
 def test_wrong_arguments_are_answered(tokenizer):
     policy = LMPolicy(make_gpt2(), tokenizer)
     assert policy.generate([]) == []
-    for wrong in (lambda: policy.generate("a b"), lambda: policy.generate(PROMPTS, max_new_tokens=0)):
-        with pytest.raises(ValueError, match="expected a list and at least 1"):
-            wrong()
+    for wrong in ("a b", 5):
+        with pytest.raises(TypeError, match="expected a list of texts"):
+            policy.generate(wrong)
+    with pytest.raises(ValueError, match="max_new_tokens is 0, expected at least 1"):
+        policy.generate(PROMPTS, max_new_tokens=0)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         policy.generate(["a", ""])
