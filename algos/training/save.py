@@ -120,7 +120,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     description = read_json(path, what="the description of an agent", kind=dict)
     if "model_type" in description:
         raise ValueError(
-            f"{folder} holds a transformers model, not an agent: load it with algos.LMPolicy.load, train it with --model"
+            f"{folder} holds a transformers model, not an agent: load it with algos.LMPolicy.load, or train it (--model)"
         )
     if description.get("format") not in (2, 3, FORMAT):
         raise ValueError(
