@@ -119,9 +119,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         )
     description = read_json(path, what="the description of an agent", kind=dict)
     if "model_type" in description:
-        raise ValueError(
-            f"{folder} holds a transformers model, not an agent: load it with algos.LMPolicy.load, or train it (--model)"
-        )
+        raise ValueError(f"{folder} holds a transformers model, not an agent: algos.LMPolicy.load or --model reads it")
     if description.get("format") not in (2, 3, FORMAT):
         raise ValueError(
             f"{path} has format {description.get('format')}, but this version reads 2 to {FORMAT}: "
