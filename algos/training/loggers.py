@@ -3,6 +3,7 @@
 import importlib
 import json
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 Values = Mapping[str, Any]
 """Values to log, by name: numbers, arrays (histograms) and lists of dictionaries (tables)."""
 PROJECT = "textenv"
-"""Project name in Weights & Biases and trackio; their environment variables override it."""
+"""Project name in Weights & Biases and trackio; WANDB_PROJECT and TRACKIO_PROJECT override it."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +79,8 @@ class _Tracker:
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         # A resumed run continues under its name, in Weights & Biases under its id.
-        options: dict[str, Any] = {"project": PROJECT, "config": dict(config), "resume": "allow" if step else "never"}
+        project = os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT)
+        options: dict[str, Any] = {"project": project, "config": dict(config), "resume": "allow" if step else "never"}
         if run_dir is not None:
             options["name"] = run_dir.name
         if run_dir is not None and self.name == "wandb":
