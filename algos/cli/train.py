@@ -48,7 +48,7 @@ class TextOptions:
     """Options for text environments."""
 
     model: str = "embedded"
-    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    """Text only: embedded, smollm2, a folder written by save_pretrained, a GGUF file, or a hub name."""
     kl_coef: float | None = None
     """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
     max_kl: float | None = None
@@ -205,7 +205,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         self._check()
         return dataclasses.replace(
             self,
-            model=self.model if self.model == "embedded" else absolute(self.model),
+            model=self.model if self.model in ("embedded", "smollm2") else absolute(self.model),
             critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
             reward=tuple(map(absolute, self.reward)),
             prompts=self.prompts and absolute(self.prompts),

@@ -117,7 +117,7 @@ class LMPolicy(nn.Module, Policy):
         """Load model and tokenizer; a saved policy is restored with its value head or critic.
 
         Args:
-            name: ``"embedded"``, a local folder, or a hub name.
+            name: ``"embedded"``, ``"smollm2"``, a local folder, a GGUF file, or a hub name.
             dtype: dtype of the weights; None means float32.
             critic: as in the constructor; ``"copy"``: a copy of the model; otherwise folder or hub name of a reward
                 model (`Critic.from_reward_model`).

@@ -60,11 +60,12 @@ def fingerprint(data: object, packages: Iterable[str]) -> str:
     return hashlib.sha256(repr((data, versions)).encode()).hexdigest()[:12]
 
 
-def cached(folder: Path, build: Callable[[Path], None]) -> Path:
+def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embedded model") -> Path:
     """Return the folder; first fill it by `build` if it is missing or damaged.
 
     `build` gets an empty sibling folder, which replaces this one when complete. If several processes call this,
-    one builds and the others wait. Raises OSError if the cache cannot be written.
+    one builds and the others wait; `what` names the contents in the message. Raises OSError if the cache cannot be
+    written.
     """
     try:
         if _intact(folder):  # without the lock, so that a complete cache may be read-only
@@ -72,7 +73,7 @@ def cached(folder: Path, build: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not _intact(folder):  # else another process built it while this one waited
-                _replace(folder, build)
+                _replace(folder, build, what)
     except OSError as error:
         raise OSError(
             f"cannot write {folder}: {error}. "
@@ -81,15 +82,15 @@ def cached(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _replace(folder: Path, build: Callable[[Path], None]) -> None:
-    print(f"textenv: building the embedded model in {folder} (once, about 40 s)", file=sys.stderr, flush=True)
+def _replace(folder: Path, build: Callable[[Path], None], what: str) -> None:
+    print(f"textenv: building {what} in {folder} (once, about 40 s)", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: this process holds the lock
     unfinished.mkdir()
     try:
         build(unfinished)
         files = sorted(path for path in unfinished.rglob("*") if path.is_file())
-        hashes = {path.relative_to(unfinished).as_posix(): _sha256(path) for path in files}
+        hashes = {path.relative_to(unfinished).as_posix(): sha256(path) for path in files}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(unfinished, folder)
@@ -101,10 +102,12 @@ def _intact(folder: Path) -> bool:
     """Return True if the manifest exists and every file matches its hash."""
     try:
         hashes = read_json(folder / MANIFEST, what="hashes by file", kind=dict)
-        return len(hashes) > 0 and all(_sha256(folder / name) == digest for name, digest in hashes.items())
+        return len(hashes) > 0 and all(sha256(folder / name) == digest for name, digest in hashes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Load tokenizers and language models (the embedded one, a local folder, a hub name); load, save and merge adapters.
+"""Load tokenizers and language models (built-in, a local folder, a GGUF file, a hub name); load, save, merge adapters.
 
 Only data is loaded: weights from safetensors, and no code from a model's folder unless `trust_remote_code` allows it.
 """
@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
@@ -31,15 +32,27 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Subfolder, in an adapter's folder, for a base model that cannot be loaded by a name."""
+_SOURCES: dict[str, str] = {}
+"""Name or GGUF file of each folder of the cache that this process loads from, which adapters give as their base."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
-    """Return the path or hub name for ``from_pretrained``; ``"embedded"`` becomes a folder, built at first use."""
-    if str(name) != EMBEDDED:
-        return str(name)
-    from textenv.embedded import embedded_folder
+    """Return the path or hub name for ``from_pretrained``.
 
-    return str(embedded_folder() / part)
+    ``"embedded"``, ``"smollm2"`` and ``"path/to/model.gguf"`` become folders in the cache, built at first use.
+    """
+    if str(name) == EMBEDDED:
+        from textenv.embedded import embedded_folder
+
+        folder = embedded_folder() / part
+    elif str(name) == SMOLLM2:
+        folder = smollm2_folder()
+    elif str(name).endswith(".gguf"):
+        folder, name = gguf_folder(name), Path(name).expanduser().resolve()
+    else:
+        return str(name)
+    _SOURCES[str(folder)] = str(name)
+    return str(folder)
 
 
 _CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
@@ -87,7 +100,8 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
             where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"
         raise ValueError(
             f"cannot load {str(name)!r} with {loader.__name__}: it is {where} ({error}). "
-            f"Give {EMBEDDED!r}, the path of a folder written by save_pretrained, or a hub name like 'gpt2'."
+            f"Give {EMBEDDED!r}, {SMOLLM2!r}, the path of a GGUF file or of a folder written by save_pretrained, or a "
+            "hub name like 'gpt2'."
         ) from error
 
 
@@ -213,9 +227,9 @@ def merged_trunk(model: Any) -> PreTrainedModel:
 def save_model(model: Any, folder: Path) -> None:
     """Write a model; if adapted, only its adapter.
 
-    An adapter's folder names its base model: a hub name, or the absolute path of a folder. A base without a name (built
-    from a configuration, or loaded from a ``base/``) is saved in the subfolder ``base/``. Earlier contents of the
-    folder do not affect loading.
+    An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. A base without
+    a name (built from a configuration, or loaded from a ``base/``) is saved in the subfolder ``base/``. Earlier
+    contents of the folder do not affect loading.
     """
     model.save_pretrained(folder)
     if not is_adapted(model):
@@ -230,7 +244,7 @@ def save_model(model: Any, folder: Path) -> None:
     shutil.rmtree(folder / BASE, ignore_errors=True)
     if Path(name).is_dir():
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = str(Path(name).resolve())
+        settings["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
         (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
@@ -257,13 +271,13 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     beside = Path(folder) / BASE
     name = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     base = str(beside) if beside.is_dir() else name
-    if not base or (Path(base).is_absolute() and not Path(base).is_dir()):
+    if not base or (Path(base).is_absolute() and not Path(base).exists()):
         missing = f"its base model {name!r} does not exist" if name else f"its {ADAPTER_CONFIG} names no base model"
         raise ValueError(
             f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
-    with torch.device("cpu"):
+    with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
         return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
 

