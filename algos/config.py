@@ -51,7 +51,9 @@ Normalization = Annotated[
 TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), FlagConversionOff]
 """A truth value whose flag takes it, as the flag of the same name of other algorithms does."""
 _Function = Callable[..., Any]
-PolicyLossName = Literal["clipped_policy_loss", "dual_clipped_policy_loss", "thresholded_policy_loss"]
+PolicyLossName = Literal[
+    "clipped_policy_loss", "dual_clipped_policy_loss", "gspo_policy_loss", "thresholded_policy_loss"
+]
 PolicyLossChoice = Annotated[PolicyLossName | _Function, _function(PolicyLossName), arg(constructor=PolicyLossName)]
 AggregationName = Literal["token_mean", "sequence_mean"]
 AggregationChoice = Annotated[AggregationName | _Function, _function(AggregationName), arg(constructor=AggregationName)]
@@ -174,9 +176,14 @@ class ClippedConfig(PolicyGradientConfig):
     """Steps per minibatch; rows if the policy is sequential (text)."""
     clip_range: Positive = 0.2
     """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
+    clip_higher: Positive | None = None
+    """ε of the upper bound of the ratio, such as .28 (Yu et al. 2025, DAPO); None: ``clip_range``."""
+    max_importance_weight: Positive | None = None
+    """Score each rollout again before its update, take ratios to these probabilities, and weigh the policy loss of a
+    step by their ratio to those when sampled, at most this (TIS, Yao et al. 2025; 2 or 3 is usual). For samples of
+    another engine or precision. None: take ratios to the probabilities when sampled."""
     policy_loss: PolicyLossChoice = "clipped_policy_loss"
-    """Loss of `algos.losses`, by name or with arguments: `functools.partial(clipped_policy_loss, clip_higher=0.28)` or
-    `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
+    """Loss of `algos.losses`, by name or with arguments: `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
     aggregation: AggregationChoice = "token_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
 

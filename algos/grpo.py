@@ -11,7 +11,7 @@ from torch import Tensor
 from algos.advantages import standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
-from algos.optimize import Evaluation, Metrics, Term, Terms, by_name, episode_returns, group_metrics, optimize
+from algos.optimize import Evaluation, Metrics, Term, Terms, clipped_loss, episode_returns, group_metrics, optimize
 
 
 class GRPO(Agent[GRPOConfig]):
@@ -46,7 +46,6 @@ class GRPO(Agent[GRPOConfig]):
 
     def _terms(self, part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
         """GRPO's objective (eq. 3) on a part of a minibatch."""
-        improvement = by_name(self.config.policy_loss)(
-            log_ratio=log_ratio, advantage=part["advantage"], mask=part["mask"], clip_range=self.config.clip_range
-        )
+        config = self.config
+        improvement = clipped_loss(part, log_ratio=log_ratio, clip_range=config.clip_range, config=config)
         return {"policy/loss": Term(1.0, improvement)}

@@ -70,8 +70,9 @@ def clipped_policy_loss(
 
 
 def dual_clipped_policy_loss(
-    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, limit: float = 3.0
-) -> Tensor:
+    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None,
+    limit: float = 3.0,
+) -> Tensor:  # fmt: skip
     """`clipped_policy_loss` that is also bounded for negative advantages (Ye et al. 2020, eq. 5): ``[B, T]``.
 
     Where A < 0 the ratio is limited to ``limit``, beyond which there is no gradient.
@@ -81,6 +82,7 @@ def dual_clipped_policy_loss(
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
         clip_range: ε.
+        clip_higher: ε of the upper bound; None: ε.
         limit: c > 1.
 
     Raises:
@@ -88,14 +90,41 @@ def dual_clipped_policy_loss(
     """
     if not limit > 1:
         raise ValueError(f"limit is {limit}, expected a ratio above 1 (3 in Ye et al.)")
-    loss = clipped_policy_loss(log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range)
+    loss = clipped_policy_loss(
+        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
+    )
     most = -limit * torch.where(mask, advantage, 0.0)
     return torch.where(mask & (advantage < 0), torch.minimum(loss, most), loss)
 
 
-def thresholded_policy_loss(
-    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, threshold: float = 10.0
+def gspo_policy_loss(
+    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None
 ) -> Tensor:
+    """`clipped_policy_loss` with one ratio a row, its tokens' geometric mean (Zheng et al. 2025, GSPO): ``[B, T]``.
+
+    Rows are whole answers if the policy is sequential, else single steps. With `sequence_mean` this is the paper's
+    objective (eq. 5), whose ranges are far below a token's: 3e-4 and 4e-4 there.
+
+    Args:
+        log_ratio: from `log_ratio`.
+        advantage: ``[B, T]``.
+        mask: bool ``[B, T]``.
+        clip_range: ε; the ratio is clipped to [1 - ε, 1 + ε].
+        clip_higher: ε of the upper bound; None: ε.
+    """
+    check_mask(mask, log_ratio=log_ratio, advantage=advantage)
+    if mask.ndim > 1:
+        mean = torch.where(mask, log_ratio, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = mean.expand_as(mask)
+    return clipped_policy_loss(
+        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
+    )
+
+
+def thresholded_policy_loss(
+    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None,
+    threshold: float = 10.0,
+) -> Tensor:  # fmt: skip
     """`clipped_policy_loss` without rows whose mean ratio is too large: ``[B, T]``.
 
     A row (one step unless the policy is sequential) whose mean ratio exceeds ``threshold`` contributes nothing. This is
@@ -106,6 +135,7 @@ def thresholded_policy_loss(
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
         clip_range: ε.
+        clip_higher: ε of the upper bound; None: ε.
         threshold: largest mean ratio that still counts, > 1.
 
     Raises:
@@ -113,7 +143,9 @@ def thresholded_policy_loss(
     """
     if not threshold > 1:
         raise ValueError(f"threshold is {threshold}, expected a ratio above 1")
-    loss = clipped_policy_loss(log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range)
+    loss = clipped_policy_loss(
+        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
+    )
     ratio = torch.where(mask, log_ratio.detach().exp(), 0.0)
     if mask.ndim > 1:
         ratio = (ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)

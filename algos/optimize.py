@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from algos import losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.config import CONTROL_RATE, ActorCriticConfig, Config, PolicyGradientConfig, scheduled
+from algos.config import CONTROL_RATE, ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, scheduled
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
@@ -27,7 +27,7 @@ from algos.training.metrics import (
 from textenv.acceleration import accelerated
 from textenv.errors import PLACE
 from textenv.kl.penalty import KLPenalty
-from textenv.rollout import Evaluation
+from textenv.rollout import Evaluation, masked_mean
 
 
 class Term(NamedTuple):
@@ -69,6 +69,9 @@ def optimize(
         others: further losses, see `Optimizer.step`.
     """
     config, policy, means = agent.config, agent.policy, MetricMeans()
+    found: Metrics = {}
+    if clip_range is not None and config.max_importance_weight is not None:
+        rollout, found = rescored(rollout, policy=policy, limit=config.max_importance_weight)
 
     def loss_of(part: TensorDict, *, first: bool) -> tuple[Tensor, Sums]:
         evaluation = policy.evaluate(part)
@@ -93,7 +96,30 @@ def optimize(
         means.add(totals)
         if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
             break
-    return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
+    return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count} | found
+
+
+@torch.no_grad()
+def rescored(rollout: TensorDict, *, policy: Policy, limit: float) -> tuple[TensorDict, Metrics]:
+    """Return the rollout with the policy's own log-probabilities and truncated ``importance_weight``, and metrics.
+
+    The weight of a token is min(π_old / π_behaviour, limit) (Yao et al. 2025, TIS), 0 where the mask is False.
+    """
+    mask, own = rollout["mask"], policy.evaluate(rollout).log_prob
+    gap = log_ratio(log_prob=own, old_log_prob=rollout["log_prob"], mask=mask)
+    weight = torch.where(mask, gap.exp().clamp(max=limit), 0.0)
+    found = {"policy/sampler_gap": gap.abs(), "policy/importance_weight": weight}
+    rollout = rollout.copy().update({"log_prob": torch.where(mask, own, 0.0), "importance_weight": weight})
+    return rollout, {name: masked_mean(x, mask=mask).item() for name, x in found.items()}
+
+
+def clipped_loss(part: TensorDict, *, log_ratio: Tensor, clip_range: float, config: ClippedConfig) -> Tensor:
+    """Policy loss of the config on a part of a minibatch, weighed by ``importance_weight``, if there is one."""
+    further = {} if config.clip_higher is None else {"clip_higher": config.clip_higher}
+    loss: Tensor = by_name(config.policy_loss)(
+        log_ratio=log_ratio, advantage=part["advantage"], mask=part["mask"], clip_range=clip_range, **further
+    )
+    return loss * part["importance_weight"] if "importance_weight" in part.keys() else loss
 
 
 def policy_gradient(part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
@@ -139,8 +165,8 @@ def episode_returns(rollout: TensorDict) -> Tensor:
 def by_name(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """Policy loss or aggregation of `algos.losses` with this name; a function is returned unchanged."""
     named = (
-        losses.clipped_policy_loss, losses.dual_clipped_policy_loss, losses.thresholded_policy_loss,
-        losses.token_mean, losses.sequence_mean,
+        losses.clipped_policy_loss, losses.dual_clipped_policy_loss, losses.gspo_policy_loss,
+        losses.thresholded_policy_loss, losses.token_mean, losses.sequence_mean,
     )  # fmt: skip
     return {each.__name__: each for each in named}[function] if isinstance(function, str) else function
 
@@ -235,7 +261,8 @@ def regularizers(
     return terms
 
 
-ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask")
+ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask",
+                   "reward_parts")  # fmt: skip
 """Columns that only the advantages need; minibatches leave them out."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from algos.agent import Agent, restore_state, saved_state
 from algos.config import PPOConfig, scheduled
 from algos.losses import value_loss
-from algos.optimize import Evaluation, Metrics, Sums, Term, Terms, add_advantages, by_name, optimize
+from algos.optimize import Evaluation, Metrics, Sums, Term, Terms, add_advantages, clipped_loss, optimize
 from algos.policies.policy import Policy
 
 
@@ -79,9 +79,7 @@ class PPO(Agent[PPOConfig]):
         """PPO's objective (eq. 9) on a part of a minibatch."""
         config, mask = self.config, part["mask"]
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        improvement = by_name(config.policy_loss)(
-            log_ratio=log_ratio, advantage=part["advantage"], mask=mask, clip_range=self.clip_range
-        )
+        improvement = clipped_loss(part, log_ratio=log_ratio, clip_range=self.clip_range, config=config)
         error = value_loss(
             value=evaluation.value,
             value_target=part["value_target"],

@@ -32,7 +32,9 @@ OURS = {
     "target_update_interval": "target_update_gradient_steps", "tensorboard_log": "run_dir", "timesteps": "total_steps",
     "total_timesteps": "total_steps", "update_epochs": "num_epochs", "value_clip_range": "clip_range_vf",
     "value_coefficient": "vf_coef", "verbose": "progress", "vf_lr": "value_learning_rate", "warmup": "warmup_ratio",
-    "whiten_advantages": "normalize_advantage",
+    "whiten_advantages": "normalize_advantage", "epsilon_high": "clip_higher", "loss_type": "aggregation",
+    "importance_sampling_level": "policy_loss", "multi_objective_aggregation": "normalize_each_reward",
+    "vllm_importance_sampling_clip_max": "max_importance_weight",
 }  # fmt: skip
 """Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
 ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "use a GSDEPolicy", "cursor": "use algos.Collector"}

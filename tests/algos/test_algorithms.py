@@ -21,6 +21,7 @@ from algos.losses import (
     clipped_policy_loss,
     dual_clipped_policy_loss,
     fixed_length_mean,
+    gspo_policy_loss,
     sequence_mean,
     thresholded_policy_loss,
     token_mean,
@@ -144,6 +145,7 @@ LOSSES = {
     "dual": partial(dual_clipped_policy_loss, limit=1.01),
     "higher": partial(clipped_policy_loss, clip_higher=0.5),
     "threshold": partial(thresholded_policy_loss, threshold=1.01),
+    "gspo": gspo_policy_loss,
 }
 MEANS = {"fixed": FIXED, "sequence": sequence_mean, "token": token_mean}
 CUTS = [pytest.param(kind, {}, id=kind) for kind in ("a2c", "reinforce", "rloo")]

@@ -10,6 +10,7 @@ from algos.losses import (
     clipped_policy_loss,
     dual_clipped_policy_loss,
     fixed_length_mean,
+    gspo_policy_loss,
     policy_gradient_loss,
     sequence_mean,
     thresholded_policy_loss,
@@ -86,6 +87,19 @@ def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
     check(found, [[0.0] * 2] * 3, [[0.0] * 2] * 3)
 
 
+def test_a_row_has_one_ratio_in_gspo_and_its_steps_share_the_slope():
+    """Geometric means 1.1 of 1.21 and 1, 2 of 4 and 1, and 1 of 2 and .5; ε = .2, A = 2 (rows 0, 1) and -1 (row 2).
+
+    Row 0: -2.2 for each step, and by each log-ratio half of what both steps' losses slope: -2.2. Row 1: clipped to 1.2.
+    """
+    ratio = torch.tensor([[1.21, 1.0], [4.0, 1.0], [2.0, 0.5]]).double()
+    advantage = torch.tensor([[2.0, 2.0], [2.0, 2.0], [-1.0, -1.0]])
+    found = slopes(gspo_policy_loss, ratio.log(), advantage, clip_range=0.2)
+    check(found, [[-2.2] * 2, [-2.4] * 2, [1.0] * 2], [[-2.2] * 2, [0.0] * 2, [1.0] * 2])
+    found = slopes(gspo_policy_loss, ratio.log(), advantage, clip_range=0.2, clip_higher=1.5)
+    check((found[0][1], found[1][1]), [-4.0] * 2, [-4.0] * 2)
+
+
 def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
     ratio = torch.tensor([1.0, 9.0, 11.0]).double()
     found = slopes(thresholded_policy_loss, ratio.log(), [1.0, 1.0, 1.0], clip_range=100.0)
@@ -154,6 +168,7 @@ POLICY_LOSSES = [
     (clipped_policy_loss, CLIPPED | dict(clip_higher=0.28)),
     (dual_clipped_policy_loss, CLIPPED | dict(limit=1.5)),
     (thresholded_policy_loss, CLIPPED | dict(threshold=1.3)),
+    (gspo_policy_loss, CLIPPED | dict(clip_higher=0.28)),
 ]
 
 
