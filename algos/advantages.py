@@ -138,6 +138,26 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
     return centred / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
+def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, counts: Tensor) -> Tensor:
+    """Standardize each reward in its group, add them by weight, and standardize the sum over the batch.
+
+    Liu et al. 2026 (GDPO), as in TRL: a reward that differs little counts by its weight, not by its spread.
+
+    Args:
+        parts: float32 ``[B, K, 2]``: each reward before its weight, and its weight, 0 where it does not apply.
+        charged: float32 ``[B]``: further reward (a KL penalty), centred in its group and added as it is.
+        group: int64 ``[B]``.
+        counts: bool ``[B]``; rows with False do not enter any mean or deviation.
+
+    Returns:
+        float32 ``[B]``; 0 for rows that do not count, and if all sums are equal.
+    """
+    total = standardize_in_group(score=charged, group=group, counts=counts, scale=False)
+    for score, weight in (part.unbind(1) for part in parts.unbind(1)):
+        total += weight * standardize_in_group(score=score, group=group, counts=counts & (weight != 0))
+    return standardize_in_group(score=total, group=torch.zeros_like(group), counts=counts)
+
+
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per row ``[B]``: sum and number of its group's counted values; True if the row counts and they differ."""
     names, place = group.unique(return_inverse=True)

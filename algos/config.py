@@ -324,6 +324,9 @@ class GRPOConfig(GroupsConfig, ClippedConfig):
     aggregation: AggregationChoice = "sequence_mean"
     scale_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts its mean."""
+    normalize_each_reward: bool = False
+    """Standardize each of several rewards in its group, add them by weight, and standardize the sum over the
+    rollout (Liu et al. 2026, GDPO), so that a reward of little spread counts. Needs `Rewards` of several functions."""
 
 
 @dataclass(frozen=True, kw_only=True)

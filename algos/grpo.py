@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.advantages import standardize_in_group
+from algos.advantages import standardize_each_reward, standardize_in_group
 from algos.agent import Agent
 from algos.config import GRPOConfig
 from algos.optimize import Evaluation, Metrics, Term, Terms, clipped_loss, episode_returns, group_metrics, optimize
@@ -28,10 +28,11 @@ class GRPO(Agent[GRPOConfig]):
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its advantage column; return metrics."""
         config, mask = self.config, rollout["mask"]
-        advantage = standardize_in_group(
-            score=episode_returns(rollout), group=rollout["group"][:, 0], counts=mask.any(dim=1),
-            scale=config.scale_by_std,
-        )  # fmt: skip
+        rows = {"group": rollout["group"][:, 0], "counts": mask.any(dim=1)}
+        if config.normalize_each_reward:
+            advantage = standardize_each_reward(**self._each_reward(rollout), **rows)
+        else:
+            advantage = standardize_in_group(score=episode_returns(rollout), scale=config.scale_by_std, **rows)
         rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
         metrics = optimize(
             self,
@@ -43,6 +44,18 @@ class GRPO(Agent[GRPOConfig]):
             clip_range=config.clip_range,
         )
         return metrics | group_metrics(rollout)
+
+    def _each_reward(self, rollout: TensorDict) -> dict[str, Tensor]:
+        """Each reward of each episode, and the KL penalty charged in the reward, if there is one."""
+        if "reward_parts" not in rollout.keys():
+            raise ValueError(
+                "normalize_each_reward is True, but each episode has a single reward: give the environment several, "
+                "reward=textenv.Rewards({'name': function, ...}), or set it to False"
+            )
+        charged, penalty = torch.zeros_like(rollout["reward"]), self.penalty
+        if penalty is not None and penalty.place == "reward":
+            charged = -penalty.coef * rollout["kl"]
+        return {"parts": rollout["reward_parts"][:, 0], "charged": charged.sum(dim=1)}
 
     def _terms(self, part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
         """GRPO's objective (eq. 3) on a part of a minibatch."""

@@ -26,6 +26,9 @@ key                           control                                text
                               ``next_observation``
 ``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
                               a reset seed
+``reward_parts``              absent                                 float32 ``[B, T, K, 2]``, of several
+                                                                     rewards: each one's sum over the episode
+                                                                     before its weight, and its weight
 ``value``, ``next_value``,    added by the code that needs them      the same
 ``advantage``,
 ``value_target``,

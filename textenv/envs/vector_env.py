@@ -26,7 +26,7 @@ from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores, check_count, total
+from textenv.rewards.scores import Scores, check_count, reward_parts, total
 from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
@@ -328,10 +328,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         turns, rows = batch.transcript.unpaid, batch.transcript.unpaid_rows
         scores = score_turns(self.task, turns, self._early.score if self._early else None)
         batch.transcript.assign_reward(scores)
-        self._taken = turns, rows, scores
         self._batch = None  # only now, so that this can be called again after a reward has failed
-        self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
-        return batch.transcript.rollout()
+        return self._rollout(batch.transcript, turns, rows, scores)
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
@@ -356,6 +354,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return found
 
     # --- internal --------------------------------------------------------------------------------------------
+
+    def _rollout(self, transcript: Transcript, turns: list[Turn], rows: list[int], scores: Scores) -> TensorDict:
+        """Return the rollout of scored episodes; keep their texts and metrics."""
+        self._taken = turns, rows, scores
+        self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        rollout = transcript.rollout()
+        if len(scores.parts) > 1:
+            parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))
+            rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])
+        return rollout
 
     def _transcript(self, rows: int) -> Transcript:
         return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)

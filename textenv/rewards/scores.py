@@ -55,6 +55,25 @@ class Scores:
     """By name: numbers that a function gave to its argument ``log``, which are not paid; one per completion or None."""
 
 
+def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:
+    """Each reward before its weight, summed over an episode's turns, and its weight: float32 ``[episodes, K, 2]``.
+
+    Args:
+        scores: of the turns.
+        rows: episode of each turn.
+        episodes: number of episodes; both numbers are 0 where a reward does not apply.
+    """
+    found = np.zeros((episodes, len(scores.parts), 2), dtype=np.float32)
+    for k, (name, paid) in enumerate(scores.parts.items()):
+        given = [
+            entry for entry in zip(rows, (scores.raw or scores.parts)[name], paid, strict=True) if None not in entry
+        ]
+        weight = max(((abs(x), y / x) for _, x, y in given if x), default=(0.0, 0.0))[1]  # 0 for rewards that are all 0
+        for row, x, _ in given:
+            found[row, k] = found[row, k, 0] + x, weight
+    return found
+
+
 def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: Iterable[int] = ()) -> Scores:
     """Merge the scores of pieces of a batch, given with the rows that each covers; None for rows that none covers."""
     earned: list[Earned] = [None] * count
