@@ -65,9 +65,8 @@ def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.nd
     """
     found = np.zeros((episodes, len(scores.parts), 2), dtype=np.float32)
     for k, (name, paid) in enumerate(scores.parts.items()):
-        given = [
-            entry for entry in zip(rows, (scores.raw or scores.parts)[name], paid, strict=True) if None not in entry
-        ]
+        columns = zip(rows, (scores.raw or scores.parts)[name], paid, strict=True)
+        given = [(row, x, y) for row, x, y in columns if x is not None and y is not None]
         weight = max(((abs(x), y / x) for _, x, y in given if x), default=(0.0, 0.0))[1]  # 0 for rewards that are all 0
         for row, x, _ in given:
             found[row, k] = found[row, k, 0] + x, weight
