@@ -139,18 +139,12 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
 
 
 def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, counts: Tensor) -> Tensor:
-    """Standardize each reward in its group, add them by weight, and standardize the sum over the batch.
-
-    Liu et al. 2026 (GDPO), as in TRL: a reward that differs little counts by its weight, not by its spread.
+    """Standardize each reward in its group, add them by weight, standardize the sum over the batch (Liu et al. 2026).
 
     Args:
         parts: float32 ``[B, K, 2]``: each reward before its weight, and its weight, 0 where it does not apply.
         charged: float32 ``[B]``: further reward (a KL penalty), centred in its group and added as it is.
-        group: int64 ``[B]``.
-        counts: bool ``[B]``; rows with False do not enter any mean or deviation.
-
-    Returns:
-        float32 ``[B]``; 0 for rows that do not count, and if all sums are equal.
+        group, counts: as of `standardize_in_group`, as is the result.
     """
     total = standardize_in_group(score=charged, group=group, counts=counts, scale=False)
     for score, weight in (part.unbind(1) for part in parts.unbind(1)):

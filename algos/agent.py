@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -11,13 +11,14 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Collector, autoreset_mode
+from algos.collection import Collector, add_log_probs, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.optimize import Metrics, Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.policies.registry import PolicyName, make_policy
-from algos.training.loop import learn
+from algos.training.loop import iterate, learn
+from algos.training.metrics import EpisodeMeter
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
@@ -108,6 +109,30 @@ class Agent(Generic[ConfigT]):
         return self.collector.collect(
             num_steps=config.num_steps, num_episodes=config.num_episodes, group_size=config.episodes_per_group
         )
+
+    def step(
+        self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
+    ) -> Metrics:
+        """Run one iteration of `learn` on texts generated and scored elsewhere, in this environment's limits and stops.
+
+        This is ``step`` of TRL 0.7. Schedules follow `progress`, which only `learn` moves.
+
+        Args:
+            queries, responses, scores: prompts, completions and scores of `TextVectorEnv.given_episodes`.
+            log_probs: per token of each response, nats, of the policy that generated it (if not this one, set
+                ``max_importance_weight``, or raise ``ratio_tolerance``). None: this policy's, as it is now.
+
+        Returns:
+            The metrics that `learn` logs.
+
+        Raises:
+            TypeError: if the environment is no `TextVectorEnv`; or a ValueError if something does not fit the rest.
+        """
+        if not isinstance(self.env, TextVectorEnv):
+            raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
+        rollout = self.env.given_episodes(queries, responses, scores)
+        add_log_probs(rollout, policy=self.policy, given=log_probs)
+        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""

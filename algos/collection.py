@@ -1,7 +1,7 @@
 """Collecting rollouts: the only module that handles autoreset."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -261,6 +261,29 @@ class Collector:
         self.observation, self.action_mask, self.is_init = observation, action_mask, begun
         if begun.any():
             self.policy.reset(begun)
+
+
+def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] | None = None) -> None:
+    """Write ``log_prob`` into a text rollout: the policy's own, or the given numbers, one list for each row.
+
+    Raises:
+        ValueError: if the given numbers are no log-probabilities, or not one for each token that the policy chose.
+    """
+    mask, found = rollout["mask"], torch.zeros(rollout.shape)
+    if given is None:
+        with torch.no_grad():
+            found = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
+    elif len(given) != len(mask):
+        raise ValueError(f"log_probs has {len(given)} rows for {len(mask)} responses: give a list of numbers for each")
+    for row, numbers in enumerate(given or ()):
+        own, count = torch.as_tensor(numbers, dtype=torch.float32, device="cpu"), int(mask[row].sum())
+        if count and (own.shape != (count,) or not (own <= 0).all()):
+            raise ValueError(
+                f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0: the logarithm of the "
+                "probability of each token (a text gets its EOS here, so give ids)"
+            )
+        found[row, mask[row]] = own[:count]
+    rollout["log_prob"] = torch.where(mask, found, 0.0)
 
 
 def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:

@@ -30,7 +30,13 @@ class GRPO(Agent[GRPOConfig]):
         config, mask = self.config, rollout["mask"]
         rows = {"group": rollout["group"][:, 0], "counts": mask.any(dim=1)}
         if config.normalize_each_reward:
-            advantage = standardize_each_reward(**self._each_reward(rollout), **rows)
+            if "reward_parts" not in rollout.keys():
+                several = "give the environment textenv.Rewards({'name': function, ...}), or set it to False"
+                raise ValueError(f"normalize_each_reward is True, but an episode has a single reward: {several}")
+            charged, penalty = rows["counts"] * 0.0, self.penalty
+            if penalty is not None and penalty.place == "reward":
+                charged = -penalty.coef * rollout["kl"].sum(dim=1)
+            advantage = standardize_each_reward(parts=rollout["reward_parts"][:, 0], charged=charged, **rows)
         else:
             advantage = standardize_in_group(score=episode_returns(rollout), scale=config.scale_by_std, **rows)
         rollout["advantage"] = torch.where(mask, advantage[:, None], 0.0)
@@ -44,18 +50,6 @@ class GRPO(Agent[GRPOConfig]):
             clip_range=config.clip_range,
         )
         return metrics | group_metrics(rollout)
-
-    def _each_reward(self, rollout: TensorDict) -> dict[str, Tensor]:
-        """Each reward of each episode, and the KL penalty charged in the reward, if there is one."""
-        if "reward_parts" not in rollout.keys():
-            raise ValueError(
-                "normalize_each_reward is True, but each episode has a single reward: give the environment several, "
-                "reward=textenv.Rewards({'name': function, ...}), or set it to False"
-            )
-        charged, penalty = torch.zeros_like(rollout["reward"]), self.penalty
-        if penalty is not None and penalty.place == "reward":
-            charged = -penalty.coef * rollout["kl"]
-        return {"parts": rollout["reward_parts"][:, 0], "charged": charged.sum(dim=1)}
 
     def _terms(self, part: TensorDict, evaluation: Evaluation, log_ratio: Tensor) -> Terms:
         """GRPO's objective (eq. 3) on a part of a minibatch."""

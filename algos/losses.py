@@ -4,7 +4,7 @@ They return one number per entry. An aggregation then weights all entries of a m
 split, so the gradient does not depend on the split.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
@@ -69,62 +69,41 @@ def clipped_policy_loss(
     return loss * ratio.clamp(lower, upper)
 
 
-def dual_clipped_policy_loss(
-    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None,
-    limit: float = 3.0,
-) -> Tensor:  # fmt: skip
+def dual_clipped_policy_loss(*, advantage: Tensor, mask: Tensor, limit: float = 3.0, **columns: Any) -> Tensor:
     """`clipped_policy_loss` that is also bounded for negative advantages (Ye et al. 2020, eq. 5): ``[B, T]``.
 
     Where A < 0 the ratio is limited to ``limit``, beyond which there is no gradient.
 
     Args:
-        log_ratio: from `log_ratio`.
         advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
-        clip_range: ε.
-        clip_higher: ε of the upper bound; None: ε.
         limit: c > 1.
+        columns: further arguments of `clipped_policy_loss`.
 
     Raises:
         ValueError: if the limit is not above 1.
     """
     if not limit > 1:
         raise ValueError(f"limit is {limit}, expected a ratio above 1 (3 in Ye et al.)")
-    loss = clipped_policy_loss(
-        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
-    )
+    loss = clipped_policy_loss(advantage=advantage, mask=mask, **columns)
     most = -limit * torch.where(mask, advantage, 0.0)
     return torch.where(mask & (advantage < 0), torch.minimum(loss, most), loss)
 
 
-def gspo_policy_loss(
-    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None
-) -> Tensor:
+def gspo_policy_loss(*, log_ratio: Tensor, mask: Tensor, **columns: Any) -> Tensor:
     """`clipped_policy_loss` with one ratio a row, its tokens' geometric mean (Zheng et al. 2025, GSPO): ``[B, T]``.
 
     Rows are whole answers if the policy is sequential, else single steps. With `sequence_mean` this is the paper's
-    objective (eq. 5), whose ranges are far below a token's: 3e-4 and 4e-4 there.
-
-    Args:
-        log_ratio: from `log_ratio`.
-        advantage: ``[B, T]``.
-        mask: bool ``[B, T]``.
-        clip_range: ε; the ratio is clipped to [1 - ε, 1 + ε].
-        clip_higher: ε of the upper bound; None: ε.
+    objective (eq. 5), whose ranges are far below a token's: 3e-4 and 4e-4 there. Arguments as of `clipped_policy_loss`.
     """
-    check_mask(mask, log_ratio=log_ratio, advantage=advantage)
+    check_mask(mask, log_ratio=log_ratio)
     if mask.ndim > 1:
         mean = torch.where(mask, log_ratio, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         log_ratio = mean.expand_as(mask)
-    return clipped_policy_loss(
-        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
-    )
+    return clipped_policy_loss(log_ratio=log_ratio, mask=mask, **columns)
 
 
-def thresholded_policy_loss(
-    *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float, clip_higher: float | None = None,
-    threshold: float = 10.0,
-) -> Tensor:  # fmt: skip
+def thresholded_policy_loss(*, log_ratio: Tensor, mask: Tensor, threshold: float = 10.0, **columns: Any) -> Tensor:
     """`clipped_policy_loss` without rows whose mean ratio is too large: ``[B, T]``.
 
     A row (one step unless the policy is sequential) whose mean ratio exceeds ``threshold`` contributes nothing. This is
@@ -132,20 +111,16 @@ def thresholded_policy_loss(
 
     Args:
         log_ratio: from `log_ratio`.
-        advantage: ``[B, T]``.
         mask: bool ``[B, T]``.
-        clip_range: ε.
-        clip_higher: ε of the upper bound; None: ε.
         threshold: largest mean ratio that still counts, > 1.
+        columns: further arguments of `clipped_policy_loss`.
 
     Raises:
         ValueError: if the threshold is not above 1.
     """
     if not threshold > 1:
         raise ValueError(f"threshold is {threshold}, expected a ratio above 1")
-    loss = clipped_policy_loss(
-        log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=clip_range, clip_higher=clip_higher
-    )
+    loss = clipped_policy_loss(log_ratio=log_ratio, mask=mask, **columns)
     ratio = torch.where(mask, log_ratio.detach().exp(), 0.0)
     if mask.ndim > 1:
         ratio = (ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)

@@ -181,7 +181,7 @@ def check_first(
             f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
             f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Does dropout, temperature, a mask or state "
             "differ between them? If it is only rounding, which a low temperature amplifies, raise ratio_tolerance in "
-            "the config.",
+            "the config; if another model or engine sampled them, set max_importance_weight.",
             tensor="log_prob",
             batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,

@@ -190,10 +190,11 @@ def iterate(
     meters: tuple[EpisodeMeter, EpisodeMeter],
     diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
     on_rollout: Callable[[TensorDict], None] = lambda rollout: None,
+    rollout: TensorDict | None = None,
 ) -> Metrics:
-    """Run one iteration of the loop; the meters record the returns before and after the penalty."""
+    """Run one iteration, on this rollout or the next one; the meters record returns before and after the penalty."""
     clock = [time.perf_counter()]
-    rollout = agent.collect()
+    rollout = agent.collect() if rollout is None else rollout
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= agent.env.metrics

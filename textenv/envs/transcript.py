@@ -13,7 +13,7 @@ from textenv.envs.action_masks import ActionMasks
 from textenv.envs.limits import Ends, Limits
 from textenv.envs.turn import TRUNCATED, Turn
 from textenv.prompts.prompts import Prompt
-from textenv.prompts.tokenize import prompt_ids, reply_ids
+from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, without_end
 from textenv.rendering import draw, shade
 from textenv.rewards.scores import Scores
 
@@ -113,6 +113,27 @@ class Transcript:
         if self.masks.active:
             self._look_ahead(named[~over])
         return named[over]
+
+    def write(self, row: int, completion: Any) -> None:
+        """Append a completion that was made elsewhere: token ids, or a text, which is tokenized and ended by EOS.
+
+        Raises:
+            ValueError: if it is empty, has an id that is forbidden or unknown, or continues after its end.
+        """
+        text, eos, rows, over = isinstance(completion, str), self.tokenizer.eos_token_id, np.array([row]), False
+        ids = np.asarray(text_ids(without_end(completion, self.tokenizer), self.tokenizer) if text else completion)
+        if ids.ndim != 1 or not (len(ids) or (text and eos is not None)):
+            raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")
+        for place in range(len(ids)):
+            if over:
+                limit = f"EOS, a stop or max_new_tokens={self.limits.max_new_tokens}: cut off the rest (padding, too)"
+                raise ValueError(f"it has {len(ids)} tokens, but ends after {place} by {limit}")
+            token = self.masks.check(ids[place : place + 1], slice(None), self.open[rows])
+            over = len(self.append(rows, token)) > 0
+        if text and eos is not None and not over:
+            self.append(rows, np.array([eos]))
+        elif not over and ids[-1] == self.pad:
+            raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
         """Turns that have just ended in these rows, for the task to reply to and score."""

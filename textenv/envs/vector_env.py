@@ -18,15 +18,15 @@ from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, score_turns
+from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn, messages
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
-from textenv.prompts.prompts import PromptList, PromptOrder
+from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores, check_count, reward_parts, total
+from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts, total
 from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
@@ -330,6 +330,36 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         batch.transcript.assign_reward(scores)
         self._batch = None  # only now, so that this can be called again after a reward has failed
         return self._rollout(batch.transcript, turns, rows, scores)
+
+    def given_episodes(self, prompts: Sequence[Any], completions: Sequence[Any], scores: Any) -> TensorDict:
+        """Return a rollout (`textenv.rollout`) of episodes that were generated and scored elsewhere.
+
+        Args:
+            prompts: as of the constructor; equal ones are a group.
+            completions: token ids, EOS included where the policy chose it, or texts, which are ended by EOS. A
+                completion without EOS or stop is truncated.
+            scores: one entry per completion, as a reward function returns them.
+
+        Raises:
+            ValueError: on different numbers of entries, or one that does not fit this environment or is not finite.
+        """
+        if isinstance(prompts, str) or isinstance(completions, str) or not 0 < len(prompts) == len(completions):
+            said = f"prompts is {prompts!r:.100} and completions {completions!r:.100}"
+            raise ValueError(f"{said}: expected two lists of equal length")
+        transcript, groups = self._transcript(len(prompts)), dict[tuple[int, ...], int]()
+        for row, given in enumerate(zip(prompts, completions, strict=True)):
+            content, completion = (x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in given)
+            prompt = as_prompt(row, content)
+            transcript.begin(row, prompt, group=groups.setdefault(tuple(transcript.ids(prompt)), len(groups)))
+            try:
+                transcript.write(row, completion)
+            except ValueError as error:
+                raise ValueError(f"completion {row} does not fit: {error}") from error
+        turns = transcript.turns(np.arange(len(prompts)))
+        transcript.finish(turns)
+        found = read_scores(scores, rows_of(list(turns.values())), name="scores")
+        transcript.assign_reward(found)
+        return self._rollout(transcript, list(turns.values()), list(turns), found)
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
