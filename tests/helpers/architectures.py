@@ -28,6 +28,32 @@ RIGHT = [
 ]
 """Families that act and score as a plain pass of their own does."""
 
+UNCACHED = (
+    dict.fromkeys(
+        ["axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm_moe_dsa", "hy_v4", "qwen4_exp_text"],
+        "chooses keys by an index or compresses them, with a cache of its own",
+    )
+    | dict.fromkeys(
+        [
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+            "trocr",
+        ],
+        "counts positions from the length of the cache, the same in all rows",
+    )
+    | dict.fromkeys(["nemotron_h", "zamba2"], "its step of one token ignores the limit of its time steps")
+    | dict.fromkeys(["minimax", "xlstm"], "has a cache of its own")
+    | {
+        "gpt_neo": "its local attention makes its own mask, of the number of keys",
+        "gpt_neox_japanese": "cannot read keys that are not contiguous",
+        "inkling_text": "counts distances from one position, the same in all rows",
+        "inkling2_text": "counts distances from one position, the same in all rows",
+        "moshi": "its plain pass ignores the window that its cache has",
+        "openai-gpt": "has no cache",
+        "recurrent_gemma": "keeps its states in its own modules",
+    }
+)
+"""Families that read the whole prefix again at every step, and why."""
+
 HEAD, AHEAD = "are not its output layer over its trunk", "is not causal"
 REFUSED = dict.fromkeys(
     [

@@ -59,7 +59,7 @@ def make_llama(vocab_size=len(WORDS), *, seed=0, **options):
 
 
 def make_mistral():
-    """A model with sliding-window attention, which takes the padded path."""
+    """A model with sliding-window attention."""
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
@@ -72,7 +72,7 @@ def make_mistral():
 
 
 def make_bloom():
-    """A model whose attention biases are made from a two-dimensional mask, which refuses the slot cache."""
+    """A model whose attention biases are made from a two-dimensional mask (ALiBi)."""
     from transformers import BloomConfig, BloomForCausalLM
 
     with torch.random.fork_rng():

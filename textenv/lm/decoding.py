@@ -1,24 +1,23 @@
 """Cached decoding in slots: each row of the cache has its own position, so a slot can be refilled at any time.
 
-The caches of `transformers` advance all rows together. Here each row writes keys at its own positions, a new prompt
-can enter a slot while other slots are in the middle of a text, and an additive mask selects the keys for each query.
-Models with sliding-window, recurrent or other special caches, and those whose outputs with a cache differ from a plain
-pass, use the padded path, which reads the whole prefix again at every step.
+A new prompt can enter a slot while other slots are in the middle of a text (`textenv.lm.caches`). Models with another
+kind of cache, and those whose outputs with a cache differ from a plain pass, use the padded path, which reads the whole
+prefix again at every step.
 
 After some calls, three kinds of step are recorded and then replayed (`textenv.lm.recording`): one token in every slot,
-one token in some slots, and several tokens.
+one token in some slots, and several tokens. Steps of models with states are not, because they cannot be repeated.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from textenv.lm.caches import SlotCache
 from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.recording import Replayed
 from textenv.lm.scoring import rounding
@@ -29,46 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 WHOLE = 7 / 8
 """If this fraction of slots has one new token, all slots are read: copying some from the cache would cost more."""
-
-
-class _SlotLayer(CacheLayerMixin):
-    """Keys and values ``[slots, max_length, heads, head size]`` of one attention layer."""
-
-    def __init__(self, num_slots: int, max_length: int) -> None:
-        super().__init__()
-        self.num_slots, self.max_length = num_slots, max_length
-        self.rows: Tensor | None = None  # slots in this forward pass; None means all
-        self.positions = torch.empty(0, device="cpu")  # int64 [n, q], where the new keys go
-        self.width: int | torch.SymInt = 0  # number of keys that queries may attend to
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, size = self.num_slots, self.max_length
-        self.keys = key_states.new_zeros(slots, size, key_states.shape[1], key_states.shape[3])
-        self.values = value_states.new_zeros(slots, size, value_states.shape[1], value_states.shape[3])
-        self.every = torch.arange(slots, device=key_states.device)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values at their positions and return those of the active rows."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
-        rows = self.every if self.rows is None else self.rows
-        self.keys[rows[:, None], self.positions] = key_states.transpose(1, 2)
-        self.values[rows[:, None], self.positions] = value_states.transpose(1, 2)
-        keys, values = self.keys[:, : self.width], self.values[:, : self.width]
-        if self.rows is not None:
-            keys, values = keys.index_select(0, rows), values.index_select(0, rows)  # faster than []
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return int(self.width), 0
-
-    def get_seq_length(self) -> int:
-        return 0  # positions are given explicitly
-
-    def get_max_length(self) -> int:
-        return self.max_length
 
 
 class Decoder:
@@ -96,15 +55,12 @@ class Decoder:
         self._slots = np.arange(num_slots)
         self.device = lm.device
         """Device of the model at construction; stored, because `transformers` searches the weights for it each time."""
-        self._steps = torch.arange(max_length, device=self.device)
-        added = [torch.finfo(lm.model.dtype).min, 0.0]
-        self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=self.device)
         steps = (self._one_everywhere, self._some, self._some)
         self.everywhere, self.one, self.several = self.recordings = [Replayed(x, model=lm.model) for x in steps]
-        layers = DynamicCache(config=lm.model.config).layers
-        self.layers = [_SlotLayer(num_slots, max_length) for _ in layers]
-        # The exact type, because subclasses are special caches. A text of 3 tokens needs no cache.
-        self.cached = bool(layers) and max_length > 3 and all(type(layer) is DynamicLayer for layer in layers)
+        self.cache = SlotCache(lm, num_slots, max_length)
+        for step in self.recordings:
+            step.recordable &= not self.cache.recurrent  # a recording is compared by running a step twice
+        self.cached = bool(self.cache.layers) and max_length > 3  # a text of 3 tokens needs no cache
         """False if the model uses the padded path."""
         if max_length > 3 and max_length not in lm.cached:
             self._choose_path()
@@ -144,6 +100,8 @@ class Decoder:
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
         hidden = self.lm.hidden(torch.from_numpy(tokens[:1]).to(self.device))[0]
         ends = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
+        if self.cache.restarts:
+            ends = {3, longest - 2, longest - 1, longest}
         lengths, found = [], []
         for end in sorted(ends if self.cached else {3, longest // 2, longest - 1}):
             length = np.array([end, behind[end]] if end in behind else [end])[: self.num_slots]
@@ -175,11 +133,13 @@ class Decoder:
         new = length - self.read
         # Rows with one new token and rows with a whole prompt are read separately, without padding to equal length.
         fresh = new == 1
+        if self.cache.restarts:
+            fresh &= self.read > 0
         if self.cached and fresh.all():
             return self._read_next(tokens)
-        one, several = np.flatnonzero(fresh), np.flatnonzero(new > 1)
+        one, several = np.flatnonzero(fresh), np.flatnonzero((new > 0) & ~fresh)
         out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
-        if self.cached and len(one) >= WHOLE * self.num_slots:
+        if self.cached and not self.cache.recurrent and len(one) >= WHOLE * self.num_slots:
             # All slots at once: the other slots also read their next token.
             here = torch.from_numpy(one).to(self.device)
             out[here] = self._read_next(tokens)[here]
@@ -208,12 +168,18 @@ class Decoder:
         self.read = self.read + 1
         fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (tokens[self._slots, at], at))
         width = int(at.max()) + 1
-        return self.everywhere(fresh, where, self._mask(where, width), sizes=(width, tokens.shape[1]))
+        return self.everywhere(fresh, where, self.cache.mask(where, width), sizes=(width, tokens.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
-        read = self.read[rows] if self.cached else np.zeros(len(rows), dtype=np.int64)
+        read = self.read[rows]
+        if not self.cached or (self.cache.restarts and not ((length == read + 1) & (read > 0)).all()):
+            read = np.zeros_like(read)
         new = length - read
+        if self.cached and self.cache.recurrent and len(lengths := np.unique(new)) > 1:  # padding would change states
+            groups = [np.flatnonzero(new == n) for n in lengths]
+            found = torch.cat([self._extend(rows[x], tokens[x], length[x]) for x in groups])
+            return found[torch.from_numpy(np.concatenate(groups).argsort()).to(self.device)]
         columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
         self.read[rows] = length
@@ -223,35 +189,19 @@ class Decoder:
         chosen, where = (torch.from_numpy(x).to(self.device) for x in (rows, columns))
         # One extra key, because a recording needs a width that differs from the number of new tokens.
         width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
-        inputs = (chosen, fresh, where, self._mask(where, width), last)
+        inputs = (chosen, fresh, where, self.cache.mask(where, width), last)
         if columns.shape[1] == 1:
             return self.one(*inputs, sizes=(len(rows), width, tokens.shape[1]))
         return self.several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
-
-    def _mask(self, where: Tensor, width: int) -> Tensor:
-        """Additive mask for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to each query's position."""
-        return torch.where(self._steps[:width] > where.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
         """Logits at the last new token of each row, whose indices are ``last`` (int64 ``[n]``)."""
         return self.lm.logits(hidden[torch.arange(hidden.shape[0], device=hidden.device), last]).float()
 
-    def _forward(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Run the trunk on new tokens ``[n, q]`` of these slots; the additive mask is ``[n, 1, q, width]``."""
-        for layer in self.layers:
-            layer.rows, layer.positions, layer.width = rows, positions, mask.shape[-1]
-        return self.lm.trunk(
-            input_ids=fresh,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=Cache(layers=list(self.layers)),
-            use_cache=True,
-        )
-
     def _one_everywhere(self, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Logits after one new token in every slot."""
-        return self.lm.logits(self._forward(None, fresh, positions, mask)[:, -1]).float()
+        return self.lm.logits(self.cache.read(None, fresh, positions, mask)[:, -1]).float()
 
     def _some(self, rows: Tensor, fresh: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
         """Logits after the new tokens of some slots."""
-        return self._at_last(self._forward(rows, fresh, positions, mask), last)
+        return self._at_last(self.cache.read(rows, fresh, positions, mask), last)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from algos import LMPolicy
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import WORDS, make_bloom, make_gemma, make_gpt2, make_llama, make_mistral, make_tokenizer
 from textenv.acceleration import FAST
 from textenv.envs.action_masks import ActionMasks
 from textenv.lm import memory, recording
@@ -73,7 +73,11 @@ def decode(lm, decoder, tokens, starts, steps):
         )
 
 
-@pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
+@pytest.mark.parametrize(
+    "make",
+    [make_gpt2, make_llama, make_qwen, make_mistral, make_gemma, make_bloom],
+    ids=["gpt2", "llama", "qwen", "one window", "windows in some layers", "ALiBi"],
+)
 def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
     """Slots at positions of their own, up to the longest text."""
     lm, decoder = recording_decoder(make, monkeypatch)
@@ -185,7 +189,7 @@ def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_double
     """From 16 keys on another branch, which a recording made before cannot know: it is dropped."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
-    own, cache = layer.forward, decoder.layers[0]
+    own, cache = layer.forward, decoder.cache.layers[0]
     layer.forward = lambda x: own(x) * (2.0 if cache.width >= 16 else 1.0)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
@@ -198,7 +202,7 @@ def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_double
 def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
-    own, cache = layer.forward, decoder.layers[0]
+    own, cache = layer.forward, decoder.cache.layers[0]
     layer.forward = lambda x: own(x) * (1 + int(cache.width) / 10)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
