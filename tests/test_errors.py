@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import algos
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect, sft
 from tests.helpers.errors import refused
-from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv, make_task
 
 EOS = WORDS.index("<eos>")
@@ -45,16 +45,18 @@ def test_tokenizer_with_an_id_beyond_the_models_vocabulary():
         LMPolicy(make_gpt2(7), make_tokenizer(WORDS))
 
 
-def test_encoder_decoder_model(tmp_path):
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(vocab_size=9, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    model = T5ForConditionalGeneration(config)
-    with refused(ValueError, "encoder-decoder", "decoder-only"):
+def test_encoder_decoder_model_without_a_start_for_its_decoder():
+    model = make_t5()
+    model.generation_config.decoder_start_token_id = None
+    with refused(ValueError, "generation_config.decoder_start_token_id"):
         LMPolicy(model, make_tokenizer(WORDS))
-    model.save_pretrained(tmp_path)
-    with refused(ValueError, "encoder-decoder", str(tmp_path)):
-        LMPolicy.load(tmp_path)
+
+
+def test_plain_text_for_an_encoder_decoder_model():
+    lm = LanguageModel(make_t5(), make_tokenizer(WORDS))
+    for call in (lambda: lm.perplexity(["a b"]), lambda: sft(lm, ["a b"])):
+        with refused(ValueError, "encoder-decoder", "prompts with answers", "packing=False"):
+            call()
 
 
 @pytest.mark.parametrize("prompts", [[], "a b", [""], [[]], [{"question": "a"}]])

@@ -35,6 +35,9 @@ key                           control                                text
 ``reference_log_prob``, ``kl``
 ============================  =====================================  ==========================================
 
+No column holds the prompt's length in text: the prompt ends where the first action stands (`prompt_lengths`), and
+everything after it, replies of the environment too, belongs to the answer. (Encoder-decoder models read it apart.)
+
 A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
 token. In control and in text, one True entry of ``mask`` is one step.
 """
@@ -156,6 +159,11 @@ def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
 def sequences(rollout: TensorDict) -> Tensor:
     """Tokens of a text rollout with the last action appended: int64 ``[B, T+1]``."""
     return torch.cat([rollout["observation"][:, :1], rollout["action"]], dim=1)
+
+
+def prompt_lengths(rollout: TensorDict) -> Tensor:
+    """Length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action."""
+    return rollout["mask"].int().argmax(1) + 1
 
 
 def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:

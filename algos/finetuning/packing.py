@@ -77,8 +77,8 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
     """
     # Without an attention mask, `transformers` separates the examples of a row where position ids restart.
     apart: dict[str, Any] = {} if rows.position_ids is None else _apart(rows.position_ids)
-    hidden = lm.hidden(rows.tokens, **apart)
     learnt = rows.learnt[:, 1:]
+    hidden = lm.hidden(rows.tokens, learnt.int().argmax(1) + 1, **apart)
     return lm.score_actions(hidden[:, :-1][learnt], action=rows.tokens[:, 1:][learnt], allowed=None)[0]
 
 

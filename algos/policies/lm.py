@@ -1,4 +1,4 @@
-"""`LMPolicy`: a causal language model with a value head, as a policy over tokens."""
+"""`LMPolicy`: a language model with a value head, as a policy over tokens."""
 
 import json
 import shutil
@@ -20,10 +20,11 @@ from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_model
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
+from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.prompts.prompts import as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
-from textenv.rollout import Evaluation, following, sequences
+from textenv.rollout import Evaluation, following, prompt_lengths, sequences
 
 CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
@@ -32,14 +33,16 @@ TINY = 10_000_000
 
 
 class LMPolicy(nn.Module, Policy):
-    """Decoder-only language model as a recurrent policy: its state is the prefix, kept in a cache.
+    """Language model as a recurrent policy: its state is the prefix, kept in a cache.
+
+    An encoder-decoder model (T5, BART) reads the prompt in its encoder, and the answer so far in its decoder.
 
     The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
     zero and computed in fp32 whatever the model's dtype.
 
     Args:
-        model: a decoder-only `transformers` model, trained in place; for a `peft` model only the adapters inside its
-            layers are trained.
+        model: a decoder-only or encoder-decoder `transformers` model, trained in place; for a `peft` model only the
+            adapters inside its layers are trained.
         tokenizer: the model's tokenizer.
         temperature: temperature for both acting and scoring; a `reference` has the same.
         critic: a value model instead of the head on the trunk. It is trained too, with the policy's settings of
@@ -100,7 +103,7 @@ class LMPolicy(nn.Module, Policy):
         else:
             critic.compute_like(self.lm)
         self.generator = torch.Generator().manual_seed(seed)
-        self.decoder: Decoder | None = None
+        self.decoder: Decoder | Seq2SeqDecoder | None = None
         self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
@@ -184,7 +187,8 @@ class LMPolicy(nn.Module, Policy):
             raise TypeError("a language model needs the observations of a text environment: use one, or an MLPPolicy")
         tokens, length = observation["tokens"], observation["length"].reshape(-1)
         if self.decoder is None or self.decoder.shape != tokens.shape:
-            self.decoder = Decoder(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
+            kind = Decoder if self.lm.seq2seq is None else Seq2SeqDecoder
+            self.decoder = kind(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
         decoder = self.decoder
         allowed = None if action_mask is None else action_mask.to(decoder.device)
         # Before the forward pass: a later copy to the device would have to wait for it.
@@ -253,7 +257,7 @@ class LMPolicy(nn.Module, Policy):
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
         tokens = rollout["observation"]
-        hidden = self.lm.hidden(tokens)
+        hidden = self.lm.hidden(tokens, prompt_lengths(rollout))
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
         value = self._value(hidden) if self.critic is None else self.critic.values(tokens)
         return Evaluation(log_prob, entropy, value)
@@ -265,8 +269,8 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        tokens = sequences(rollout)
-        value = self._value(self.lm.hidden(tokens)) if self.critic is None else self.critic.values(tokens)
+        row = sequences(rollout), prompt_lengths(rollout)
+        value = self._value(self.lm.hidden(*row)) if self.critic is None else self.critic.values(row[0])
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 

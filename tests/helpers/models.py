@@ -16,14 +16,16 @@ def load_example(name):
     return module
 
 
-def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None):
-    """A word-level tokenizer over these words (space-separated), with ids in their order."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None, ends=False):
+    """A word-level tokenizer over these words (space-separated), with ids in their order; ``ends`` texts with EOS."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     table = {word: index for index, word in enumerate(words)}
     inner = Tokenizer(models.WordLevel(table, unk_token=words[0]))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if ends:
+        inner.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, table[eos])])
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, pad_token=pad, bos_token=bos)
 
 
@@ -94,6 +96,38 @@ def make_gemma():
         return Gemma2ForCausalLM(config)
 
 
+def make_t5(*, seed=1, **options):
+    """An encoder-decoder of 2 + 2 layers, 32 wide, whose output is scaled; its decoder starts with <pad>."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=12, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, initializer_factor=1.5,
+        eos_token_id=7, pad_token_id=8, decoder_start_token_id=8, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(config)
+        torch.nn.init.normal_(model.shared.weight, std=0.6)
+    return model
+
+
+def make_bart(*, seed=3, **options):
+    """An encoder-decoder of 2 + 2 layers, 32 wide, with positions, and a bias of the logits; it starts with <eos>."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        vocab_size=12, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.2,
+        bos_token_id=0, eos_token_id=7, pad_token_id=8, decoder_start_token_id=7, forced_eos_token_id=None, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BartForConditionalGeneration(config)
+        model.final_logits_bias.normal_()
+    return model
+
+
+SEQ2SEQ = {"t5": make_t5, "bart": make_bart}
 MODELS = {"gpt2": make_gpt2, "llama": make_llama}
 ALL_MODELS = {
     "gpt2": make_gpt2,

@@ -22,7 +22,7 @@ from algos import (
     TRPOConfig,
 )
 from algos.finetuning.text_loss import TextLoss
-from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
 
@@ -89,14 +89,14 @@ def grpo_control():
     return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
 
 
-def text(algorithm, config, **options):
+def text(algorithm, config, *, make=make_gpt2, **options):
     tokenizer = make_tokenizer(WORDS)
     env = TextVectorEnv(
         prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
             float(text.count("good")) for text in completions
         ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
     )  # fmt: skip
-    policy = LMPolicy(make_gpt2(), tokenizer)
+    policy = LMPolicy(make(), tokenizer)
     penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
     return algorithm(env, policy, config, penalty=penalty, **options)
 
@@ -107,12 +107,16 @@ def ppo_text():
     return text(PPO, config, auxiliary=stream)
 
 
+def ppo_seq2seq():
+    return text(PPO, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False), make=make_t5)
+
+
 def grpo_text():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, grpo_text,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq, grpo_text,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
+from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.names import check_names
 
 
@@ -32,7 +33,8 @@ class _ReferenceWrapper(gymnasium.Wrapper):
             raise ValueError(f"coef is {coef}, expected a number of at least 0 (reward per nat)")
         self.reference, self.coef = reference, coef
         self._text = text
-        self._decoder = Decoder(reference, num_slots=1, max_length=text.max_length)
+        kind = Decoder if reference.seq2seq is None else Seq2SeqDecoder
+        self._decoder = kind(reference, num_slots=1, max_length=text.max_length)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""

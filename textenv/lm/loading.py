@@ -149,33 +149,22 @@ def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
 
 
 def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a decoder-only language model in evaluation mode; see `model_folder` for the names.
+    """Load a decoder-only or encoder-decoder language model in evaluation mode; see `model_folder` for the names.
 
     A folder written by `peft` gives the base model that the folder names, with the adapter. If dtype is None, the
     weights become float32, even those saved in bfloat16: most optimizer steps are too small to change bfloat16 weights.
 
     Raises:
-        ValueError: if the model cannot be read, or is an encoder-decoder model.
+        ValueError: if the model cannot be read.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     if is_adapter(model_folder(name)):
         return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
-    check_decoder(config, name)
-    return from_pretrained(
-        AutoModelForCausalLM, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype
-    ).eval()
-
-
-def check_decoder(config: Any, name: str | Path) -> None:
-    """Raise a ValueError if this is the configuration of an encoder-decoder model."""
-    if config.is_encoder_decoder:
-        raise ValueError(
-            f"{str(name)!r} is an encoder-decoder model, expected a decoder-only one, which reads one growing "
-            "prefix: give a model of AutoModelForCausalLM such as GPT-2, Llama or Qwen."
-        )
+    loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return from_pretrained(loader, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype).eval()
 
 
 def setting(config: Any, name: str) -> Any:
@@ -193,9 +182,12 @@ def plain_model(model: Any) -> PreTrainedModel:
     return model.get_base_model() if is_adapted(model) else model
 
 
-def trunk_of(model: Any) -> PreTrainedModel:
-    """Return the plain model without its output layer (the trunk; Llama 4 has another attribute for it)."""
+def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
+    """Return the plain model without its output layer (the trunk), or its part "encoder" or "decoder"."""
     plain: Any = plain_model(model)
+    if part:
+        return plain.get_encoder() if part == "encoder" else plain.get_decoder()
+    # Llama 4 has another attribute for it.
     return plain.model if plain.base_model is plain else plain.base_model
 
 
@@ -309,7 +301,7 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
             own = dict(part.partition("=")[::2] for part in lora.split(","))
             targets = own.pop("targets", "all-linear")
             chosen = LoraConfig(
-                task_type="CAUSAL_LM",
+                task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
                 r=int(own.pop("r", "16")),
                 lora_alpha=int(own.pop("alpha", "32")),
                 target_modules=targets if targets == "all-linear" else targets.split("+"),

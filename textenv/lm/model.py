@@ -1,4 +1,4 @@
-"""`LanguageModel`: any decoder of `AutoModelForCausalLM`, scored only at the entries that are needed."""
+"""`LanguageModel`: a model of `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM`, scored only where needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from textenv.lm.loading import (
     EMBEDDED,
     check_adapter,
-    check_decoder,
     load_causal_lm,
     load_tokenizer,
     plain_model,
@@ -28,7 +27,8 @@ from textenv.lm.loading import (
 from textenv.lm.memory import check_memory_options, precision, trunk_output
 from textenv.lm.sampling import restrict
 from textenv.lm.scoring import TokenScores, normalized, rounding
-from textenv.rollout import Allowed, Evaluation, allowed_tokens
+from textenv.lm.seq2seq import Seq2Seq
+from textenv.rollout import Allowed, Evaluation, allowed_tokens, prompt_lengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,13 +47,13 @@ FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
 
 
 class LanguageModel(nn.Module):
-    """Causal language model as a distribution over the tokenizer's ids.
+    """Language model as a distribution over the tokenizer's ids; an encoder-decoder reads a prompt in its encoder.
 
     Dropout is always off, in training too: scoring must be repeatable. As the reference of a KL penalty the model is
     frozen, and `evaluate` builds no graph.
 
     Args:
-        model: a decoder-only `transformers` model, with or without adapters inside its layers (`peft`).
+        model: a `transformers` model, decoder-only or encoder-decoder, maybe with adapters inside its layers (`peft`).
         tokenizer: the model's tokenizer; logits beyond the tokenizer's ids are dropped everywhere.
         temperature: divides the logits in both sampling and scoring; > 0.
         gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
 
     Raises:
         ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
-            vocabulary, or the model is unsuitable: an encoder-decoder, not causal, without gradient checkpointing
+            vocabulary, or the model is unsuitable: not causal, without gradient checkpointing
             (if requested), with prompt tuning, or with logits other than its output layer over its trunk.
 
     Example:
@@ -81,7 +81,6 @@ class LanguageModel(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
-        check_decoder(model.config, model.config.name_or_path or type(model).__name__)
         check_adapter(model)
         check_memory_options(plain_model(model), gradient_checkpointing=gradient_checkpointing, autocast=autocast)
         self.model = model.eval()
@@ -89,6 +88,8 @@ class LanguageModel(nn.Module):
         self.temperature = temperature
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
+        self.seq2seq = Seq2Seq.of(model, tokenizer)
+        """How an encoder-decoder model reads a row; None for a decoder-only model."""
         self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}
@@ -127,21 +128,25 @@ class LanguageModel(nn.Module):
         """Width of the trunk's output."""
         return self.model.get_output_embeddings().weight.shape[1]
 
-    def hidden(self, tokens: Tensor, **inputs: Any) -> Tensor:
+    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None, **inputs: Any) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
+        An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output counts from the prompt's end on.
+
         Raises:
-            ValueError: if the rows are longer than the model's context.
+            ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
         """
         self.check_length(tokens.shape[1])
+        if self.seq2seq is not None:
+            return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
 
-    def trunk(self, **inputs: Any) -> Tensor:
-        """Run the model without its output layer, with arguments of its forward; return the last hidden state."""
+    def trunk(self, part: str = "", **inputs: Any) -> Tensor:
+        """Run the model without its output layer, or its part "encoder" or "decoder"; return the last hidden state."""
         return trunk_output(
-            trunk_of(self.model),
+            trunk_of(self.model, part),
             gradient_checkpointing=self.gradient_checkpointing,
             autocast=self.autocast,
             **inputs,
@@ -152,6 +157,7 @@ class LanguageModel(nn.Module):
         finish = _logit_finish(self.model.config)
         with precision(self.model, self.autocast):
             logits = self.model.get_output_embeddings()(hidden)
+            logits = logits if self.seq2seq is None else self.seq2seq.finish(logits, self.model)
             return (logits if finish is None else finish(logits))[..., : self.num_tokens]
 
     def check_length(self, length: int) -> None:
@@ -165,7 +171,7 @@ class LanguageModel(nn.Module):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
-        return self.score(self.hidden(rollout["observation"]), rollout)
+        return self.score(self.hidden(rollout["observation"], prompt_lengths(rollout)), rollout)
 
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
@@ -182,7 +188,7 @@ class LanguageModel(nn.Module):
         """
         head = self.model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
-        if not plain or _logit_finish(self.model.config) is not None:
+        if not plain or self.seq2seq is not None or _logit_finish(self.model.config) is not None:
             return self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
 
         def logits(part: Tensor, start: int) -> Tensor:
@@ -205,10 +211,10 @@ class LanguageModel(nn.Module):
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
                 "the same tokenizer in both"
             )
-        mask, tokens = rollout["mask"], rollout["observation"]
-        hidden = self.hidden(tokens)[mask]
+        mask, row = rollout["mask"], (rollout["observation"], prompt_lengths(rollout))
+        hidden = self.hidden(*row)[mask]
         with torch.no_grad():
-            other_hidden = other.hidden(tokens)[mask]
+            other_hidden = other.hidden(*row)[mask]
 
         def chunk(own: Tensor, others: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
             log_probs, probability = self._normalized(own, allowed)
@@ -268,16 +274,20 @@ class LanguageModel(nn.Module):
         """Check that the output layer over the trunk gives the model's own logits, which ignore later tokens."""
         name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
+        start, place = torch.ones_like(tokens[:, 0]), torch.arange(3).unsqueeze(0)
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         try:
+            if self.seq2seq is not None:
+                inputs, place = self.seq2seq.inputs(tokens, start)
             with precision(self.model, self.autocast):
-                own = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0]
-            own, ours = own[:, : self.num_tokens], self.logits(self.hidden(tokens)[0])
-            prefix = self.logits(self.hidden(tokens[:, :2])[0])
+                own = self.model(**inputs).logits[0, place[0]]
+            own, ours = own[:, : self.num_tokens], self.logits(self.hidden(tokens, start)[0])
+            prefix = self.logits(self.hidden(tokens[:, :2], start)[0])
             gap, ahead = (own - ours).abs().max().item(), (ours[:2] - prefix).abs().max().item()
         except Exception as error:  # an unsuitable model may raise anything
             raise ValueError(
-                f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a decoder of "
-                "AutoModelForCausalLM, such as GPT-2, Llama or Qwen, in a dtype that it supports"
+                f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a model of "
+                "AutoModelForCausalLM or AutoModelForSeq2SeqLM, such as GPT-2, Llama or T5, in a dtype that it supports"
             ) from error
         # In low precision a product may round differently in another shape: by a fraction of up to 2^-7 in bfloat16.
         if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
@@ -313,14 +323,15 @@ class FrozenLanguageModel(LanguageModel):
         self.__dict__ |= {"model": lm.model, "_live": _Caller(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
+        self.seq2seq = lm.seq2seq
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)
         self.initial = nn.ParameterList(nn.Parameter(p.detach().clone(), False) for p in trained.values())
 
-    def trunk(self, **inputs: Any) -> Tensor:
+    def trunk(self, part: str = "", **inputs: Any) -> Tensor:
         """See `LanguageModel.trunk`."""
-        return self._call(lambda lm: lm.trunk(**inputs))
+        return self._call(lambda lm: lm.trunk(part, **inputs))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `LanguageModel.logits`."""
