@@ -108,7 +108,9 @@ def ppo_text():
 
 
 def ppo_seq2seq():
-    return text(PPO, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False), make=make_t5)
+    return text(
+        PPO, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False), make=make_t5
+    )
 
 
 def grpo_text():
@@ -116,7 +118,8 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq, grpo_text,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
+    grpo_text,
 )  # fmt: skip
 
 

@@ -24,16 +24,17 @@ def make(request):
     return SEQ2SEQ[request.param]
 
 
-@pytest.mark.parametrize("options", [{}, {"forced_bos_token_id": 0}])
+@pytest.mark.parametrize("forced", [None, 5])
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_most_probable_completions_are_those_of_transformers(make, ends, options):
+def test_the_most_probable_completions_are_those_of_transformers(make, ends, forced):
     tokenizer = make_tokenizer(WORDS, ends=ends)
-    policy = LMPolicy(make(**options), tokenizer)
+    model, start = make(), 1 + (forced is not None)
+    model.generation_config.forced_bos_token_id = forced  # the decoder's prefix here, and no action
+    policy = LMPolicy(model, tokenizer)
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True, return_token_type_ids=False)
-    limits = {"max_new_tokens": 6 + len(options), "suppress_tokens": [9, 10, 11]}  # ids beyond the tokenizer's
-    found = policy.lm.model.generate(**batch, do_sample=False, num_beams=1, **limits)
-    # A forced first token is the decoder's prefix here, and no action.
-    expected = tokenizer.batch_decode(found[:, 1 + len(options) :], skip_special_tokens=True)
+    limits = {"max_new_tokens": 5 + start, "suppress_tokens": [9, 10, 11]}  # ids beyond the tokenizer's
+    found = model.generate(**batch, do_sample=False, num_beams=1, **limits)
+    expected = tokenizer.batch_decode(found[:, start:], skip_special_tokens=True)
     assert policy.generate(PROMPTS, max_new_tokens=6, deterministic=True) == expected
     assert len(set(expected)) > 1, "equal completions show nothing"
 
