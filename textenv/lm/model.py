@@ -143,7 +143,7 @@ class LanguageModel(nn.Module):
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
 
-    def trunk(self, part: str = "", **inputs: Any) -> Tensor:
+    def trunk(self, part: str = "", /, **inputs: Any) -> Tensor:
         """Run the model without its output layer, or its part "encoder" or "decoder"; return the last hidden state."""
         return trunk_output(
             trunk_of(self.model, part),
@@ -329,7 +329,7 @@ class FrozenLanguageModel(LanguageModel):
         self._names = list(trained)
         self.initial = nn.ParameterList(nn.Parameter(p.detach().clone(), False) for p in trained.values())
 
-    def trunk(self, part: str = "", **inputs: Any) -> Tensor:
+    def trunk(self, part: str = "", /, **inputs: Any) -> Tensor:
         """See `LanguageModel.trunk`."""
         return self._call(lambda lm: lm.trunk(part, **inputs))
 
