@@ -2,15 +2,16 @@
 
 import copy
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from textenv.lm.loading import from_pretrained, merged_trunk, plain_model, save_model
+from textenv.lm.loading import from_pretrained, merged, merged_trunk, plain_model, save_model, trunk_of
 from textenv.lm.memory import check_memory_options, trunk_output
 from textenv.lm.model import LanguageModel
+from textenv.lm.seq2seq import Seq2Seq
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import rounding_tolerance
 
@@ -26,7 +27,7 @@ class Critic(nn.Module):
     dtype.
 
     Args:
-        trunk: a causal `transformers` model without output layer; trained in place.
+        trunk: a causal `transformers` model without output layer, or a whole encoder-decoder; trained in place.
         head: linear layer from the trunk's hidden size to 1.
         tokenizer: tokenizer whose ids the trunk reads.
 
@@ -38,6 +39,7 @@ class Critic(nn.Module):
     def __init__(self, trunk: PreTrainedModel, head: nn.Linear, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         self.trunk, self.head, self.tokenizer = trunk.eval(), head.float(), tokenizer
+        self.seq2seq = Seq2Seq.of(trunk, tokenizer)
         self.gradient_checkpointing = False
         self.autocast: torch.dtype | None = None
 
@@ -47,7 +49,7 @@ class Critic(nn.Module):
 
         Adapters (LoRA) are merged into the copy's weights.
         """
-        trunk = merged_trunk(lm.model).requires_grad_(True)
+        trunk = (merged_trunk if lm.seq2seq is None else merged)(lm.model).requires_grad_(True)
         return cls(trunk, fresh_head(lm.hidden_size, lm.device), lm.tokenizer)
 
     @classmethod
@@ -74,11 +76,14 @@ class Critic(nn.Module):
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None) -> Self:
         """Load a critic written by `save`; float32 by default."""
         from safetensors.torch import load_file
-        from transformers import AutoModel
+        from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
         weights = load_file(Path(folder) / HEAD)
         dtype = torch.float32 if dtype is None else dtype
-        trunk = from_pretrained(AutoModel, folder, use_safetensors=True, dtype=dtype)
+        whole = from_pretrained(AutoConfig, folder).is_encoder_decoder
+        trunk = from_pretrained(
+            AutoModelForSeq2SeqLM if whole else AutoModel, folder, use_safetensors=True, dtype=dtype
+        )
         head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights, device="cpu")
         head.load_state_dict(weights)
         return cls(trunk, head, tokenizer)
@@ -110,17 +115,18 @@ class Critic(nn.Module):
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
 
-    def values(self, tokens: Tensor) -> Tensor:
-        """Values of each row's prefixes: int64 ``[B, L]``, padded on the right, to float32 ``[B, L]``."""
-        hidden = trunk_output(
-            self.trunk,
-            gradient_checkpointing=self.gradient_checkpointing,
-            autocast=self.autocast,
-            input_ids=tokens,
-            attention_mask=torch.ones_like(tokens),
-            use_cache=False,
-        )
+    def values(self, tokens: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+        """Values of each row's prefixes, float32 ``[B, L]``; arguments as for `LanguageModel.hidden`."""
+        if self.seq2seq is not None:
+            hidden = self.seq2seq.hidden(self._run, tokens, prompt_length)
+        else:
+            hidden = self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
         return self.head(hidden.float()).squeeze(-1)
+
+    def _run(self, part: str = "", /, **inputs: Any) -> Tensor:
+        trunk = trunk_of(self.trunk, part) if part else self.trunk
+        options: Any = {"gradient_checkpointing": self.gradient_checkpointing, "autocast": self.autocast}
+        return trunk_output(trunk, **options, **inputs)
 
     @torch.no_grad()
     def _check_scores(self, reward_model: RewardModel) -> None:

@@ -33,9 +33,7 @@ TINY = 10_000_000
 
 
 class LMPolicy(nn.Module, Policy):
-    """Language model as a recurrent policy: its state is the prefix, kept in a cache.
-
-    An encoder-decoder model (T5, BART) reads the prompt in its encoder, and the answer so far in its decoder.
+    """Language model as a recurrent policy: its state is the prefix, kept in a cache (T5, BART: prompt and answer).
 
     The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
     zero and computed in fp32 whatever the model's dtype.
@@ -256,10 +254,10 @@ class LMPolicy(nn.Module, Policy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
-        tokens = rollout["observation"]
-        hidden = self.lm.hidden(tokens, prompt_lengths(rollout))
+        row = rollout["observation"], prompt_lengths(rollout)
+        hidden = self.lm.hidden(*row)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
-        value = self._value(hidden) if self.critic is None else self.critic.values(tokens)
+        value = self._value(hidden) if self.critic is None else self.critic.values(*row)
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | Self) -> Tensor:
@@ -270,7 +268,7 @@ class LMPolicy(nn.Module, Policy):
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
         row = sequences(rollout), prompt_lengths(rollout)
-        value = self._value(self.lm.hidden(*row)) if self.critic is None else self.critic.values(row[0])
+        value = self._value(self.lm.hidden(*row)) if self.critic is None else self.critic.values(*row)
         done = rollout["terminated"] | rollout["truncated"]
         return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 

@@ -88,8 +88,7 @@ class LanguageModel(nn.Module):
         self.temperature = temperature
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
-        self.seq2seq = Seq2Seq.of(model, tokenizer)
-        """How an encoder-decoder model reads a row; None for a decoder-only model."""
+        self.seq2seq = Seq2Seq.of(model, tokenizer)  # None for a decoder-only model
         self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}

@@ -92,8 +92,7 @@ class _Cohort(NamedTuple):
     slots: np.ndarray
     encoded: Tensor
     """Output of the encoder, ``[n, E, hidden size]``."""
-    known: Tensor
-    """int64 ``[n, E]``: 1 on the prompt's tokens."""
+    known: Tensor  # its mask
     cache: EncoderDecoderCache
 
     def select(self, chosen: np.ndarray) -> _Cohort:
@@ -141,6 +140,7 @@ class Seq2SeqDecoder:
         fresh = ~begun & (length > 0)
         cohorts += [self._encode(tokens, np.flatnonzero(fresh & (new == size))) for size in np.unique(new[fresh])]
         out = torch.zeros(self.shape[0], self.lm.num_tokens, device=self.device)
+        self._cohorts, self.read = [], np.zeros_like(length)  # after an interrupt, all is read again
         for cohort in cohorts:
             slots = cohort.slots[:, None]
             columns = known[slots] + np.arange(new[cohort.slots[0]])
@@ -151,8 +151,8 @@ class Seq2SeqDecoder:
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose text does not extend the one read so far; see the class for those with another prompt."""
         place, other = np.arange(self.shape[1]), tokens != self._seen
-        changed = (other & (place < self.prompt_length[:, None])).any(1) | (length < self.prompt_length)
-        begins = changed | (self.prompt_length == 0)
+        begins = (other & (place < self.prompt_length[:, None])).any(1) | (length < self.prompt_length)
+        begins |= self.prompt_length == 0
         again = begins | (length <= self.read) | (other & (place < self.read[:, None])).any(1)
         self.prompt_length = np.where(begins, length, self.prompt_length)
         self.read = np.where(again | (not self.cached), 0, self.read)

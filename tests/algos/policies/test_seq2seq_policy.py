@@ -9,12 +9,13 @@ from tensordict import TensorDict
 from transformers import AutoModelForSeq2SeqLM
 
 import algos
-from algos import PPO, LMPolicy, PPOConfig, SFTConfig, collect, sft
+from algos import PPO, Critic, LMPolicy, PPOConfig, SFTConfig, collect, sft
 from algos.cli import main
 from tests.helpers.models import SEQ2SEQ, WORDS, make_bart, make_t5, make_tokenizer
 from tests.helpers.small_agents import agent_of, close_gradients, lm_policy, take_gradients
 from tests.helpers.text_envs import EOS, make_env, text_env
 from textenv import KLPenalty, KLReward, LanguageModel, TextEnv
+from textenv.rollout import prompt_lengths
 
 PROMPTS = ["a b", "c", "d a b good", "b"]
 
@@ -134,6 +135,27 @@ def test_a_saved_policy_is_a_plain_transformers_folder_with_its_value_head(make,
         assert torch.equal(one, two)
     plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "policy")
     assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
+
+
+def test_a_critic_of_its_own_reads_prompts_apart_and_is_saved(make, tmp_path):
+    """Of a copy: its values are the head's of the model, and no later token changes them."""
+    policy, env = lm_policy(make), text_env()
+    policy = LMPolicy(policy.lm.model, policy.tokenizer, critic=Critic.from_language_model(policy.lm))
+    with torch.no_grad():
+        policy.critic.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    rollout = collect(env, policy, num_episodes=8, seed=0)
+    values, mask = policy.evaluate(rollout).value.detach(), rollout["mask"]
+    expected = policy.critic.head(policy.lm.hidden(rollout["observation"], prompt_lengths(rollout)))[..., 0]
+    torch.testing.assert_close(values[mask], expected[mask])
+    first = torch.arange(8), mask.int().argmax(1)
+    changed = rollout.clone()
+    changed["observation"] = torch.where(torch.cumsum(mask, 1) > 1, 3, rollout["observation"])
+    torch.testing.assert_close(policy.evaluate(changed).value[first].detach(), values[first])
+    agent = agent_of(env, policy, learning_rate=1e-2, gae_lambda=0.9)
+    agent.update(rollout)
+    agent.save(tmp_path)
+    for one, two in zip(policy.evaluate(rollout), algos.load(tmp_path).evaluate(rollout), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_sft_on_pairs_starts_at_the_loss_of_transformers(make):
