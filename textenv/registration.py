@@ -46,9 +46,10 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     Args:
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"Prompts"`` needs ``prompts`` and ``reward``.
         num_envs: number of slots.
-        arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name), ``split`` (``"train"`` or ``"test"``,
-            which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the loaded model, in the
-            reward; 0 only measures the KL), the task's arguments, and those of `TextVectorEnv` (``penalty``: others).
+        arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name), ``split``
+            (``"train"`` or ``"test"``, which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the
+            loaded model, in the reward; 0 only measures the KL), the task's arguments, and those of `TextVectorEnv`
+            (``penalty``: others).
     """
     from textenv.envs.vector_env import TextVectorEnv
 

@@ -133,6 +133,14 @@ def rounding_tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
 
 
+def ratio_tolerance(dtype: torch.dtype) -> float:
+    """Largest log-ratio of two computations of one log-probability, nats: 1e-3, or 0.5 for dtypes below 32 bits.
+
+    With a model of 135 M parameters in bfloat16, 1,500 tokens differed by up to 0.24 nats between decoding and scoring.
+    """
+    return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.5
+
+
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:
     """Raise unless the mask is bool and the tensors have its shape.
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from textenv.errors import InvariantError as InvariantError
-from textenv.rollout import Evaluation, rounding_tolerance
+from textenv.rollout import Evaluation, ratio_tolerance
 
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that count as rounding of an entropy."""
@@ -161,7 +161,7 @@ def check_first(
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
         dtype: dtype in which the policy computes.
-        tolerance: maximum difference of log-probabilities, nats; None: `rounding_tolerance` of the dtype.
+        tolerance: maximum difference of log-probabilities, nats; None: `ratio_tolerance` of the dtype.
 
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
@@ -171,7 +171,7 @@ def check_first(
     if log_ratio.isnan().any():
         return
     if tolerance is None:
-        tolerance = rounding_tolerance(dtype)
+        tolerance = ratio_tolerance(dtype)
     gap = log_ratio.detach().abs()
     worst = gap.max().item() if gap.numel() else 0.0
     if not worst <= tolerance:

@@ -16,7 +16,7 @@ from textenv.kl.coefficients import Coefficient, as_coefficient
 from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
-from textenv.rollout import Reference, rounding_tolerance
+from textenv.rollout import Reference, ratio_tolerance
 
 
 class KLPenalty:
@@ -203,7 +203,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
     gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
     worst = gap.max().item()
     computed_in = (own.autocast if isinstance(own, LanguageModel) else None) or next(own.parameters()).dtype
-    tolerance = rounding_tolerance(computed_in)
+    tolerance = ratio_tolerance(computed_in)
     if not worst <= tolerance:
         raise InvariantError(
             f"policy and reference have the same weights, but their log-probabilities or the KL differ from 0 "

@@ -104,7 +104,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = None, **options: Any) -> LanguageModel:
-        """Load a built-in model, a local folder, a GGUF file or a hub name, in float32 by default; options are the constructor's."""
+        """Load a model by name or path, in float32 by default; options are the constructor's."""
         return cls(load_causal_lm(name, dtype=dtype), load_tokenizer(name), **options)
 
     def train(self, mode: bool = True) -> LanguageModel:

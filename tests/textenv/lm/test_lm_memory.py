@@ -251,10 +251,10 @@ def test_the_reference_is_scored_in_the_same_autocast():
 
 @pytest.mark.parametrize(
     ("dtype", "gap", "refused"),
-    [(torch.bfloat16, 0.05, False), (torch.bfloat16, 0.2, True), (None, 0.05, True), (None, 0.0, False)],
+    [(torch.bfloat16, 0.3, False), (torch.bfloat16, 0.7, True), (None, 0.05, True), (None, 0.0, False)],
 )
 def test_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refused):
-    """The sampler's log-probabilities are the scorer's and a gap: .1 is allowed in bf16, .001 in fp32."""
+    """The sampler's log-probabilities are the scorer's and a gap: .5 is allowed in bf16, .001 in fp32."""
     policy = with_critic(autocast=dtype, gradient_checkpointing=True)
     rollout = scored(play(text_env(), ANSWERS), policy)
     rollout["log_prob"] = rollout["log_prob"] + gap
