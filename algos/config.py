@@ -139,7 +139,7 @@ class PolicyGradientConfig(Config):
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: Positive | None = None
     """Maximum difference, in nats, between log-probabilities when acting and when scoring, before the first step of an
-    update. None: 1e-3 in float32 and float64, .1 in shorter dtypes. Low temperatures amplify rounding and need more."""
+    update. None: 1e-3 in float32 and float64, .5 in shorter dtypes. Low temperatures amplify rounding and need more."""
 
 
 @dataclass(frozen=True, kw_only=True)

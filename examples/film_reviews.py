@@ -1,0 +1,134 @@
+"""A model that knows English learns to praise films: SmolLM2 (135 M parameters) with LoRA, on two CPU cores.
+
+    python examples/film_reviews.py            # `make real`: PPO, 20 minutes
+
+The reward is VADER (Hutto and Gilbert 2014), which adds up words of a lexicon. A judge that the reward does not know
+reads the same answers: the untrained model itself, asked for the sentiment of the review (it is right on .78 of 200
+sentences of SST-2's dev.tsv, VADER on .67). With --data, a second judge is trained on SST-2, and read at every
+iteration. Everything is measured on beginnings that the training does not have.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import torch
+from harper import Linter
+from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+from algos import LMPolicy, evaluate, presets
+from algos.make import find_algorithm
+from textenv import KLPenalty, Rewards, TextVectorEnv
+from textenv.rollout import sequences
+
+FILMS = ["This movie", "The film", "The story", "Her latest film", "This little thriller", "The sequel",
+         "The first hour", "The director", "The cast", "The camera work"]  # fmt: skip
+UNSEEN = ["This comedy", "The ending", "The leading actor", "His new documentary"]
+VERBS = ["was", "is", "turned out to be", "left me", "made us all", "has", "felt like"]
+NEW_TOKENS = 16
+LORA = "r=8,alpha=16,targets=q_proj+v_proj"
+KL_COEF = 0.05
+# The learning rates are the best of three, tried with seed 0.
+SETTINGS = {
+    "ppo": replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4),
+    "grpo": replace(
+        presets.TEXT_GRPO, num_episodes=32, group_size=4, num_epochs=2, minibatch_size=16, learning_rate=3e-4
+    ),
+    "rloo": replace(presets.TEXT_RLOO, num_episodes=32, group_size=4, learning_rate=6e-4),
+}
+
+
+def vader():
+    """Reward: the sentiment of the answer by VADER's lexicon, from -1 to 1."""
+    analyzer = SentimentIntensityAnalyzer()
+    return lambda prompts, completions: [analyzer.polarity_scores(text)["compound"] for text in completions]
+
+
+def asked(lm):
+    """Judge: the probability, from 0 to 1, that a model calls a review positive and not negative."""
+    positive, negative = (lm.tokenizer(word)["input_ids"][0] for word in (" positive", " negative"))
+
+    @torch.no_grad()
+    def judge(prompts, completions):
+        found = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            tokens = torch.tensor([lm.tokenizer(f"Review: {prompt}{completion}\nSentiment:")["input_ids"]])
+            logits = lm.logits(lm.hidden(tokens)[0, -1:])[0]
+            found.append((logits[positive] - logits[negative]).sigmoid().item())
+        return found
+
+    return judge
+
+
+def make_environment(rewards, films, tokenizer):
+    """Continue the beginning of a review."""
+    prompts = [f"{film} {verb}" for film, verb in product(films, VERBS)]
+    return TextVectorEnv(
+        prompts=prompts, reward=Rewards(rewards), tokenizer=tokenizer, num_envs=32, max_new_tokens=NEW_TOKENS,
+        max_prompt_tokens=16,
+    )  # fmt: skip
+
+
+def measure(policy, reference, judges):
+    """Figures of answers to unseen beginnings, and the texts with a bar where the answer begins."""
+    tokenizer, count = policy.tokenizer, 2 * len(UNSEEN) * len(VERBS)
+    env = make_environment({"VADER": vader()} | judges, UNSEEN, tokenizer)
+    _, rollout = evaluate(env, policy, num_episodes=count, seed=1)
+    KLPenalty(reference, coef=0.0)(rollout, policy)
+    texts = tokenizer.batch_decode(sequences(rollout), skip_special_tokens=True)
+    ids = [action[own].tolist() for action, own in zip(rollout["action"], rollout["mask"], strict=True)]
+    answers = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    linter = Linter()
+    figures = {name: env.metrics[f"reward_raw/{name}"] for name in ("VADER", *judges)}
+    figures["KL, nats an answer"] = rollout["kl"].sum().item() / count
+    figures["distinct-2"] = env.metrics["text/distinct_2"]
+    figures["grammar: remarks per 100 words"] = (
+        100 * sum(len(linter.lint(text)) for text in texts) / sum(len(text.split()) for text in texts)
+    )
+    return figures, [f"{text.removesuffix(end)} |{end}" for text, end in zip(texts, answers, strict=True)]
+
+
+def run(algorithm, seed, total_steps, judges, run_dir=None):
+    """Train, and print figures and answers from before and after."""
+    policy = LMPolicy.load("smollm2", lora=LORA, seed=seed)
+    reference = policy.reference()
+    judges = {"judge: SmolLM2": asked(reference)} | judges
+    before, texts = measure(policy, reference, judges)
+    # A reward of weight 0 is only logged.
+    watched = {name: (judge, 0.0) for name, judge in judges.items() if name != "judge: SmolLM2"}
+    env = make_environment({"VADER": vader()} | watched, FILMS, policy.tokenizer)
+    agent = find_algorithm(algorithm)(env, policy, replace(SETTINGS[algorithm], seed=seed), kl_coef=KL_COEF)
+    start = time.process_time()
+    agent.learn(total_steps, run_dir=run_dir, progress=True)
+    seconds = time.process_time() - start
+    after, changed = measure(policy, reference, judges)
+    print(f"\n{'':32}{'before':>8}{'after':>8}")
+    for name, value in before.items():
+        print(f"{name:32}{value:8.2f}{after[name]:8.2f}")
+    for one, other in list(zip(texts, changed, strict=True))[:: len(texts) // 8]:
+        print(f"\nbefore: {one!r}\n after: {other!r}")
+    return {"algorithm": algorithm, "seed": seed, "seconds": seconds, "before": before, "after": after}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", choices=SETTINGS, default="ppo")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-steps", type=int, default=30_000, help="tokens to write; 30,000 take 20 minutes")
+    parser.add_argument("--run-dir", type=Path, help="folder for metrics, samples and checkpoints")
+    parser.add_argument("--data", type=Path, help="folder that holds sst2/train.tsv, for the second judge")
+    options = parser.parse_args()
+    judges = {}
+    if options.data:
+        from sst2_judge import sst2_judge
+
+        judges["judge: SST-2"] = sst2_judge(options.data / "sst2")
+    found = run(options.algo, options.seed, options.total_steps, judges, options.run_dir)
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
