@@ -1,9 +1,11 @@
 """Reinforcement learning from human feedback, complete: language model, SFT, preferences, reward model, PPO.
 
-    python examples/rlhf.py --data ../shared/data --critic model
+    python examples/rlhf.py --data ../shared/data --model smollm2    # a model that knows English, in 40 minutes
+    python examples/rlhf.py --data ../shared/data                    # everything from scratch, in 5
 
-Every model is trained here, on nothing but the 6,920 sentences of film reviews in SST-2; their labels are the human
-preference. ``--critic model`` is PPO with four models, as in Ouyang et al. 2022: policy, reference, reward model, and
+The data are the 6,920 sentences of film reviews in SST-2; their labels are the human preference. SFT teaches the style
+of these sentences, with LoRA if there is a model; without ``--model``, a tiny language model learns English from them
+first. ``--critic model`` is PPO with four models, as in Ouyang et al. 2022: policy, reference, reward model, and
 a critic that starts as the reward model. ``--critic head`` has three: the value is a head on the policy's trunk
 (Ziegler et al. 2019). The figures at the end are measured on beginnings of sentences of dev.tsv, on which no model was
 trained. The judge counts words; it was trained on labels that the reward model has not seen.
@@ -11,26 +13,39 @@ trained. The judge counts words; it was trained on labels that the reward model 
 What to expect: SFT teaches the model to end its answers. PPO raises the score, until the judge rates the answers like
 the positive sentences of people (.75). The other rows and the texts show the cost: answers are shorter and less varied,
 praise even after a negative beginning, repeat a few words ("and heart"), and the model predicts the sentences of people
-less well. A model of this size does not write good English, before PPO or after it.
+less well. The model from scratch does not write good English, before PPO or after it.
 """
 
 import argparse
 import copy
-import dataclasses
 import json
 import math
+import re
 import time
 from collections import Counter
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from algos import PPO, Critic, LMPolicy, RewardModelConfig, SFTConfig, evaluate, presets, sft, train_reward_model
+from algos import (
+    PPO,
+    Critic,
+    LMPolicy,
+    PPOConfig,
+    RewardModelConfig,
+    SFTConfig,
+    evaluate,
+    presets,
+    sft,
+    train_reward_model,
+)
 from textenv import KLPenalty, LanguageModel, RewardModel, Rewards, TextVectorEnv
+from textenv.lm.loading import add_lora, merged, trunk_of
 from textenv.rewards import unfinished
 from textenv.rewards.metrics import distinct
 from textenv.rollout import sequences
@@ -40,14 +55,40 @@ HELD_OUT = 12  # the last 1/12 of train.tsv is not trained on: settings were cho
 PARAGRAPH = 4  # sentences in a plain text
 PROMPT_WORDS = (3, 4, 5)
 MOST_WORDS = 20  # longest sentence to imitate, so that answers are short
-NEW_TOKENS = 24
 UNFINISHED = 1.0  # penalty for an answer without EOS
-KL_COEFFICIENT = 0.2  # reward per nat
-TOTAL_STEPS = 40_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What depends on the size of the model."""
+
+    fine_tuning: SFTConfig
+    reward: RewardModelConfig
+    ppo: PPOConfig
+    kl_coef: float  # reward per nat
+    total_steps: int
+    new_tokens: int = 24
+    lora: str | None = None  # of SFT and PPO; the reward model and the critic are trained whole
+    examples: int | None = None  # of SFT
+
+
 LANGUAGE = SFTConfig(num_epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
-FINE_TUNING = SFTConfig(num_epochs=2, max_length=CONTEXT, learning_rate=1e-3)
-REWARD = RewardModelConfig(num_epochs=2, learning_rate=2e-3)
-CONFIG = dataclasses.replace(presets.TEXT, learning_rate=1e-3, final_learning_rate=1e-4, gae_lambda=1.0, vf_coef=0.1)
+SCRATCH = Settings(
+    fine_tuning=SFTConfig(num_epochs=2, max_length=CONTEXT, learning_rate=1e-3),
+    reward=RewardModelConfig(num_epochs=2, learning_rate=2e-3),
+    ppo=replace(presets.TEXT, learning_rate=1e-3, final_learning_rate=1e-4, gae_lambda=1.0, vf_coef=0.1),
+    kl_coef=0.2,
+    total_steps=40_000,
+)
+REAL = Settings(
+    fine_tuning=SFTConfig(num_epochs=1, max_length=CONTEXT, learning_rate=5e-4),
+    reward=RewardModelConfig(num_epochs=1, learning_rate=2e-5),
+    ppo=replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4, value_learning_rate=2e-5),
+    kl_coef=0.1,
+    total_steps=16_000,
+    lora="r=8,alpha=16,targets=q_proj+v_proj",
+    examples=1_500,
+)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -57,6 +98,12 @@ def read(path):
     """Sentences and labels (1 is positive) of a file of SST-2."""
     rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").splitlines()]
     return [(text, int(label)) for text, label in rows]
+
+
+def readable(text):
+    """The text as people write it: SST-2 has spaces around its marks."""
+    text = text.replace("`` ", '"').replace(" ''", '"').replace("-lrb- ", "(").replace(" -rrb-", ")")
+    return re.sub(r" (n't|[.,:;!?]|'\w+)", r"\1", text)
 
 
 def paragraphs(rows):
@@ -119,10 +166,12 @@ def train_language_model(rows, tokenizer, held_out):
     return lm, sft(lm, paragraphs(rows), LANGUAGE, held_out=paragraphs(held_out))
 
 
-def fine_tune(lm, rows, held_out):
+def fine_tune(lm, rows, held_out, settings):
     """A copy that completes a beginning to one sentence, and ends."""
-    tuned = copy.deepcopy(lm)
-    return tuned, sft(tuned, beginnings(rows), FINE_TUNING, held_out=beginnings(held_out))
+    model = copy.deepcopy(lm.model)
+    tuned = LanguageModel(add_lora(model, settings.lora, seed=0) if settings.lora else model, lm.tokenizer)
+    history = sft(tuned, beginnings(rows)[: settings.examples], settings.fine_tuning, held_out=beginnings(held_out))
+    return LanguageModel(merged(tuned.model), lm.tokenizer), history
 
 
 def make_reward_model(lm):
@@ -130,8 +179,8 @@ def make_reward_model(lm):
     torch.manual_seed(1)
     config = copy.deepcopy(lm.model.config)
     config.num_labels = 1
-    model = GPT2ForSequenceClassification(config)
-    model.transformer.load_state_dict(lm.model.transformer.state_dict())
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.base_model.load_state_dict(trunk_of(lm.model).state_dict())
     return RewardModel(model, lm.tokenizer)
 
 
@@ -168,30 +217,31 @@ class WordCounts:
 # --- PPO and figures -------------------------------------------------------------------------------------------------
 
 
-def make_environment(prompts, reward_model, tokenizer):
+def make_environment(prompts, reward_model, tokenizer, new_tokens):
     """Complete a beginning; an answer gets the score of the reward model, minus a penalty if it has no EOS."""
     reward = Rewards({"score": reward_model, "unfinished": unfinished(UNFINISHED)})
     return TextVectorEnv(
-        prompts=prompts, reward=reward, tokenizer=tokenizer, num_envs=128, max_new_tokens=NEW_TOKENS,
-        max_prompt_tokens=CONTEXT - NEW_TOKENS, forbidden=[tokenizer.pad_token_id],
+        prompts=prompts, reward=reward, tokenizer=tokenizer, num_envs=128, max_new_tokens=new_tokens,
+        max_prompt_tokens=CONTEXT - new_tokens, forbidden=sorted({tokenizer.pad_token_id} - {tokenizer.eos_token_id}),
     )  # fmt: skip
 
 
-def train_policy(tuned, reward_model, prompts, critic, seed):
+def train_policy(tuned, reward_model, prompts, critic, seed, settings):
     """PPO from the fine-tuned model, with a KL penalty to it; the value is a separate model or a head."""
     value_model = Critic.from_reward_model(reward_model) if critic == "model" else None
-    policy = LMPolicy(copy.deepcopy(tuned.model), tuned.tokenizer, critic=value_model)
-    env = make_environment(prompts, reward_model, tuned.tokenizer)
-    penalty = KLPenalty(policy.reference(), KL_COEFFICIENT)
-    PPO(env, policy, dataclasses.replace(CONFIG, seed=seed), penalty=penalty).learn(TOTAL_STEPS)
+    model = copy.deepcopy(tuned.model)
+    model = add_lora(model, settings.lora, seed=seed) if settings.lora else model
+    policy = LMPolicy(model, tuned.tokenizer, critic=value_model)
+    env = make_environment(prompts, reward_model, tuned.tokenizer, settings.new_tokens)
+    PPO(env, policy, replace(settings.ppo, seed=seed), kl_coef=settings.kl_coef).learn(settings.total_steps)
     return policy.lm
 
 
-def measure(lm, reference, reward_model, judge, prompts, sentences):
+def measure(lm, reference, reward_model, judge, prompts, sentences, new_tokens):
     """Metrics of one answer to every prompt, and the texts with a bar where the answer begins."""
     tokenizer, count = lm.tokenizer, len(prompts)
     policy = LMPolicy(lm.model, tokenizer)
-    _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer), policy, num_episodes=count)
+    _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer, new_tokens), policy, num_episodes=count)
     KLPenalty(reference, coef=0.0)(rollout, policy)
     ids = [action[own].tolist() for action, own in zip(rollout["action"], rollout["mask"], strict=True)]
     texts = tokenizer.batch_decode(sequences(rollout), skip_special_tokens=True)
@@ -217,7 +267,7 @@ def report(columns):
         print("\n" + "\n".join(f"{name:>11}: {texts[place]!r}" for name, (_, texts) in columns.items()))
 
 
-def run(rows, dev, critic, seeds):
+def run(rows, dev, critic, seeds, model=None, settings=SCRATCH):
     """Run all stages; returns metrics of the classifiers, and metrics and answers of every stage."""
     start = time.perf_counter()
 
@@ -226,13 +276,15 @@ def run(rows, dev, critic, seeds):
 
     rows, held_out = rows[: -len(rows) // HELD_OUT], rows[-len(rows) // HELD_OUT :]
     people, others = rows[: len(rows) * 7 // 10], rows[len(rows) * 7 // 10 :]
-    tokenizer = make_tokenizer([text for text, _ in rows])
-    lm, history = train_language_model(rows, tokenizer, held_out)
-    say(f"language model: perplexity {history[-1]['held_out/perplexity']:.0f} of held-out text")
-    tuned, history = fine_tune(lm, rows, held_out)
+    if model:
+        lm = LanguageModel.load(model)
+    else:
+        lm, _ = train_language_model(rows, make_tokenizer([text for text, _ in rows]), held_out)
+    say(f"language model: perplexity {lm.perplexity(paragraphs(held_out)):.0f} of held-out text")
+    tuned, history = fine_tune(lm, rows, held_out, settings)
     say(f"SFT: perplexity {history[-1]['held_out/perplexity']:.0f} of held-out answers")
     reward_model = make_reward_model(tuned)
-    learnt = train_reward_model(reward_model, preferences(people), REWARD)
+    learnt = train_reward_model(reward_model, preferences(people), settings.reward)
     judge = WordCounts(others)
     made = {
         "held-out accuracy": learnt.accuracy,
@@ -246,11 +298,11 @@ def run(rows, dev, critic, seeds):
     unseen = sorted({row["prompt"] for row in beginnings(dev)} - set(prompts))
     measured = partial(
         measure, reference=tuned.frozen_copy(), reward_model=reward_model, judge=judge, prompts=unseen,
-        sentences=[text for text, _ in dev],
+        sentences=[text for text, _ in dev], new_tokens=settings.new_tokens,
     )  # fmt: skip
     columns = {"LM": measured(lm), "SFT": measured(tuned)}
     for seed in range(1, seeds + 1):
-        columns[f"PPO seed {seed}"] = measured(train_policy(tuned, reward_model, prompts, critic, seed))
+        columns[f"PPO seed {seed}"] = measured(train_policy(tuned, reward_model, prompts, critic, seed, settings))
         say(f"PPO, seed {seed}")
     return made, columns
 
@@ -258,17 +310,22 @@ def run(rows, dev, critic, seeds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds sst2/train.tsv and sst2/dev.tsv")
+    parser.add_argument("--model", help="such as smollm2; without it, a tiny model is trained from scratch")
     parser.add_argument("--critic", choices=["head", "model"], default="model", help="value head or model; see above")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of PPO")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of PPO")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     options = parser.parse_args()
     files = [options.data / "sst2" / name for name in ("train.tsv", "dev.tsv")]
     for file in files:
         if not file.is_file():
             parser.error(f"there is no {file}: give the folder that holds sst2/train.tsv and sst2/dev.tsv")
-    torch.set_num_threads(1)  # fastest for networks of this size
+    torch.set_num_threads(2 if options.model else 1)  # one is fastest for tiny networks
     start = time.perf_counter()
-    made, columns = run(*map(read, files), options.critic, options.seeds)
+    rows, dev = map(read, files)
+    if options.model:
+        rows, dev = ([(readable(text), label) for text, label in part] for part in (rows, dev))
+    settings = REAL if options.model else SCRATCH
+    made, columns = run(rows, dev, options.critic, options.seeds, options.model, settings)
     report(columns)
     if options.json:
         stages = {name: figures for name, (figures, _) in columns.items()}

@@ -334,18 +334,26 @@ def test_the_judge_is_naive_bayes(example):
 @pytest.fixture
 def small(example, monkeypatch):
     """All stages in seconds."""
-    for name in ("LANGUAGE", "FINE_TUNING", "REWARD"):
-        monkeypatch.setattr(example, name, dataclasses.replace(getattr(example, name), num_epochs=3))
-    monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, num_episodes=32))
-    monkeypatch.setattr(example, "TOTAL_STEPS", 1_500)
-    monkeypatch.setattr(example, "NEW_TOKENS", 12)
+    monkeypatch.setattr(example, "LANGUAGE", dataclasses.replace(example.LANGUAGE, num_epochs=3))
     return example
+
+
+def in_seconds(settings):
+    return dataclasses.replace(
+        settings,
+        fine_tuning=dataclasses.replace(settings.fine_tuning, num_epochs=3),
+        reward=dataclasses.replace(settings.reward, num_epochs=3),
+        ppo=dataclasses.replace(settings.ppo, num_episodes=32),
+        total_steps=1_500,
+        new_tokens=12,
+    )
 
 
 @pytest.mark.long
 def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_of_result(small, capsys):
     rows, dev = reviews(360, seed=1), [(f"now {text}", label) for text, label in reviews(40, seed=2)]
-    runs = {critic: small.run(rows, dev, critic, 1) for critic in ("head", "model")}
+    settings = in_seconds(small.SCRATCH)
+    runs = {critic: small.run(rows, dev, critic, 1, settings=settings) for critic in ("head", "model")}
     (made, head), (made_again, model) = runs["head"], runs["model"]
     assert made == made_again, "what comes before PPO does not know the critic"
     assert list(head) == list(model) == ["LM", "SFT", "PPO seed 1"]
