@@ -199,14 +199,10 @@ def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, caps
 
 
 @pytest.mark.long
-def test_gsm8k_is_read_and_its_numbers_are_learnt(tmp_path, capsys):
-    """By a model from scratch, which can learn the one answer that all of these have."""
-    names = ["Ann", "Ben", "Cleo", "Dan"]
-    rows = [{"prompt": f"{name} has {n} boxes. How many are 7?", "answer": "7"} for name in names for n in range(9)]
-    write(tmp_path / "prompts.jsonl", rows)
-    load_example("gsm8k").main(tmp_path / "prompts.jsonl", total_steps=3_000)
-    right = shown(capsys.readouterr().out, "right")
-    assert right[0] < 0.1 and sum(right[-2:]) / 2 > sum(right[:2]) / 2 + 0.03
+def test_a_model_that_knows_english_adds_some_numbers_before_any_training(capsys):
+    load_example("arithmetic").main(total_steps=1)
+    before, after = re.findall(r"right (?:before|after): (\S+)", capsys.readouterr().out)
+    assert 0.4 < float(before) < 0.9 and float(after) > float(before) - 0.15
 
 
 @pytest.mark.long
@@ -235,7 +231,6 @@ def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("gsm8k", ""),
         ("reward_model", "/sst2/train.tsv"),
         ("rlhf", "/sst2/train.tsv"),
         ("sst2_sentiment", " has no train.tsv"),
