@@ -23,6 +23,7 @@ from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.kl.coefficients import Coefficient
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
@@ -42,7 +43,7 @@ class Agent(Generic[ConfigT]):
         policy: the policy to train; see `algos.policies.policy`. None makes one with the config's seed.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
-        kl_coef: reward charged per nat of KL to the initial policy (``KLPenalty(policy.reference(), β)``).
+        kl_coef: reward charged per nat of KL to the initial policy; a number, or one of `textenv.kl.coefficients`.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
             where they are. A reference model follows the policy in either case.
         fields: config fields to replace, such as ``learning_rate=3e-4``.
@@ -66,7 +67,7 @@ class Agent(Generic[ConfigT]):
         config: ConfigT | None = None,
         *,
         penalty: KLPenalty | None = None,
-        kl_coef: float | None = None,
+        kl_coef: float | Coefficient | None = None,
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
@@ -113,17 +114,12 @@ class Agent(Generic[ConfigT]):
     def step(
         self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
     ) -> Metrics:
-        """Run one iteration of `learn` on texts generated and scored elsewhere, in this environment's limits and stops.
-
-        This is ``step`` of TRL 0.7. Schedules follow `progress`, which only `learn` moves.
+        """Run one iteration of `learn` on texts generated and scored elsewhere (TRL 0.7); return its metrics.
 
         Args:
             queries, responses, scores: prompts, completions and scores of `TextVectorEnv.given_episodes`.
             log_probs: per token of each response, nats, of the policy that generated it (if not this one, set
                 ``max_importance_weight``, or raise ``ratio_tolerance``). None: this policy's, as it is now.
-
-        Returns:
-            The metrics that `learn` logs.
 
         Raises:
             TypeError: if the environment is no `TextVectorEnv`; or a ValueError if something does not fit the rest.
@@ -231,7 +227,7 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
 
 
 def choose_penalty(
-    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | None = None
+    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | Coefficient | None = None
 ) -> KLPenalty | None:
     """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 

@@ -264,11 +264,7 @@ class Collector:
 
 
 def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] | None = None) -> None:
-    """Write ``log_prob`` into a text rollout: the policy's own, or the given numbers, one list for each row.
-
-    Raises:
-        ValueError: if the given numbers are no log-probabilities, or not one for each token that the policy chose.
-    """
+    """Write ``log_prob`` into a text rollout: the policy's own, or given lists of one number for each chosen token."""
     mask, found = rollout["mask"], torch.zeros(rollout.shape)
     if given is None:
         with torch.no_grad():

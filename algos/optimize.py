@@ -101,10 +101,7 @@ def optimize(
 
 @torch.no_grad()
 def rescored(rollout: TensorDict, *, policy: Policy, limit: float) -> tuple[TensorDict, Metrics]:
-    """Return the rollout with the policy's own log-probabilities and truncated ``importance_weight``, and metrics.
-
-    The weight of a token is min(π_old / π_behaviour, limit) (Yao et al. 2025, TIS), 0 where the mask is False.
-    """
+    """Return the rollout with π_old's ``log_prob`` and ``importance_weight`` min(π_old/π_behaviour, limit); metrics."""
     mask, own = rollout["mask"], policy.evaluate(rollout).log_prob
     gap = log_ratio(log_prob=own, old_log_prob=rollout["log_prob"], mask=mask)
     weight = torch.where(mask, gap.exp().clamp(max=limit), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from algos.config import (
     TRPOConfig,
     find_config,
 )
+from textenv.kl.coefficients import AdaptiveCoefficient, Coefficient, as_coefficient
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -172,8 +174,8 @@ class Recipe:
     """Further arguments of the environment, if it is given by id."""
     model: str = "embedded"
     """Text only: model name or folder, see `LMPolicy.load`."""
-    kl_coef: float | None = None
-    """Text only: reward charged per nat of KL."""
+    kl_coef: float | Coefficient | None = None
+    """Text only: reward charged per nat of KL; an agent gets a copy of a changing one."""
     device: str | None = None
     """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
 
@@ -191,7 +193,8 @@ class Recipe:
             return self.env(slots)
         ours: dict[str, Any] = {}
         if is_ours(self.env):
-            ours = {"model": self.model, "kl_coef": self.kl_coef} | ({} if split == "train" else {"split": split})
+            coef = None if self.kl_coef is None else as_coefficient(self.kl_coef).value
+            ours = {"model": self.model, "kl_coef": coef} | ({} if split == "train" else {"split": split})
         env = make_vector_environment(
             self.env, slots, seed_each=self.algorithm in GROUPED, **(ours | dict(self.env_kwargs))
         )
@@ -223,7 +226,7 @@ class Recipe:
             if not own:
                 made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
         charged = is_episode_env(made) and made.penalty is None
-        options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
+        options: dict[str, Any] = {"kl_coef": copy(self.kl_coef)} if charged else {}
         config = replace(self.config, seed=seed)
         return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
 
@@ -258,6 +261,32 @@ RECIPES = {
 
 RECURRENT = Recipe(config=CARTPOLE_LSTM, num_envs=32, total_steps=150_000, policy="lstm", policy_kwargs=_NORMALIZED)
 """Default recipe of ``--policy lstm``."""
+
+_TRL = PPOConfig(  # TRL clips no gradients
+    num_steps=None, num_episodes=128, num_epochs=4, minibatch_size=128, learning_rate=1.41e-5, gamma=1.0,
+    gae_lambda=0.95, clip_range=0.2, clip_range_vf=0.2, vf_coef=0.1, normalize_advantage="rollout",
+    bootstrap_truncated=False, adam_eps=1e-8, max_grad_norm=1e9, policy_loss="thresholded_policy_loss",
+)  # fmt: skip
+TRL_0_7 = Recipe(
+    env="textenv/Prompts-v0",
+    config=_TRL,
+    num_envs=64,
+    kl_coef=AdaptiveCoefficient(0.2, target=6.0, gain=128 / 10_000),  # batch_size / horizon
+)
+"""Defaults of TRL 0.7's PPO (docs/from-trl.md): add ``model`` and ``env_kwargs``, or take the config for `PPO.step`."""
+
+TRL_0_17 = Recipe(
+    env="textenv/Prompts-v0",
+    config=replace(
+        _TRL, num_episodes=8, minibatch_size=8, learning_rate=5e-5, final_learning_rate=0.0,
+        policy_loss="clipped_policy_loss",
+    ),
+    num_envs=8,
+    policy_kwargs={"temperature": 0.7, "critic": "copy"},
+    env_kwargs={"max_new_tokens": 53},
+    kl_coef=0.05,
+)  # fmt: skip
+"""Defaults of TRL 0.17's PPO, likewise, whose critic begins as the reward model (``critic="FOLDER"``)."""
 
 _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,
          "trpo": TEXT_TRPO}  # fmt: skip

@@ -287,7 +287,7 @@ def train_command(arguments: Sequence[str]) -> Any:
         num_envs=recipe.num_envs,
         policy=recipe.policy,  # type: ignore[arg-type]
         policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
-        kl_coef=recipe.kl_coef,
+        kl_coef=recipe.kl_coef,  # type: ignore[arg-type]
         config=recipe.config,
     )
     return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]

@@ -115,11 +115,7 @@ class Transcript:
         return named[over]
 
     def write(self, row: int, completion: Any) -> None:
-        """Append a completion that was made elsewhere: token ids, or a text, which is tokenized and ended by EOS.
-
-        Raises:
-            ValueError: if it is empty, has an id that is forbidden or unknown, or continues after its end.
-        """
+        """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""
         text, eos, rows, over = isinstance(completion, str), self.tokenizer.eos_token_id, np.array([row]), False
         ids = np.asarray(text_ids(without_end(completion, self.tokenizer), self.tokenizer) if text else completion)
         if ids.ndim != 1 or not (len(ids) or (text and eos is not None)):

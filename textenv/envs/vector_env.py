@@ -336,8 +336,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         Args:
             prompts: as of the constructor; equal ones are a group.
-            completions: token ids, EOS included where the policy chose it, or texts, which are ended by EOS. A
-                completion without EOS or stop is truncated.
+            completions: token ids, truncated unless they end with EOS or a stop; or texts, which are ended by EOS.
             scores: one entry per completion, as a reward function returns them.
 
         Raises:

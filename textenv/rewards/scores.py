@@ -58,10 +58,7 @@ class Scores:
 def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:
     """Each reward before its weight, summed over an episode's turns, and its weight: float32 ``[episodes, K, 2]``.
 
-    Args:
-        scores: of the turns.
-        rows: episode of each turn.
-        episodes: number of episodes; both numbers are 0 where a reward does not apply.
+    Both are 0 where a reward does not apply; ``rows`` has the episode of each turn.
     """
     found = np.zeros((episodes, len(scores.parts), 2), dtype=np.float32)
     for k, (name, paid) in enumerate(scores.parts.items()):
