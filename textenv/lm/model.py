@@ -384,7 +384,7 @@ def _context(config: Any) -> int | None:
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
     """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
-    settings = vars(config)  # faster than getattr, and called at every step
+    settings = vars(vars(config).get("decoder", config))  # faster than getattr, and called at every step
     return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)
 
 

@@ -66,15 +66,17 @@ class Seq2Seq(NamedTuple):
         answers = tokens.gather(1, columns.clamp(max=tokens.shape[1] - 1))
         answers = torch.cat([start.expand(len(tokens), -1), answers], dim=1)
         place = (place - prompt_length.unsqueeze(1) + len(start)).clamp(min=0)
-        return {"input_ids": ids, "attention_mask": known, "decoder_input_ids": answers}, place
+        inputs = {"input_ids": ids, "attention_mask": known, "decoder_input_ids": answers}
+        return inputs | {"decoder_attention_mask": torch.ones_like(answers)}, place  # T5Gemma would leave out <pad>
 
     def hidden(self, trunk: Callable[..., Tensor], tokens: Tensor, prompt_length: Tensor | None) -> Tensor:
         """See `LanguageModel.hidden`; ``trunk`` is as `LanguageModel.trunk`."""
         inputs, place = self.inputs(tokens, prompt_length)
-        known = inputs["attention_mask"]
-        encoded = trunk("encoder", input_ids=inputs["input_ids"], attention_mask=known)
+        ids, known, answers, every = inputs.values()
+        encoded = trunk("encoder", input_ids=ids, attention_mask=known)
         read = {"encoder_hidden_states": encoded, "encoder_attention_mask": known, "use_cache": False}
-        return trunk("decoder", input_ids=inputs["decoder_input_ids"], **read).take_along_dim(place.unsqueeze(2), 1)
+        hidden = trunk("decoder", input_ids=answers, attention_mask=every, **read)
+        return hidden.take_along_dim(place.unsqueeze(2), 1)
 
     def finish(self, logits: Tensor, model: Any) -> Tensor:
         """Scale the output layer's logits as T5 does, and add BART's bias."""
