@@ -187,8 +187,7 @@ def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
     plain: Any = plain_model(model)
     if part:
         return plain.get_encoder() if part == "encoder" else plain.get_decoder()
-    # Llama 4 has another attribute for it.
-    return plain.model if plain.base_model is plain else plain.base_model
+    return plain.model if plain.base_model is plain else plain.base_model  # the former in Llama 4
 
 
 def check_adapter(model: Any) -> None:

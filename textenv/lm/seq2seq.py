@@ -57,9 +57,7 @@ class Seq2Seq(NamedTuple):
         Places are int64 ``[B, L]``; before a prompt's last position, where there is no state, they are 0.
         """
         if prompt_length is None:
-            raise ValueError(
-                "an encoder-decoder model needs prompts with answers (in SFT packing=False), but here is plain text"
-            )
+            raise ValueError("encoder-decoder models need prompts with answers, not plain text (SFT: packing=False)")
         ids, known = self.prompts(tokens, prompt_length)
         start, place = tokens.new_tensor(self.decoder_start), torch.arange(tokens.shape[1], device=tokens.device)
         columns = prompt_length.unsqueeze(1) + place[: tokens.shape[1] - int(prompt_length.min())]
@@ -107,10 +105,9 @@ class _Cohort(NamedTuple):
 
 
 class Seq2SeqDecoder:
-    """Like `Decoder`, for a `LanguageModel` of an encoder-decoder model.
+    """Like `Decoder`, for encoder-decoders: a slot's first text after `reset` is its prompt, which is encoded once.
 
-    A slot's first text after `reset` is its prompt, which the encoder reads once; later tokens belong to the answer. If
-    tokens of the prompt change without `reset`, the text is another prompt.
+    If tokens of the prompt change without `reset`, the text is another prompt; all other tokens belong to the answer.
     """
 
     def __init__(self, lm: Any, *, num_slots: int, max_length: int) -> None:
