@@ -7,6 +7,7 @@ from algos import GRPO, PPO, REINFORCE, GRPOConfig, InvariantError, PPOConfig
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.errors import refused
+from tests.helpers.models import make_gpt2, make_t5
 from tests.helpers.small_agents import cartpole, lm_policy
 from tests.helpers.text_envs import EOS, GOOD, PAD, text_env
 from textenv import AdaptiveCoefficient
@@ -14,9 +15,9 @@ from textenv import AdaptiveCoefficient
 SETTINGS = dict(num_steps=None, num_episodes=8, minibatch_size=3, num_epochs=2, learning_rate=1e-3)
 
 
-def agent_of(kind=PPO, env=None, **options):
+def agent_of(kind=PPO, env=None, make=make_gpt2, **options):
     settings = SETTINGS if kind is PPO else {}
-    return kind(text_env() if env is None else env, lm_policy(), **(settings | options))
+    return kind(text_env() if env is None else env, lm_policy(make), **(settings | options))
 
 
 def given(rollout):
@@ -31,10 +32,10 @@ def given(rollout):
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.parametrize("kind", [PPO, REINFORCE])
-def test_a_step_on_an_iterations_texts_is_that_iteration_to_the_bit(kind, recorded):
+@pytest.mark.parametrize(("kind", "make"), [(PPO, make_gpt2), (REINFORCE, make_gpt2), (PPO, make_t5)])
+def test_a_step_on_an_iterations_texts_is_that_iteration_to_the_bit(kind, make, recorded):
     """KL penalty and its adaptation, metrics, weights; with the log-probabilities of the sampler or of scoring."""
-    agents = [agent_of(kind, kl_coef=AdaptiveCoefficient(0.2, target=6.0)) for _ in range(2)]
+    agents = [agent_of(kind, make=make, kl_coef=AdaptiveCoefficient(0.2, target=6.0)) for _ in range(2)]
     for agent in agents:
         torch.manual_seed(0)
         with torch.no_grad():
