@@ -164,6 +164,9 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Learning rate of parameters that only the value uses (head or critic), same schedule; None: ``learning_rate``."""
     value_max_grad_norm: Positive | None = None
     """Maximum gradient norm of the value's own parameters, clipped separately; None clips all together."""
+    fit_value_head: bool = False
+    """Fit the value's linear head to each rollout's returns in closed form, before its advantages; values come from
+    heads fitted to other episodes (docs/results/critic.md). Language models only."""
 
 
 @dataclass(frozen=True, kw_only=True)

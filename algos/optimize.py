@@ -139,7 +139,12 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
     reward, limit = rollout["reward"] if normalizer is None else normalizer(rollout), rollout["truncated"]
     if config.whiten_rewards:
         reward = whiten(reward, mask=rollout["mask"], shift_mean=False)
-    rollout["value"], rollout["next_value"] = policy.values(rollout)
+    if config.fit_value_head:
+        ends = {name: rollout[name] for name in ("terminated", "truncated", "mask")}
+        returns = discounted_returns(reward=reward, gamma=config.gamma, **ends)
+        rollout["value"], rollout["next_value"] = policy.fit_values(rollout, returns)
+    else:
+        rollout["value"], rollout["next_value"] = policy.values(rollout)
     rollout["advantage"], rollout["value_target"] = gae(
         reward=reward,
         value=rollout["value"],

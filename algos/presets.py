@@ -99,7 +99,8 @@ rate, one seed of three failed.
 """
 
 TEXT = PPOConfig(
-    num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, gamma=1.0, max_grad_norm=1.0
+    num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, gamma=1.0, max_grad_norm=1.0,
+    fit_value_head=True,
 )  # fmt: skip
 """Texts, with a KL penalty; tuned here on the embedded model, see docs/results.
 

@@ -17,6 +17,8 @@ from textenv.rollout import rounding_tolerance
 
 HEAD = "value_head.safetensors"
 """File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
+FOLDS, RIDGES = 4, (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
+"""Parts of a rollout in `fit_head`, and strengths of its ridge, relative to the features' variance."""
 
 
 class Critic(nn.Module):
@@ -115,13 +117,15 @@ class Critic(nn.Module):
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
 
+    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+        """Trunk output at every position, ``[B, L, hidden size]``; arguments as for `LanguageModel.hidden`."""
+        if self.seq2seq is not None:
+            return self.seq2seq.hidden(self._run, tokens, prompt_length)
+        return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+
     def values(self, tokens: Tensor, prompt_length: Tensor | None = None) -> Tensor:
         """Values of each row's prefixes, float32 ``[B, L]``; arguments as for `LanguageModel.hidden`."""
-        if self.seq2seq is not None:
-            hidden = self.seq2seq.hidden(self._run, tokens, prompt_length)
-        else:
-            hidden = self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-        return self.head(hidden.float()).squeeze(-1)
+        return self.head(self.hidden(tokens, prompt_length).float()).squeeze(-1)
 
     def _run(self, part: str = "", /, **inputs: Any) -> Tensor:
         trunk = trunk_of(self.trunk, part) if part else self.trunk
@@ -149,3 +153,38 @@ def fresh_head(hidden_size: int, device: torch.device) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
+
+
+@torch.no_grad()
+def fit_head(head: nn.Linear, hidden: Tensor, *, target: Tensor, mask: Tensor) -> Tensor:
+    """Fit a value head to a rollout in closed form; return values ``[B, L]`` by heads that have not seen their row.
+
+    A fold's values come from a ridge regression on the other folds of rows, so no value depends on its row's return, as
+    in RLOO; then ``head`` itself is fitted to all rows. The ridge penalizes the distance from the head before, with
+    the strength that predicts left-out rows best. Non-finite numbers change nothing.
+
+    Args:
+        head: linear layer from H features to 1, changed in place.
+        hidden, target, mask: float32 features ``[B, L, H]``, L > T; return from each entry on, and bool, ``[B, T]``.
+    """
+    value, steps = head(hidden).squeeze(-1), mask.shape[1]
+    x, error = hidden[:, :steps][mask], (target - value[:, :steps])[mask]
+    if not (len(x) and x.isfinite().all() and error.isfinite().all()):
+        return value
+    free = float(head.bias is not None)  # 1 with an intercept, which is hardly penalized
+    center = free * x.mean(0)
+    x = torch.cat([x - center, torch.full_like(x[:, :1], free)], dim=1)
+    ridge = (len(x) * x[:, :-1].square().mean()).clamp(min=1e-6).repeat(x.shape[1])
+    ridge[-1] *= 1e-9
+    fold = torch.arange(len(mask), device=x.device) % FOLDS
+    fold_of = fold[mask.nonzero()[:, 0]]
+    seen = [fold_of != i for i in range(FOLDS + 1)]  # entries that each head is fitted to; the last one, to all
+    square, product = (torch.stack([x[s].T @ y[s] for s in seen]) for y in (x, error))
+    fits = [torch.linalg.solve(square + (strength * ridge).diag(), product) for strength in RIDGES]
+    left = [sum((error - x @ w)[~s].square().sum() for s, w in zip(seen, fit, strict=True)) for fit in fits]
+    best = fits[int(torch.stack(left).argmin())]
+    slope, start = best[:, :-1], free * best[:, -1] - best[:, :-1] @ center
+    head.weight.add_(slope[-1])
+    if head.bias is not None:
+        head.bias.add_(start[-1])
+    return value + (hidden @ slope[fold].unsqueeze(-1)).squeeze(-1) + start[fold].unsqueeze(-1)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from algos.policies.critic import HEAD, Critic, fresh_head
+from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
@@ -265,12 +265,17 @@ class LMPolicy(nn.Module, Policy):
         return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
 
     @torch.no_grad()
-    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """See `Policy.values`."""
-        row = sequences(rollout), prompt_lengths(rollout)
-        value = self._value(self.lm.hidden(*row)) if self.critic is None else self.critic.values(*row)
-        done = rollout["terminated"] | rollout["truncated"]
-        return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+    def values(self, rollout: TensorDict, returns: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`, and with returns `Policy.fit_values`."""
+        mask, done = rollout["mask"], rollout["terminated"] | rollout["truncated"]
+        trunk, head = (self.lm, self.value_head) if self.critic is None else (self.critic, self.critic.head)
+        hidden = trunk.hidden(sequences(rollout), prompt_lengths(rollout)).float()
+        value = head(hidden).squeeze(-1) if returns is None else fit_head(head, hidden, target=returns, mask=mask)
+        return value[:, :-1], following(value, mask=mask, done=done)
+
+    def fit_values(self, rollout: TensorDict, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
+        return self.values(rollout, returns)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""

@@ -2,13 +2,16 @@
 
 import copy
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 import transformers as tr
 from transformers import AutoModel
 
 import algos
-from algos import Critic, LMPolicy, collect
+from algos import PPO, Critic, LMPolicy, collect, presets
+from algos.policies.critic import FOLDS, RIDGES, fit_head, fresh_head
 from tests.helpers.lora import adapted
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.reward_models import make_model as make_reward_model
@@ -280,3 +283,75 @@ def test_a_bfloat16_reward_model_becomes_a_critic_of_float32_weights():
     score = judge.score_ids(ids, torch.ones_like(ids))
     torch.testing.assert_close(critic.values(ids)[:, -1], score, atol=0.1, rtol=0.05)
     assert isinstance(judge.model, tr.LlamaForSequenceClassification)
+
+
+# --- the closed-form fit of the head ---------------------------------------------------------------------------------
+
+
+def returns_of_features(rows=64, steps=9, width=12):
+    """Features whose most telling directions vary least, returns linear in them, and a mask with holes."""
+    draw = torch.Generator().manual_seed(3)
+    scale = torch.logspace(0, -1.5, width)
+    hidden = torch.randn(rows, steps + 1, width, generator=draw) * scale + 5
+    slope = torch.randn(width, generator=draw) / scale
+    target = (hidden[:, :-1] - 5) @ slope + 0.7 + torch.randn(rows, 1, generator=draw)
+    mask = torch.rand(rows, steps, generator=draw) < 0.8
+    return hidden, torch.where(mask, target, torch.nan), mask  # what is outside the mask must not be read
+
+
+def explained(value, target, mask):
+    return 1 - (target - value)[mask].square().mean() / target[mask].var()
+
+
+def test_one_fit_explains_returns_of_rows_it_has_not_seen_and_gradient_steps_do_not():
+    hidden, target, mask = returns_of_features()
+    head, slow = fresh_head(12, torch.device("cpu")), fresh_head(12, torch.device("cpu"))
+    value = fit_head(head, hidden, target=target, mask=mask)
+    assert value.shape == (64, 10) and explained(value[:, :-1], target, mask) > 0.8
+    assert explained(head(hidden)[:, :-1, 0], target, mask) > 0.8
+    adam = torch.optim.Adam(slow.parameters(), 3e-3)
+    for _ in range(8):  # an iteration of presets.TEXT, at ten times its rate
+        adam.zero_grad()
+        (slow(hidden)[:, :-1, 0] - target)[mask].square().mean().backward()
+        adam.step()
+    assert explained(slow(hidden)[:, :-1, 0], target, mask) < 0.2
+
+
+def test_the_values_of_a_fold_are_a_ridge_regression_on_the_other_folds():
+    """Compared with numpy's least squares, in which further rows stand for the penalty."""
+    hidden, target, mask = returns_of_features()
+    value = fit_head(fresh_head(12, torch.device("cpu")), hidden, target=target, mask=mask)
+    own = torch.arange(64) % FOLDS == 1
+    x, every = (hidden[rows][:, :-1][mask[rows]].double().numpy() for rows in (~own, slice(None)))
+    y, center, gaps = target[~own][mask[~own]].double().numpy(), every.mean(0), []
+    for strength in RIDGES:
+        weight = strength * len(every) * ((every - center) ** 2).mean()
+        rows = np.vstack([np.c_[x - center, np.ones(len(x))], np.c_[weight**0.5 * np.eye(12), np.zeros(12)]])
+        solution = np.linalg.lstsq(rows, np.r_[y, np.zeros(12)], rcond=None)[0]
+        expected = (hidden[own].double().numpy() - center) @ solution[:-1] + solution[-1]
+        gaps.append(abs(value[own].numpy() - expected).max())
+    assert min(gaps) < 1e-2 and np.median(gaps) > 0.1, gaps
+
+
+@pytest.mark.parametrize("case", ["nan", "no entry", "one row"])
+def test_a_row_without_others_to_learn_from_keeps_its_values(case):
+    hidden, target, mask = returns_of_features(rows=1 if case == "one row" else 64)
+    head = torch.nn.Linear(12, 1)
+    before, value = head.weight.clone(), head(hidden).squeeze(-1)
+    target = target + torch.nan if case == "nan" else target
+    mask = mask & (case != "no entry")
+    torch.testing.assert_close(fit_head(head, hidden, target=target, mask=mask), value)
+    assert torch.equal(head.weight, before) is (case != "one row")
+
+
+@pytest.mark.parametrize("critic", [None, "copy"])
+def test_an_agent_fits_the_head_to_its_first_rollout(critic):
+    policy = LMPolicy.load("embedded", critic=critic, seed=1)
+    agent = PPO(gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coef=0.1), policy, presets.TEXT)
+    assert agent.update(agent.collect())["value/explained_variance"] > 0.3
+
+
+def test_a_policy_without_a_linear_head_says_so():
+    agent = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=4, fit_value_head=True)
+    with pytest.raises(ValueError, match="MLPPolicy has no linear value head to fit: set fit_value_head=False"):
+        agent.learn(8)
