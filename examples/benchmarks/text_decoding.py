@@ -9,12 +9,14 @@ import argparse
 import json
 import statistics
 import time
+from functools import partial
 
 import numpy as np
 import torch
 from bare_decoding import BareDecoding
 from gymnasium.vector import AutoresetMode
-from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts
+from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts, make_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from algos import LMPolicy, Policy, collect
 from textenv.lm import recording
@@ -28,20 +30,79 @@ CALLS = {260: 200, 8192: 20, 50257: 4}
 """Calls of a sampler that are timed together."""
 
 
+FAMILIES = {
+    "bloom": dict(n_layer=4, n_head=4),
+    "cohere2": {},
+    "falcon": dict(alibi=True, head_dim=None),  # which follows from the width
+    "falcon_h1": dict(mamba_d_ssm=512, mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=32),
+    "gemma2": {},
+    "gemma3_text": dict(layer_types=["sliding_attention", "full_attention"] * 2),
+    "gpt_oss": dict(num_local_experts=4, num_experts_per_tok=2),
+    "jamba": dict(num_experts=4, num_experts_per_tok=2, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=16),
+    "lfm2": dict(layer_types=["conv", "full_attention"] * 2),
+    "llama": {},
+    "mamba": dict(state_size=16),
+    "mamba2": dict(num_heads=8, head_dim=64, state_size=32, n_groups=1),
+    "mistral": {},
+    "olmo3": dict(layer_types=["sliding_attention", "full_attention"] * 2),
+    "qwen2": dict(use_sliding_window=True, max_window_layers=2),
+    "qwen3_next": dict(
+        layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=64, linear_value_head_dim=64, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=256, shared_expert_intermediate_size=256,
+    ),
+    "rwkv": dict(attention_hidden_size=256),
+    "starcoder2": {},
+}  # fmt: skip
+"""Other decoders than GPT-2, 4 layers of 256 and windows of 32 tokens, and what they need besides."""
+
+
+def make_family(family, tokenizer):
+    """Random weights."""
+    sizes = dict(
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=128, sliding_window=32,
+    )  # fmt: skip
+    special = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    known = AutoConfig.for_model(family)
+    sizes = {name: value for name, value in (sizes | special).items() if hasattr(known, name)} | FAMILIES[family]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{name: value for name, value in sizes.items() if value is not None})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def families(options):
+    """Tokens a second of other decoders than GPT-2, as in `generation`."""
+    tokenizer = make_tokenizer(SHAPES["small"].vocabulary)
+    own, peer = against_generate(options.pairs, make_family(options.family, tokenizer), tokenizer)
+    ratio = statistics.median(own) / statistics.median(peer)
+    return {"ours": own, "peers": {"transformers.generate": peer}, "floor": None, "note": f"{ratio:.2f} x generate"}
+
+
 def generation(options):
     """Tokens a second: `collect` against ``transformers.generate`` with the dynamic cache.
 
     The peer generates with the activation that GPT-2 has by default, and with the fused one that ours has. Ours is
     measured as it is in a training that lasts: with its step recorded, which here is done while it warms up.
     """
-    recording.RECORDED_AFTER = NEW_TOKENS // 2
     model, tokenizer = make_model(SHAPES[options.size])
+    bare = BareDecoding(model, rows=BATCH, max_length=LONGEST + NEW_TOKENS)
+    default, _ = make_model(SHAPES[options.size], activation="gelu_new")
+    prompts = torch.zeros(BATCH, LONGEST, dtype=torch.long)
+    own, fused, peer, floor = against_generate(
+        options.pairs, model, tokenizer, default, lambda: bare.run(prompts, NEW_TOKENS)
+    )
+    peers = {"transformers.generate": peer, "transformers.generate, fused activation": fused}
+    return {"ours": own, "peers": peers, "floor": statistics.median(floor)}
+
+
+def against_generate(pairs, model, tokenizer, *others):
+    """Tokens a second of `collect` and ``generate`` with this model, and of other models' ``generate`` or functions."""
+    recording.RECORDED_AFTER = NEW_TOKENS // 2
     policy = LMPolicy(model, tokenizer)
     env = make_env(tokenizer, forbidden=[tokenizer.eos_token_id])
-    prompts = make_prompts(len(tokenizer))[:BATCH]
     tokenizer.padding_side = "left"
-    padded = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
-    bare = BareDecoding(model, rows=BATCH, max_length=LONGEST + NEW_TOKENS)
+    padded = tokenizer.pad({"input_ids": make_prompts(len(tokenizer))[:BATCH]}, return_tensors="pt")
 
     def ours():
         rollout = collect(env, policy, num_episodes=BATCH)
@@ -54,16 +115,8 @@ def generation(options):
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
 
-    default, _ = make_model(SHAPES[options.size], activation="gelu_new")
-    calls = [
-        ours,
-        lambda: generate(default),
-        lambda: generate(model),
-        lambda: bare.run(padded["input_ids"], NEW_TOKENS),
-    ]
-    own, peer, fused, floor = ([BATCH * NEW_TOKENS / x for x in column] for column in in_turn(options.pairs, *calls))
-    peers = {"transformers.generate": peer, "transformers.generate, fused activation": fused}
-    return {"ours": own, "peers": peers, "floor": statistics.median(floor)}
+    models = [partial(generate, x) if isinstance(x, torch.nn.Module) else x for x in (model, *others)]
+    return ([BATCH * NEW_TOKENS / x for x in column] for column in in_turn(pairs, ours, *models))
 
 
 def floor(options):
@@ -206,12 +259,20 @@ def in_turn(pairs, *functions):
     return seconds
 
 
-CASES = {"generation": generation, "lengths": lengths, "interface": interface, "sampler": sampler, "floor": floor}
+CASES = {
+    "families": families,
+    "generation": generation,
+    "lengths": lengths,
+    "interface": interface,
+    "sampler": sampler,
+    "floor": floor,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("--size", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--family", choices=list(FAMILIES), default="gemma2")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--prefix", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, choices=list(CALLS), default=260)

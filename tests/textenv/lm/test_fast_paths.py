@@ -391,10 +391,10 @@ def test_masks_of_many_rows_are_those_of_each_row():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["lengths", "interface", "generation"])
+@pytest.mark.parametrize("case", ["lengths", "interface", "generation", "families"])
 def test_what_measures_the_fast_paths_runs(case, monkeypatch):
     """One pair of each, of few episodes: whether it is fast is no test's business."""
     monkeypatch.setattr(recording, "RECORDED_AFTER", recording.RECORDED_AFTER)  # a benchmark lowers it
     monkeypatch.setattr(text_decoding, "EPISODES", 32)
-    found = text_decoding.CASES[case](SimpleNamespace(size="tiny", pairs=1, prefix=16))
+    found = text_decoding.CASES[case](SimpleNamespace(size="tiny", family="mamba", pairs=1, prefix=16))
     assert len(found["ours"]) == 1 and all(len(figures) == 1 for figures in found["peers"].values())
