@@ -37,19 +37,17 @@ class _SlotLayer(CacheLayerMixin):
         """Prepare a forward pass over new tokens at these positions."""
         self.rows, self.positions, self.width = rows, positions, width
 
-    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, size = self.num_slots, self.max_length
         self.keys = key_states.new_zeros(slots, size, key_states.shape[1], key_states.shape[3])
         self.values = value_states.new_zeros(slots, size, value_states.shape[1], value_states.shape[3])
         self.every = torch.arange(slots, device=key_states.device)
         self.is_initialized = True
 
-    lazy_initialization = allocate
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new keys and values at their positions and return those of the active rows."""
         if not self.is_initialized:
-            self.allocate(key_states, value_states)
+            _SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
         rows = self.every if self.rows is None else self.rows
         self.keys[rows[:, None], self.positions] = key_states.transpose(1, 2)
@@ -110,7 +108,6 @@ class _BothLayer(_StateLayer, _SlotLayer):  # type: ignore[override]
         _StateLayer.__init__(self, num_slots, max_length, own)
 
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
-        """Prepare both."""
         _SlotLayer.begin(self, rows, positions, width)
         _StateLayer.begin(self, rows, positions, width)
 
@@ -129,11 +126,9 @@ class _RwkvStates(_StateLayer):
             first = torch.zeros(5, len(positions), *self.size, device=positions.device)
             first[4] -= 1e30  # logarithm of 0
             self.conv_states = {i: x.to(self.kind) if i < 2 else x for i, x in enumerate(first)}
-
-    def state(self, num_tokens: int | torch.SymInt) -> list[Any]:
-        """Return the states as the model takes them."""
-        states: list[Any] = list(self.conv_states.values())
-        return [*map(_LastInputs, states[:2]), *states[2:]] if num_tokens == 1 else states
+        self.given: list[Any] = list(self.conv_states.values())
+        if positions.shape[1] == 1:
+            self.given[:2] = map(_LastInputs, self.given[:2])
 
 
 class _LastInputs:
@@ -173,16 +168,18 @@ class SlotCache:
         own: list[Any] = DynamicCache(config=config).layers
         self.argument = next((name for name in ("state", "cache_params") if name in taken), "past_key_values")
         kinds = [LAYERS.get(type(layer).__name__) for layer in own]
-        limits: list[Any] = [module.time_step_limit for module in trunk.modules() if hasattr(module, "time_step_limit")]
-        unlike = any(tuple(limit) != (0.0, math.inf) for limit in limits)  # steps of one token ignore it (Zamba 2)
+        limits = {tuple(getattr(module, "time_step_limit", (0.0, math.inf))) for module in trunk.modules()}
         self.layers: list[Any] = []
         """Empty if the model has a layer without such a cache."""
         if self.argument == "state":
             self.layers = [_RwkvStates(num_slots, max_length, trunk)]
-        elif not unlike and None not in kinds:
+        elif None not in kinds and limits == {(0.0, math.inf)}:  # steps of one token ignore limits (Zamba 2)
             self.layers = [kind(num_slots, max_length, layer) for kind, layer in zip(kinds, own, strict=True) if kind]
-        self.recurrent = any(isinstance(layer, _StateLayer) for layer in self.layers)
+        self._states = [layer for layer in self.layers if isinstance(layer, _StateLayer)]
+        self.recurrent = bool(self._states)
         """True if slots have states, which each token must change once and padding must not change."""
+        self.pads = self.recurrent and self.argument != "state"
+        """True if texts of unequal length are read with padding on the left, which the model masks."""
         self.alibi = bool(getattr(trunk, "use_alibi", hasattr(trunk, "build_alibi_tensor")))
         """True if the model makes biases by distance itself, of a mask of keys (BLOOM, Falcon)."""
         self.restarts = self.recurrent or self.alibi
@@ -211,29 +208,31 @@ class SlotCache:
             layer.begin(rows, positions, width)
             if self.alibi and isinstance(layer, _SlotLayer):
                 layer.past = 0 if positions.shape[1] > 1 else width - 1
-        rwkv = isinstance(first := self.layers[0], _RwkvStates)
+        cache = self.layers[0].given if self.argument == "state" else Cache(layers=list(self.layers))
         hidden = self.lm.trunk(
             input_ids=fresh,
             position_ids=positions,
             attention_mask=self._by_layer(positions, mask),
             use_cache=True,
-            **{self.argument: first.state(positions.shape[1]) if rwkv else Cache(layers=list(self.layers))},
+            **{self.argument: cache},
         )
-        for layer in self.layers:
-            if isinstance(layer, _StateLayer):
-                layer.end()
+        for layer in self._states:
+            layer.end()
         return hidden
 
     def _by_layer(self, positions: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor | None] | None:
         """Masks as the model takes them: one for all layers, or one for each kind of layer."""
-        if not any(isinstance(layer, _SlotLayer) for layer in self.layers):
-            return None
-        if self.window == len(self._steps):
+        if not self.recurrent and self.window == len(self._steps):
             return mask
+        # Padding on the left has the position after the text.
+        real = (positions <= positions[:, -1:]).long() if self.pads and positions.shape[1] > 1 else None
+        if not any(isinstance(layer, _SlotLayer) for layer in self.layers):
+            return real
         keys, queries = self._steps[: mask.shape[-1]], positions.unsqueeze(1).unsqueeze(3)
         near = keys // self.window == queries // self.window if self.chunked else keys > queries - self.window
         windowed = torch.where(near, mask, self._lowest)
-        if not self.mixed:
+        if not self.recurrent and not self.mixed:
             return windowed
-        masks = {"full_attention": mask, "linear_attention": None, "conv": None}
-        return masks | dict.fromkeys(["sliding_attention", "chunked_attention"], windowed)
+        masks: dict[str, Any] = dict.fromkeys(("full_attention", "hybrid"), mask)
+        masks |= dict.fromkeys(("linear_attention", "conv"), real)
+        return masks | dict.fromkeys(("sliding_attention", "hybrid_sliding", "chunked_attention"), windowed)

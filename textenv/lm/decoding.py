@@ -176,11 +176,12 @@ class Decoder:
         if not self.cached or (self.cache.restarts and not ((length == read + 1) & (read > 0)).all()):
             read = np.zeros_like(read)
         new = length - read
-        if self.cached and self.cache.recurrent and len(lengths := np.unique(new)) > 1:  # padding would change states
-            groups = [np.flatnonzero(new == n) for n in lengths]
-            found = torch.cat([self._extend(rows[x], tokens[x], length[x]) for x in groups])
-            return found[torch.from_numpy(np.concatenate(groups).argsort()).to(self.device)]
+        if self.cached and self.cache.recurrent and not self.cache.pads and (new != new[0]).any():
+            return torch.cat([self._extend(rows[[i]], tokens[[i]], length[[i]]) for i in range(len(rows))])
         columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
+        if self.cached and self.cache.pads and columns.shape[1] > 1:
+            columns = columns - (columns.shape[1] - new)[:, None]
+            columns, new = np.where(columns < 0, new[:, None], columns), np.full_like(new, columns.shape[1])
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
         self.read[rows] = length
         last = torch.from_numpy(new - 1).to(self.device)
