@@ -25,6 +25,9 @@ def make(request):
     return SEQ2SEQ[request.param]
 
 
+T5_FIRST = pytest.mark.parametrize("make", [make_t5, pytest.param(make_bart, marks=pytest.mark.long)])
+
+
 @pytest.mark.parametrize("forced", [None, 5])
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_most_probable_completions_are_those_of_transformers(make, ends, forced):
@@ -88,11 +91,12 @@ def test_ppo_learns_to_write_a_word_and_keeps_its_reference():
         num_steps=None, num_episodes=32, minibatch_size=16, learning_rate=3e-3, bootstrap_truncated=False
     )
     agent = PPO(env, policy, config, penalty=KLPenalty(reference, 0.01))
-    rewards = [metrics["episode/return"] for metrics in agent.learn(32 * 5 * 12)]
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 1, rewards
+    rewards = [metrics["episode/return"] for metrics in agent.learn(32 * 5 * 5)]
+    assert rewards[0] < 1 and rewards[-1] > 3, rewards  # words of five
     assert all(torch.equal(x, before[name]) for name, x in reference.state_dict().items())
 
 
+@T5_FIRST
 def test_gradients_are_the_same_with_recomputed_activations_and_in_parts(make):
     env = text_env()
     found = []
@@ -105,6 +109,7 @@ def test_gradients_are_the_same_with_recomputed_activations_and_in_parts(make):
         close_gradients(other, found[0])
 
 
+@T5_FIRST
 def test_lora_trains_the_adapter_and_is_saved_with_its_base(make, tmp_path):
     pytest.importorskip("peft")
     make().save_pretrained(tmp_path / "base")
