@@ -22,7 +22,7 @@ from algos.evaluation import summarise
 from algos.finetuning import TextLoss, train_reward_model
 from algos.make import make_policy
 from algos.policies.critic import Critic
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import WORDS, make_bart, make_gpt2, make_llama, make_t5, make_tokenizer
 from tests.helpers.second_device import NAME, second_device
 from textenv import KLReward, RewardModel, Rewards, TextEnv, TextVectorEnv
 from textenv.kl import KLPenalty
@@ -169,6 +169,17 @@ def critics(folder):
     check(algos.load(folder, device=DEVICE))
 
 
+def encoder_decoders(_):
+    """With a critic and an adapter-less reference of their own, and the wrapper that charges the KL at each step."""
+    for make in (make_t5, make_bart):
+        policy = lm_policy(make, critic=Critic.from_language_model(lm_policy(make).lm))
+        train(PPO, text_env(), policy, penalty=KLPenalty(policy.reference(), 0.1, "exact", "loss"), **TEXT)
+        env = TextEnv(prompts=["a b"], reward=lambda **_: [1.0], tokenizer=make_tokenizer(WORDS, ends=True), **LIMITS)
+        wrapped = KLReward(env, moved(lm_policy(make)).lm, 0.1)
+        wrapped.reset(seed=1)
+        wrapped.step({"token": 1, "log_prob": -1.0})
+
+
 def reward_models(_):
     one, other = reward_model(), reward_model(1)
     train(PPO, text_env(Rewards({"one": (one, 0.5), "other": Normalize(other)})), lm_policy(), **TEXT)
@@ -284,6 +295,7 @@ RUNS = {
     "carried reference": carried_reference,
     "adapter": adapter,
     "critics": critics,
+    "encoder-decoders": encoder_decoders,
     "registered": registered,
     "exact kl": exact_kl,
     "text trpo": lambda _: train(TRPO, text_env(), lm_policy(), num_steps=None, num_episodes=4),
