@@ -273,7 +273,7 @@ class LanguageModel(nn.Module):
         """Check that the output layer over the trunk gives the model's own logits, which ignore later tokens."""
         name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
-        start, place = torch.ones_like(tokens[:, 0]), torch.arange(3).unsqueeze(0)
+        start, place = torch.ones_like(tokens[:, 0]), torch.arange(3, device=self.device).unsqueeze(0)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         try:
             if self.seq2seq is not None:
