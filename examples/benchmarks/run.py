@@ -10,6 +10,7 @@ learning  seconds until a small language model has learnt the task that the peer
 control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn with the peers'
 text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
 growth    how seconds and memory grow with batch, response, vocabulary, environments, iterations; a PNG beside the JSON
+real      memory and speed of the recipes for SmolLM2, each in a process of its own
 gpu       generation and update of a decoder of half a billion parameters; not on CUDA, the same code in miniature
 
 A ratio above 1 means that ours is better. BENCH_CPU says which processor everything is pinned to, PEERS_HOME where the
@@ -25,10 +26,12 @@ from control import control
 from gpu import gpu, ready
 from growth import draw, growth
 from learning import learning
+from real import real
 from text import text
 
 SUITES = {
-    "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "gpu": gpu,
+    "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "real": real,
+    "gpu": gpu,
 }  # fmt: skip
 BESIDE_PEERS = {"control", "text"}
 """Suites that run the peers' scripts."""
@@ -42,12 +45,14 @@ def main():
     parser.add_argument("--cases", nargs="*", default=[], help="only cases whose name has one of these in it")
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder with the peers' scripts (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    parser.add_argument("--device", default="auto", help="of the suite gpu: auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    parser.add_argument(
+        "--device", default="auto", help="of gpu and real: auto, cpu, cuda, cuda:1, mps (%(default)s)"
+    )
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}, expected at least 1")
     more = {"peers": options.peers.resolve()} if options.suite in BESIDE_PEERS else {}
-    if options.suite == "gpu":
+    if options.suite in {"gpu", "real"}:
         try:
             more = {"device": ready(options.device)}
         except ValueError as error:
