@@ -111,7 +111,9 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     if "value_target" not in rollout.keys():
         return metrics
     value, target = rollout["value"], rollout["value_target"]
+    error, spread = (target - value)[mask].square().mean().item(), target[mask].var(correction=0).item()
     return metrics | {
+        "value/relative_error": error / max(spread, 1e-12),  # to the error of the batch's mean
         "value/explained_variance": explained_variance(value=value, value_target=target, mask=mask),
         "value/mean": masked_mean(value, mask=mask).item(),
     }
