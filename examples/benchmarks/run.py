@@ -45,9 +45,7 @@ def main():
     parser.add_argument("--cases", nargs="*", default=[], help="only cases whose name has one of these in it")
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder with the peers' scripts (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    parser.add_argument(
-        "--device", default="auto", help="of gpu and real: auto, cpu, cuda, cuda:1, mps (%(default)s)"
-    )
+    parser.add_argument("--device", default="auto", help="of gpu and real: auto, cpu, cuda, cuda:1, mps (%(default)s)")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}, expected at least 1")
