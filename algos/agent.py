@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -73,9 +74,9 @@ class Agent(Generic[ConfigT]):
     ) -> None:
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
-            raise TypeError(
-                f"config is a {type(config).__name__}, but {type(self).__name__} needs a {self.config_type.__name__}"
-            )
+            said = f"config is a {type(config).__name__}, but {type(self).__name__} needs a {self.config_type.__name__}"
+            recipe = "" if isinstance(config, Config) else ": of a recipe, give its .config, or call its .build(seed)"
+            raise TypeError(said + recipe)
         if fields:
             config = dataclasses.replace(config, **fields)
         if policy is None and isinstance(env, VectorEnv):
@@ -127,6 +128,12 @@ class Agent(Generic[ConfigT]):
         if not isinstance(self.env, TextVectorEnv):
             raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
         rollout = self.env.given_episodes(queries, responses, scores)
+        group = rollout["group"][:, 0]
+        if self.config.episodes_per_group > 1 and (alone := (group.bincount() == 1)[group]).any():
+            raise ValueError(
+                f"query {int(alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
+                "responses of one query: give each query at least twice, each time with another response"
+            )
         add_log_probs(rollout, policy=self.policy, given=log_probs)
         return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
 
@@ -190,6 +197,9 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     if config.adam_eps is None:
         found["adam_eps"] = 1e-8 if text else 1e-5
     if isinstance(config, ActorCriticConfig):
+        if config.fit_value_head and type(policy).fit_values is Policy.fit_values:
+            said = f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit"
+            raise ValueError(f"{said}: set fit_value_head=False")
         if config.bootstrap_truncated is None:
             found["bootstrap_truncated"] = not text
         if config.normalize_advantage in (None, True):
@@ -240,7 +250,7 @@ def choose_penalty(
     if penalty is not None or carried is not None:
         other = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
         raise ValueError(f"kl_coef is {kl_coef}, but {other}: give one of them, or the KL would be charged twice")
-    return KLPenalty(policy.reference(), kl_coef)
+    return KLPenalty(policy.reference(), copy(kl_coef))  # another agent may get it too
 
 
 def check_environment(env: Any, policy: Any, config: Any) -> None:

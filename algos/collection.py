@@ -1,7 +1,8 @@
 """Collecting rollouts: the only module that handles autoreset."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -269,16 +270,19 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] |
     if given is None:
         with torch.no_grad():
             found = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
-    elif len(given) != len(mask):
-        raise ValueError(f"log_probs has {len(given)} rows for {len(mask)} responses: give a list of numbers for each")
-    for row, numbers in enumerate(given or ()):
-        own, count = torch.as_tensor(numbers, dtype=torch.float32, device="cpu"), int(mask[row].sum())
-        if count and (own.shape != (count,) or not (own <= 0).all()):
+    elif not isinstance(given, Sized) or len(given) != len(mask):
+        said = f"has {len(given)} rows" if isinstance(given, Sized) else f"is {given!r:.200}, not a list,"
+        raise ValueError(f"log_probs {said} for {len(mask)} responses: give a list of numbers for each")
+    for row, numbers in enumerate(() if given is None else given):
+        own, count = torch.empty(0, device="cpu"), int(mask[row].sum())
+        with suppress(TypeError, ValueError, RuntimeError):
+            own = torch.as_tensor(numbers, dtype=torch.float32, device="cpu").detach()
+        if count and (own.shape != (count,) or not ((own <= 0) & own.isfinite()).all()):
             raise ValueError(
-                f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0: the logarithm of the "
-                "probability of each token (a text gets its EOS here, so give ids)"
+                f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0 and finite: the "
+                "logarithm of the probability of each token (a text gets its EOS here, so give ids)"
             )
-        found[row, mask[row]] = own[:count]
+        found[row, mask[row]] = own.flatten()[:count]
     rollout["log_prob"] = torch.where(mask, found, 0.0)
 
 

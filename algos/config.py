@@ -7,6 +7,7 @@ a given value stays.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from inspect import signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -189,6 +190,14 @@ class ClippedConfig(PolicyGradientConfig):
     """Loss of `algos.losses`, by name or with arguments: `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
     aggregation: AggregationChoice = "token_mean"
     """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_higher is not None and callable(self.policy_loss):
+            taken = signature(self.policy_loss).parameters.values()
+            if not any(each.name == "clip_higher" or each.kind is each.VAR_KEYWORD for each in taken):
+                said = f"clip_higher is {self.clip_higher}, but {self.policy_loss!r:.100} has no such argument"
+                raise ValueError(f"{said}: leave it at None, or add the argument")
 
 
 @dataclass(frozen=True, kw_only=True)

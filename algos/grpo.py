@@ -31,7 +31,7 @@ class GRPO(Agent[GRPOConfig]):
         rows = {"group": rollout["group"][:, 0], "counts": mask.any(dim=1)}
         if config.normalize_each_reward:
             if "reward_parts" not in rollout.keys():
-                several = "give the environment textenv.Rewards({'name': function, ...}), or set it to False"
+                several = "repeat --reward, or give textenv.Rewards({'name': function, ...}); or set it to False"
                 raise ValueError(f"normalize_each_reward is True, but an episode has a single reward: {several}")
             charged, penalty = rows["counts"] * 0.0, self.penalty
             if penalty is not None and penalty.place == "reward":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +226,7 @@ class Recipe:
             if not own:
                 made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
         charged = is_episode_env(made) and made.penalty is None
-        options: dict[str, Any] = {"kl_coef": copy(self.kl_coef)} if charged else {}
+        options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
         config = replace(self.config, seed=seed)
         return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
 

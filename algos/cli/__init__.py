@@ -22,11 +22,11 @@ from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
-from algos.config import find_config
+from algos.config import CONFIGS, find_config
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
-from textenv.names import nearest
+from textenv.names import OURS, nearest
 from textenv.rendering import printable
 
 COMMANDS = {
@@ -78,6 +78,10 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         known = own if not word.startswith("--config.") else hyper
         if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
             continue
+        having = [algo for algo, kind in CONFIGS.items() if name in (field.name for field in fields(kind))]
+        if config is not None and having and name not in (*own, *hyper) and OURS.get(name) not in hyper:
+            said = f"--algo {named(arguments, '--algo', 'ppo')} has no {word.partition('=')[0]}"
+            raise ValueError(f"{said}: it is for {', '.join(having)}")
         ours = nearest(name, [*own, *hyper]) or ""
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):

@@ -331,7 +331,10 @@ def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | N
         try:
             return Critic.from_reward_model(RewardModel.load(choice))
         except ValueError as error:
-            raise ValueError(f"critic is {choice}, expected 'copy' or a reward model of one score: {error}") from error
+            raise ValueError(
+                f"critic is {choice}, which is no reward model of one score ({error}): give one, or 'copy' for a copy "
+                "of the policy's own model"
+            ) from error
     return choice
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from tensordict import TensorDict
@@ -193,6 +193,8 @@ def iterate(
     rollout: TensorDict | None = None,
 ) -> Metrics:
     """Run one iteration, on this rollout or the next one; the meters record returns before and after the penalty."""
+    if not (isinstance(agent.progress, SupportsFloat) and 0 <= agent.progress <= 1):
+        raise ValueError(f"agent.progress is {agent.progress!r}, expected the finished part of the training, 0 to 1")
     clock = [time.perf_counter()]
     rollout = agent.collect() if rollout is None else rollout
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)

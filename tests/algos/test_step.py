@@ -1,9 +1,10 @@
 """`step`: an iteration on texts that were generated and scored elsewhere."""
 
+import numpy as np
 import pytest
 import torch
 
-from algos import GRPO, PPO, REINFORCE, GRPOConfig, InvariantError, PPOConfig
+from algos import GRPO, PPO, REINFORCE, RLOO, GRPOConfig, InvariantError, PPOConfig
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.errors import refused
@@ -12,6 +13,7 @@ from tests.helpers.small_agents import cartpole, lm_policy
 from tests.helpers.text_envs import EOS, GOOD, PAD, text_env
 from textenv import AdaptiveCoefficient
 
+ANSWER = [GOOD, EOS]
 SETTINGS = dict(num_steps=None, num_episodes=8, minibatch_size=3, num_epochs=2, learning_rate=1e-3)
 
 
@@ -83,6 +85,38 @@ def test_equal_queries_are_a_group():
     assert metrics["rollout/silent_rows"] == 0 and metrics["update/minibatches"] == 2
 
 
+@pytest.mark.parametrize("kind", [GRPO, RLOO])
+def test_a_query_with_a_single_response_is_refused_where_responses_are_compared(kind):
+    for queries, row in ((["a", "b"], 0), (["a", "a", "b"], 2)):
+        with refused(ValueError, f"query {row} has a single response", f"{kind.__name__} compares the responses"):
+            agent_of(kind).step(queries, [ANSWER] * len(queries), [float(i) for i in range(len(queries))])
+
+
+def test_schedules_take_a_progress_from_0_to_1():
+    agent = agent_of(final_learning_rate=0.0)
+    for progress in (2.0, -1, float("nan"), "x"):
+        agent.progress = progress
+        with refused(ValueError, f"agent.progress is {progress!r}, expected", "0 to 1"):
+            agent.step(["a"], [ANSWER], [1.0])
+    agent.progress = np.float32(0.5)
+    agent.step(["a"], [ANSWER], [1.0])
+    assert agent.optimizer.optimizer.param_groups[0]["lr"] == 5e-4
+
+
+def test_agents_of_one_changing_coefficient_do_not_change_each_others():
+    shared = AdaptiveCoefficient(0.2, target=6.0)
+    first, second = (agent_of(kl_coef=shared) for _ in range(2))
+    first.step(["a"], [ANSWER], [1.0])
+    assert first.penalty.coef != 0.2 and second.penalty.coef == shared.value == 0.2
+
+
+def test_log_probs_may_be_a_tensor_of_rows():
+    known = torch.full((2, 2), -1.0, requires_grad=True)
+    texts = [[(0, 1)] * 2, [ANSWER] * 2, [1.0, 0.0]]
+    given = [agent_of(max_importance_weight=2.0).step(*texts, log_probs=x) for x in (known, known.tolist())]
+    assert given[0]["policy/sampler_gap"] == given[1]["policy/sampler_gap"] > 0
+
+
 def test_log_probs_of_another_policy_need_importance_weights_or_a_tolerance():
     texts = [[(0, 1)] * 4, [[GOOD, EOS]] * 4, [1.0, 0.0, 2.0, 1.0]]
     with pytest.raises(InvariantError, match="set max_importance_weight"):
@@ -92,7 +126,6 @@ def test_log_probs_of_another_policy_need_importance_weights_or_a_tolerance():
     assert agent_of(ratio_tolerance=20.0).step(*texts, log_probs=[[-1.0, -9.0]] * 4)["policy/sampler_gap"] > 1.0
 
 
-ANSWER = [GOOD, EOS]
 WRONG = [
     ((["a", "b"], [ANSWER], [1.0]), "two lists of equal length"),
     (([], [], []), "two lists of equal length"),
@@ -111,6 +144,17 @@ WRONG = [
     ((["a"], [ANSWER], [1.0], [[0.4, 0.3]]), r"log_probs\[0\]", "logarithm"),
     ((["a"], [ANSWER], [1.0], [[-0.4, float("nan")]]), r"log_probs\[0\]", "at most 0"),
     ((["a"], [ANSWER], [1.0], []), "0 rows for 1 responses"),
+    ((["a"], [ANSWER], [1.0], -1.0), "log_probs is -1.0, not a list"),
+    ((["a"], [ANSWER], [1.0], [None]), r"log_probs\[0\] is None, expected 2 numbers"),
+    ((["a"], [ANSWER], [1.0], [[-0.4, -float("inf")]]), r"log_probs\[0\]", "finite"),
+    (("ab", "ab", [1.0, 2.0]), "two lists of equal length, with one entry per episode"),
+    (((text for text in ["a"]), [ANSWER], [1.0]), "two lists"),
+    (({"a": 1}, [ANSWER], [1.0]), "two lists"),
+    (([b"a"], [ANSWER], [1.0]), "prompt 0", "bytes: decode"),
+    ((torch.tensor([[PAD, 0]]), [ANSWER], [1.0]), "prompt 0 starts or ends with the padding token 8"),
+    (([[0, PAD]], [ANSWER], [1.0]), "prompt 0 starts or ends with the padding token 8"),
+    ((["a"], [[{"role": "assistant", "content": "good"}]], [1.0]), "completion 0", "expected a text"),
+    ((["a"], [ANSWER], torch.ones(1, 1)), "1 numbers", "has 2 tokens", r"shape \[B, 1\]: .squeeze\(-1\)"),
 ]
 
 

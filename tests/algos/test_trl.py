@@ -135,6 +135,16 @@ def test_one_reward_has_nothing_to_be_normalized_beside():
 # --- PPO of TRL 0.7 and 0.17 -----------------------------------------------------------------------------------------
 
 
+def test_a_recipe_is_no_config_and_a_range_needs_a_loss_that_takes_it():
+    with refused(TypeError, "config is a Recipe, but PPO needs a PPOConfig", r"\.config", r"\.build\(seed\)"):
+        PPO(text_env(), lm_policy(), presets.TRL_0_7)
+
+    def cispo(*, log_ratio, advantage, mask, clip_range): ...
+
+    with refused(ValueError, "clip_higher is 0.3", "cispo", "no such argument"):
+        GRPOConfig(policy_loss=cispo, clip_higher=0.3)
+
+
 def whitened(x, mask):
     """``masked_whiten`` of both: the variance has Bessel's correction."""
     return (x - x[mask].mean()) / np.sqrt(x[mask].var(ddof=1) + 1e-8)

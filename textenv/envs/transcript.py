@@ -118,7 +118,7 @@ class Transcript:
         """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""
         text, eos, rows, over = isinstance(completion, str), self.tokenizer.eos_token_id, np.array([row]), False
         ids = np.asarray(text_ids(without_end(completion, self.tokenizer), self.tokenizer) if text else completion)
-        if ids.ndim != 1 or not (len(ids) or (text and eos is not None)):
+        if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or (text and eos is not None)):
             raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")
         for place in range(len(ids)):
             if over:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -342,13 +342,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Raises:
             ValueError: on different numbers of entries, or one that does not fit this environment or is not finite.
         """
-        if isinstance(prompts, str) or isinstance(completions, str) or not 0 < len(prompts) == len(completions):
+        listed = all(isinstance(x, Sized) and not isinstance(x, (str, bytes, Mapping)) for x in (prompts, completions))
+        if not listed or not 0 < len(prompts) == len(completions):
             said = f"prompts is {prompts!r:.100} and completions {completions!r:.100}"
-            raise ValueError(f"{said}: expected two lists of equal length")
+            raise ValueError(f"{said}: expected two lists of equal length, with one entry per episode")
         transcript, groups = self._transcript(len(prompts)), dict[tuple[int, ...], int]()
         for row, given in enumerate(zip(prompts, completions, strict=True)):
             content, completion = (x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in given)
-            prompt = as_prompt(row, content)
+            prompt, pad = as_prompt(row, content), self.tokenizer.pad_token_id
+            own = self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
+            if pad not in own and pad in (prompt.content[0], prompt.content[-1]):  # of ids: a text has characters
+                raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
             transcript.begin(row, prompt, group=groups.setdefault(tuple(transcript.ids(prompt)), len(groups)))
             try:
                 transcript.write(row, completion)

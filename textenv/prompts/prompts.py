@@ -158,6 +158,8 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
         content: Any = prompt
     elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         content = tuple(_message(index, message) for message in prompt)
+    elif isinstance(prompt, bytes | bytearray):
+        raise ValueError(f"prompt {index} is {prompt!r:.200}, which are bytes: decode them to text")
     elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
         content = tuple(int(token) for token in prompt)
     else:

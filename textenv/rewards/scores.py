@@ -225,6 +225,7 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
             raise RewardError(
                 f"reward {name!r} returned {len(dense)} numbers for {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one per token, or one for the whole completion"
+                + (" (scores of shape [B, 1]: .squeeze(-1))" if len(dense) == 1 else "")
             )
         is_real = dense.dtype.kind in "biuf" and not np.ma.is_masked(entry)
         if is_real and (not finite or (np.abs(dense) <= MAX_REWARD).all()):
