@@ -88,6 +88,8 @@ class Agent(Generic[ConfigT]):
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
         gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
+        self.value_fit: dict[str, torch.Tensor] = {}
+        """Sums over earlier rollouts, if ``config.fit_value_head``."""
         self.collector = Collector(env, policy, seed=config.seed)
         self._optimizer: Optimizer | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -152,6 +154,7 @@ class Agent(Generic[ConfigT]):
             "optimizer": saved_state(self._optimizer),
             "reward_normalizer": saved_state(self.reward_normalizer),
             "penalty": saved_state(self.penalty),
+            "value_fit": self.value_fit,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,6 +172,7 @@ class Agent(Generic[ConfigT]):
             self.optimizer.load_state_dict(state["optimizer"])
         restore_state(self.reward_normalizer, state["reward_normalizer"])
         restore_state(self.penalty, state["penalty"])
+        self.value_fit = dict(state.get("value_fit", {}))
 
     learn = check_names(learn)
 

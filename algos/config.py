@@ -167,7 +167,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Maximum gradient norm of the value's own parameters, clipped separately; None clips all together."""
     fit_value_head: bool = False
     """Fit the value's linear head to each rollout's returns in closed form, before its advantages; values come from
-    heads fitted to other episodes (docs/results/critic.md). Language models only."""
+    heads fitted to other episodes and earlier rollouts (docs/results/critic.md). Language models only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
     if config.fit_value_head:
         ends = {name: rollout[name] for name in ("terminated", "truncated", "mask")}
         returns = discounted_returns(reward=reward, gamma=config.gamma, **ends)
-        rollout["value"], rollout["next_value"] = policy.fit_values(rollout, returns)
+        rollout["value"], rollout["next_value"] = policy.fit_values(rollout, returns, agent.value_fit)
     else:
         rollout["value"], rollout["next_value"] = policy.values(rollout)
     rollout["advantage"], rollout["value_target"] = gae(

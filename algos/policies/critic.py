@@ -1,6 +1,7 @@
 """`Critic`: a separate value model for a language-model policy."""
 
 import copy
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +18,10 @@ from textenv.rollout import rounding_tolerance
 
 HEAD = "value_head.safetensors"
 """File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
-FOLDS, RIDGES = 4, (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
+FOLDS, RIDGES = 8, (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
 """Parts of a rollout in `fit_head`, and strengths of its ridge, relative to the features' variance."""
+DECAYS = 0.0, 0.8
+"""Weights of the sums over earlier rollouts in `fit_head`; the last one is their decay."""
 
 
 class Critic(nn.Module):
@@ -156,35 +159,60 @@ def fresh_head(hidden_size: int, device: torch.device) -> nn.Linear:
 
 
 @torch.no_grad()
-def fit_head(head: nn.Linear, hidden: Tensor, *, target: Tensor, mask: Tensor) -> Tensor:
+def fit_head(
+    head: nn.Linear, hidden: Tensor, *, target: Tensor, mask: Tensor, earlier: dict[str, Tensor] | None = None
+) -> Tensor:
     """Fit a value head to a rollout in closed form; return values ``[B, L]`` by heads that have not seen their row.
 
-    A fold's values come from a ridge regression on the other folds of rows, so no value depends on its row's return, as
-    in RLOO; then ``head`` itself is fitted to all rows. The ridge penalizes the distance from the head before, with
-    the strength that predicts left-out rows best. Non-finite numbers change nothing.
+    A fold's values come from a ridge regression on the other folds of rows and on earlier rollouts. The strength of its
+    ridge and the weight of earlier rollouts are those that predict a second left-out fold best, so no value depends on
+    its row's return, as in RLOO. Then ``head`` itself is fitted to all rows. Non-finite numbers change nothing.
 
     Args:
         head: linear layer from H features to 1, changed in place.
         hidden, target, mask: float32 features ``[B, L, H]``, L > T; return from each entry on, and bool, ``[B, T]``.
+        earlier: sums over earlier rollouts, updated in place; empty at first.
     """
-    value, steps = head(hidden).squeeze(-1), mask.shape[1]
-    x, error = hidden[:, :steps][mask], (target - value[:, :steps])[mask]
-    if not (len(x) and x.isfinite().all() and error.isfinite().all()):
-        return value
-    free = float(head.bias is not None)  # 1 with an intercept, which is hardly penalized
-    center = free * x.mean(0)
+    earlier, free = {} if earlier is None else earlier, float(head.bias is not None)  # 1 with an intercept
+    x, y = hidden[:, : mask.shape[1]][mask], target[mask]
+    if not (len(x) and x.isfinite().all() and y.isfinite().all()):
+        return head(hidden).squeeze(-1)
+    center = earlier.setdefault("center", free * x.mean(0))  # float32 could not tell apart features far from 0
     x = torch.cat([x - center, torch.full_like(x[:, :1], free)], dim=1)
-    ridge = (len(x) * x[:, :-1].square().mean()).clamp(min=1e-6).repeat(x.shape[1])
-    ridge[-1] *= 1e-9
     fold = torch.arange(len(mask), device=x.device) % FOLDS
-    fold_of = fold[mask.nonzero()[:, 0]]
-    seen = [fold_of != i for i in range(FOLDS + 1)]  # entries that each head is fitted to; the last one, to all
-    square, product = (torch.stack([x[s].T @ y[s] for s in seen]) for y in (x, error))
-    fits = [torch.linalg.solve(square + (strength * ridge).diag(), product) for strength in RIDGES]
-    left = [sum((error - x @ w)[~s].square().sum() for s, w in zip(seen, fit, strict=True)) for fit in fits]
-    best = fits[int(torch.stack(left).argmin())]
-    slope, start = best[:, :-1], free * best[:, -1] - best[:, :-1] @ center
-    head.weight.add_(slope[-1])
+    entries = [fold[mask.nonzero()[:, 0]] == i for i in range(FOLDS)]
+    sums = torch.stack([x[own].T @ torch.cat([x[own], y[own, None]], dim=1) for own in entries])
+    before = earlier.get("sums", torch.zeros_like(sums[0]))
+
+    def without(*folds: int) -> Tensor:
+        """Solutions ``[candidates, H + 1]``."""
+        kept = sums.sum(0) - sums[list(folds)].sum(0)
+        return torch.cat([_ridges(kept + decay * before) for decay in DECAYS])
+
+    def missed(solutions: Tensor, i: int) -> Tensor:
+        return (y[entries[i], None] - x[entries[i]] @ solutions.T).square().sum(0)
+
+    pairs = {frozenset(pair): without(*pair) for pair in combinations(range(FOLDS), 2)}
+    single = [without(i) for i in range(FOLDS)]
+    chosen = []
+    for i, solutions in enumerate(single):
+        errors = [missed(pairs[frozenset((i, j))], j) for j in range(FOLDS) if j != i]
+        chosen.append(solutions[torch.stack(errors).sum(0).argmin()])
+    errors = [missed(solutions, i) for i, solutions in enumerate(single)]
+    chosen.append(without()[torch.stack(errors).sum(0).argmin()])
+    earlier["sums"] = sums.sum(0) + DECAYS[-1] * before
+    weights = torch.stack(chosen)
+    slope, start = weights[:, :-1], free * weights[:, -1] - weights[:, :-1] @ center
+    head.weight.copy_(slope[-1:])
     if head.bias is not None:
-        head.bias.add_(start[-1])
-    return value + (hidden @ slope[fold].unsqueeze(-1)).squeeze(-1) + start[fold].unsqueeze(-1)
+        head.bias.copy_(start[-1:])
+    return (hidden @ slope[fold].unsqueeze(-1)).squeeze(-1) + start[fold].unsqueeze(-1)
+
+
+def _ridges(sums: Tensor) -> Tensor:
+    """Least squares with each of `RIDGES`, from sums ``[H, H + 1]``; the last of the H features is the intercept."""
+    square, product = sums[:, :-1], sums[:, -1]
+    spread = square.diagonal().sum() - square[-1].square().sum() / square[-1, -1].clamp(min=1.0)
+    ridge = (spread / (len(square) - 1)).clamp(min=1e-6).repeat(len(square))
+    ridge[-1] *= 1e-9  # the intercept is hardly penalized
+    return torch.linalg.solve(torch.stack([square + (strength * ridge).diag() for strength in RIDGES]), product)

@@ -113,8 +113,8 @@ class Policy(Protocol):
         """Value of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         raise _missing(self, "values")
 
-    def fit_values(self, rollout: TensorDict, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `values`, by heads fitted to the returns ``[B, T]`` of rows other than their own."""
+    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Like `values`, by heads fitted to returns ``[B, T]`` of other rows and earlier rollouts (sums, updated)."""
         raise ValueError(f"a {type(self).__name__} has no linear value head to fit: set fit_value_head=False")
 
     def reference(self) -> Reference:

@@ -22,6 +22,7 @@ class Learner(Protocol):
     policy: Policy
     penalty: KLPenalty | None
     reward_normalizer: RewardNormalizer | None
+    value_fit: dict[str, torch.Tensor]
     collector: Collector
     generator: torch.Generator
     """Generator for minibatch order."""

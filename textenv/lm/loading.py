@@ -47,7 +47,7 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
         folder = embedded_folder() / part
     elif str(name) == SMOLLM2:
         folder = smollm2_folder()
-    elif str(name).endswith(".gguf"):
+    elif str(name).lower().endswith(".gguf"):
         folder, name = gguf_folder(name), Path(name).expanduser().resolve()
     else:
         return str(name)
@@ -95,6 +95,9 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
         if (Path(folder) / "policy").is_dir():
             where = f"a run, whose model is in {Path(folder) / 'policy'}"
+        weights = sorted(map(str, Path(folder).glob("*.gguf")))
+        if weights:
+            where = f"a folder that holds {weights[0]}: give that file itself"
         pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
         if pickles and options.get("use_safetensors"):
             where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"

@@ -325,7 +325,7 @@ def test_the_values_of_a_fold_are_a_ridge_regression_on_the_other_folds():
     x, every = (hidden[rows][:, :-1][mask[rows]].double().numpy() for rows in (~own, slice(None)))
     y, center, gaps = target[~own][mask[~own]].double().numpy(), every.mean(0), []
     for strength in RIDGES:
-        weight = strength * len(every) * ((every - center) ** 2).mean()
+        weight = strength * ((x - x.mean(0)) ** 2).sum(0).mean()
         rows = np.vstack([np.c_[x - center, np.ones(len(x))], np.c_[weight**0.5 * np.eye(12), np.zeros(12)]])
         solution = np.linalg.lstsq(rows, np.r_[y, np.zeros(12)], rcond=None)[0]
         expected = (hidden[own].double().numpy() - center) @ solution[:-1] + solution[-1]
@@ -333,15 +333,46 @@ def test_the_values_of_a_fold_are_a_ridge_regression_on_the_other_folds():
     assert min(gaps) < 1e-2 and np.median(gaps) > 0.1, gaps
 
 
-@pytest.mark.parametrize("case", ["nan", "no entry", "one row"])
-def test_a_row_without_others_to_learn_from_keeps_its_values(case):
-    hidden, target, mask = returns_of_features(rows=1 if case == "one row" else 64)
+@pytest.mark.parametrize("rows", [1, 2, 8, 64])
+def test_no_value_depends_on_the_return_of_its_own_row(rows):
+    """Neither through the fit nor through the strength that is chosen for it; earlier rollouts may differ."""
+    hidden, target, mask = returns_of_features(rows=rows)
+    for row in range(min(rows, 8)):
+        other, found = target.clone(), []
+        other[row] += 30.0
+        for returns in (target, other):
+            earlier = {}
+            fit_head(fresh_head(12, torch.device("cpu")), hidden + 0.1, target=target, mask=mask, earlier=earlier)
+            head = fresh_head(12, torch.device("cpu"))
+            found.append(fit_head(head, hidden, target=returns, mask=mask, earlier=earlier))
+        torch.testing.assert_close(found[0][row], found[1][row], rtol=0, atol=2e-3)
+        assert rows == 1 or not torch.allclose(found[0], found[1], atol=0.1), "others' values do"
+
+
+def test_earlier_rollouts_help_where_features_are_many_and_are_left_out_where_they_mislead():
+    hidden, target, mask = returns_of_features(rows=16)
+    for change, better in ((0.0, True), (50.0, False)):
+        earlier, head = {}, fresh_head(12, torch.device("cpu"))
+        for part in range(4):
+            draw = torch.Generator().manual_seed(part)
+            moved = hidden + 0.05 * torch.randn(hidden.shape, generator=draw)
+            fit_head(head, moved, target=target + change, mask=mask, earlier=earlier)
+        errors = [
+            (fit_head(head, hidden, target=target, mask=mask, earlier=sums)[:, :-1] - target)[mask].square().mean()
+            for sums in (earlier, {})
+        ]
+        assert errors[0] < (errors[1] if better else 1.5 * errors[1])
+
+
+@pytest.mark.parametrize("case", ["nan", "no entry"])
+def test_a_rollout_that_says_nothing_changes_nothing(case):
+    hidden, target, mask = returns_of_features()
     head = torch.nn.Linear(12, 1)
     before, value = head.weight.clone(), head(hidden).squeeze(-1)
     target = target + torch.nan if case == "nan" else target
     mask = mask & (case != "no entry")
     torch.testing.assert_close(fit_head(head, hidden, target=target, mask=mask), value)
-    assert torch.equal(head.weight, before) is (case != "one row")
+    assert torch.equal(head.weight, before)
 
 
 @pytest.mark.parametrize("critic", [None, "copy"])

@@ -233,7 +233,7 @@ def test_a_cached_folder_is_built_once_and_says_so(tmp_path, capsys):
     build, folder = Builder(), tmp_path / "new" / "embedded-0"
     assert cached(folder, build) == cached(folder, build) == folder
     assert build.calls == 1 and (folder / "lm" / "weights").read_text() == "1 2 3"
-    assert capsys.readouterr().err == f"textenv: building the embedded model in {folder} (once, about 40 s)\n"
+    assert capsys.readouterr().err == f"textenv: building the embedded model (about 40 s) in {folder}, once\n"
 
 
 @pytest.mark.parametrize("damage", ["changed", "shortened", "file gone", "manifest gone", "manifest cut", "emptied"])

@@ -1,5 +1,6 @@
 """GGUF files, written by `gguf`'s own writer, against the model that they were written from."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -64,13 +65,15 @@ def write(path, model):
     writer.close()
 
 
-@pytest.fixture
-def llama(tmp_path, monkeypatch):
+@pytest.fixture(params=["<|endoftext|>", "<|end_of_text|>"])
+def llama(request, tmp_path, monkeypatch):
+    """A model and its file; `transformers` adds the first of the two tokens to vocabularies without it."""
     monkeypatch.setenv("TEXTENV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys.modules[__name__], "LETTERS", [*LETTERS[:-1], request.param])
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
-    write(tmp_path / "tiny.gguf", model)
-    return model, tmp_path / "tiny.gguf"
+    write(tmp_path / "tiny.GGUF", model)
+    return model, tmp_path / "tiny.GGUF"
 
 
 def test_a_gguf_file_gives_the_model_it_was_written_from_and_its_tokenizer(llama):
@@ -79,7 +82,11 @@ def test_a_gguf_file_gives_the_model_it_was_written_from_and_its_tokenizer(llama
     tokens = torch.arange(10).unsqueeze(0)
     assert loaded.dtype == torch.float32 and loaded.config.to_dict().get("quantization_config") is None
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, rtol=1e-5, atol=1e-5)
-    assert tokenizer("ab abc")["input_ids"] == [9, 10, 2] and tokenizer.eos_token == "<|endoftext|>"
+    assert (
+        tokenizer("ab abc")["input_ids"] == [9, 10, 2]
+        and tokenizer.eos_token == LETTERS[-1]
+        and len(tokenizer) == len(LETTERS)
+    )
 
 
 def test_an_adapter_on_a_gguf_file_is_saved_with_the_file_as_its_base(llama, tmp_path):
@@ -95,10 +102,22 @@ def test_an_adapter_on_a_gguf_file_is_saved_with_the_file_as_its_base(llama, tmp
         torch.testing.assert_close(restored.state_dict()[name], weight)
 
 
+def test_code_beside_a_gguf_file_is_not_run(llama):
+    _, path = llama
+    (path.parent / "evil.py").write_text(f"open({str(path.parent / 'ran')!r}, 'w')\nclass Model: ...\n")
+    names = {"AutoConfig": "evil.Model", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Model", None]}
+    code = {"auto_map": names}
+    for name in ("config.json", "tokenizer_config.json"):
+        (path.parent / name).write_text(json.dumps(code | {"model_type": "evil"}))
+    with contextlib.suppress(ValueError):
+        LMPolicy.load(path)
+    assert not (path.parent / "ran").exists()
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "there is no such file"),
+        (None, "there is no file"),
         (b"", "cannot convert"),
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, "cannot convert"),
         (b"not a model at all" * 10, "cannot convert"),
@@ -130,3 +149,9 @@ def test_smollm2_writes_english_and_its_adapter_names_it_as_base(tmp_path):
     assert "Paris" in answer
     policy.save(tmp_path)
     assert json.loads(Path(tmp_path, "adapter_config.json").read_text())["base_model_name_or_path"] == "smollm2"
+
+
+def test_a_folder_with_a_gguf_file_names_the_file(tmp_path):
+    (tmp_path / "weights.gguf").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"weights.gguf: give that file itself"):
+        LMPolicy.load(tmp_path)
