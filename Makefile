@@ -10,7 +10,7 @@ TESTS ?= tests
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
 
-# A model that knows English learns to praise films, on 2 cores in about 15 minutes; answers from before and after.
+# A model that knows English learns to praise films, on 2 cores in about 10 minutes; answers from before and after.
 real: .venv/ready
 	$(BIN)/python examples/film_reviews.py
 
