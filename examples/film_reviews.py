@@ -163,7 +163,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=SETTINGS, default="ppo")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=16_000, help="tokens to write; 16,000 take 9 minutes on two cores")
+    parser.add_argument(
+        "--total-steps", type=int, default=16_000, help="tokens to write; 16,000 take 9 minutes on two cores"
+    )
     parser.add_argument("--run-dir", type=Path, help="folder for metrics, samples and checkpoints")
     parser.add_argument("--data", type=Path, help="folder that holds sst2/train.tsv, for the second judge")
     options = parser.parse_args()
