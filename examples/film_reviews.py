@@ -37,7 +37,7 @@ BEGINNINGS = ["{} was", "{} is", "{} turned out to be", "the best thing about {}
 NEW_TOKENS = 16
 LORA = "r=8,alpha=16,targets=q_proj+v_proj"
 KL_COEF = 0.05
-# Learning rates tried with seed 0: 3e-4 (GRPO) and 8e-4 (both), 1.6e-3 (GRPO); 1e-3 and 3e-3 (RLOO).
+# Learning rates tried: 8e-4 (PPO); 8e-4, 1.6e-3 (GRPO); 1e-3, 3e-3 (RLOO); see docs/results/real-text.md.
 SETTINGS = {
     "ppo": replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=8e-4),
     "grpo": replace(
@@ -141,10 +141,9 @@ def run(algorithm, seed, total_steps, judges, run_dir=None):
     """Train, and print figures and answers from before and after."""
     policy = LMPolicy.load("smollm2", lora=LORA, seed=seed)
     reference = policy.reference()
+    watched = {name: (judge, 0.0) for name, judge in judges.items()}  # a reward of weight 0 is only logged
     judges = {"judge: SmolLM2": asked(reference)} | judges
     before, texts = measure(policy, reference, judges)
-    # A reward of weight 0 is only logged.
-    watched = {name: (judge, 0.0) for name, judge in judges.items() if name != "judge: SmolLM2"}
     env = make_environment({"VADER": vader()} | watched, FILMS, policy.tokenizer)
     agent = find_algorithm(algorithm)(env, policy, replace(SETTINGS[algorithm], seed=seed), kl_coef=KL_COEF)
     start = time.process_time()

@@ -1,7 +1,7 @@
 """Reinforcement learning from human feedback, complete: language model, SFT, preferences, reward model, PPO.
 
-    python examples/rlhf.py --data ../shared/data --model smollm2    # a model that knows English, in 40 minutes
-    python examples/rlhf.py --data ../shared/data                    # everything from scratch, in 5
+    python examples/rlhf.py --data ../shared/data --model smollm2    # a model that knows English
+    python examples/rlhf.py --data ../shared/data                    # everything from scratch
 
 The data are the 6,920 sentences of film reviews in SST-2; their labels are the human preference. SFT teaches the style
 of these sentences, with LoRA if there is a model; without ``--model``, a tiny language model learns English from them

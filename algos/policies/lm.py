@@ -264,18 +264,21 @@ class LMPolicy(nn.Module, Policy):
         """See `Policy.divergence`; ``other`` is a language model or an `LMPolicy`."""
         return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
 
+    def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `Policy.values`."""
+        return self._values(rollout)
+
+    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
+        return self._values(rollout, target=returns, earlier=earlier)
+
     @torch.no_grad()
-    def values(self, rollout: TensorDict, **fit: Any) -> tuple[Tensor, Tensor]:
-        """See `Policy.values`, and with arguments of `fit_head` `Policy.fit_values`."""
+    def _values(self, rollout: TensorDict, **fit: Any) -> tuple[Tensor, Tensor]:
         mask, done = rollout["mask"], rollout["terminated"] | rollout["truncated"]
         trunk, head = (self.lm, self.value_head) if self.critic is None else (self.critic, self.critic.head)
         hidden = trunk.hidden(sequences(rollout), prompt_lengths(rollout)).float()
         value = fit_head(head, hidden, mask=mask, **fit) if fit else head(hidden).squeeze(-1)
         return value[:, :-1], following(value, mask=mask, done=done)
-
-    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
-        return self.values(rollout, target=returns, earlier=earlier)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""

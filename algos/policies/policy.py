@@ -115,7 +115,7 @@ class Policy(Protocol):
 
     def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Like `values`, by heads fitted to returns ``[B, T]`` of other rows and earlier rollouts (sums, updated)."""
-        raise ValueError(f"a {type(self).__name__} has no linear value head to fit: set fit_value_head=False")
+        raise _missing(self, "fit_values")
 
     def reference(self) -> Reference:
         """Frozen copy of the current policy: the reference model of a KL penalty."""
