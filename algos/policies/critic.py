@@ -1,7 +1,8 @@
 """`Critic`: a separate value model for a language-model policy."""
 
 import copy
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +19,11 @@ from textenv.rollout import rounding_tolerance
 
 HEAD = "value_head.safetensors"
 """File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
-FOLDS, RIDGES = 8, (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
-"""Parts of a rollout in `fit_head`, and strengths of its ridge, relative to the features' variance."""
-DECAYS = 0.0, 0.8
-"""Weights of the sums over earlier rollouts in `fit_head`; the last one is their decay."""
+FOLDS = 4
+"""Parts of a rollout in `fit_head`."""
+DECAYS, RIDGES = (0.0, 0.8), (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+CANDIDATES = tuple(product(DECAYS, RIDGES))
+"""What `fit_head` chooses from: weight of the sums over earlier rollouts (the last is their decay), and ridge."""
 
 
 class Critic(nn.Module):
@@ -160,59 +162,80 @@ def fresh_head(hidden_size: int, device: torch.device) -> nn.Linear:
 
 @torch.no_grad()
 def fit_head(
-    head: nn.Linear, hidden: Tensor, *, target: Tensor, mask: Tensor, earlier: dict[str, Tensor] | None = None
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    features: Sequence[Tensor],
+    *,
+    target: Tensor,
+    mask: Tensor,
+    earlier: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Fit a value head to a rollout in closed form; return values ``[B, L]`` by heads that have not seen their row.
+    """Fit a linear value to a rollout in closed form; return values ``[B, L]`` by fits that have not seen their row.
 
-    A fold's values come from a ridge regression on the other folds of rows and on earlier rollouts. The strength of its
-    ridge and the weight of earlier rollouts are those that predict a second left-out fold best, so no value depends on
-    its row's return, as in RLOO. Then ``head`` itself is fitted to all rows. Non-finite numbers change nothing.
+    The values of a fold of rows come from a ridge regression on the other folds and on earlier rollouts. Its candidate
+    (weight of earlier rollouts, strength of the ridge) is the one that predicted earlier rollouts best or, in the first
+    one, the other folds. So no value depends on its row's return, as in RLOO. Then ``weights`` and ``bias`` are fitted
+    to all rows. Non-finite numbers change nothing.
 
     Args:
-        head: linear layer from H features to 1, changed in place.
-        hidden, target, mask: float32 features ``[B, L, H]``, L > T; return from each entry on, and bool, ``[B, T]``.
-        earlier: sums over earlier rollouts, updated in place; empty at first.
+        weights, bias: ``[H]`` for each kind of features and ``[1]``, changed in place.
+        features: float32 ``[B, L, H]``, L > T; the ridge treats kinds alike, whatever their size.
+        target, mask: return from each entry on, and bool, ``[B, T]``.
+        earlier: what is remembered of earlier rollouts, updated in place; empty at first.
     """
-    earlier, free = {} if earlier is None else earlier, float(head.bias is not None)  # 1 with an intercept
-    x, y = hidden[:, : mask.shape[1]][mask], target[mask]
-    if not (len(x) and x.isfinite().all() and y.isfinite().all()):
-        return head(hidden).squeeze(-1)
-    center = earlier.setdefault("center", free * x.mean(0))  # float32 could not tell apart features far from 0
-    x = torch.cat([x - center, torch.full_like(x[:, :1], free)], dim=1)
+    earlier = {} if earlier is None else earlier
+    x, y = torch.cat(list(features), dim=-1), target[mask]
+    known = x[:, : mask.shape[1]][mask]
+    if not (len(y) and known.isfinite().all() and y.isfinite().all()):
+        return x @ torch.cat(list(weights)) + (0.0 if bias is None else bias)
+    if not earlier:  # float32 could not tell apart features far from 0
+        sizes = [len(weight) for weight in weights]
+        center = known.mean(0) if bias is not None else torch.zeros_like(known[0])
+        spread = [part.square().mean().sqrt().clamp(min=1e-6) for part in (known - center).split(sizes, dim=1)]
+        scale = torch.cat([value.expand(size) for value, size in zip(spread, sizes, strict=True)])
+        empty = x.new_zeros(len(center) + 1, len(center) + 2)
+        earlier.update({"center": center, "scale": scale, "sums": empty})
+    x = (x - earlier["center"]) / earlier["scale"]
+    x = torch.cat([x, torch.full_like(x[..., :1], float(bias is not None))], dim=-1)
     fold = torch.arange(len(mask), device=x.device) % FOLDS
-    entries = [fold[mask.nonzero()[:, 0]] == i for i in range(FOLDS)]
-    sums = torch.stack([x[own].T @ torch.cat([x[own], y[own, None]], dim=1) for own in entries])
-    before = earlier.get("sums", torch.zeros_like(sums[0]))
+    known, of = x[:, : mask.shape[1]][mask], fold[mask.nonzero()[:, 0]]
+    parts = [(known[of == i], y[of == i]) for i in range(FOLDS)]
+    sums = torch.stack([a.T @ torch.cat([a, b[:, None]], dim=1) for a, b in parts])
+    total = sums.sum(0)
 
-    def without(*folds: int) -> Tensor:
+    def solve(kept: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
         """Solutions ``[candidates, H + 1]``."""
-        kept = sums.sum(0) - sums[list(folds)].sum(0)
-        return torch.cat([_ridges(kept + decay * before) for decay in DECAYS])
+        rest = [(kept + decay * earlier["sums"], strength) for decay, strength in candidates]
+        return torch.stack([_ridge(sums, strength) for sums, strength in rest])
 
     def missed(solutions: Tensor, i: int) -> Tensor:
-        return (y[entries[i], None] - x[entries[i]] @ solutions.T).square().sum(0)
+        """Squared errors in a fold ``[candidates]``."""
+        return (parts[i][1][:, None] - parts[i][0] @ solutions.T).square().sum(0)
 
-    pairs = {frozenset(pair): without(*pair) for pair in combinations(range(FOLDS), 2)}
-    single = [without(i) for i in range(FOLDS)]
-    chosen = []
-    for i, solutions in enumerate(single):
-        errors = [missed(pairs[frozenset((i, j))], j) for j in range(FOLDS) if j != i]
-        chosen.append(solutions[torch.stack(errors).sum(0).argmin()])
-    errors = [missed(solutions, i) for i, solutions in enumerate(single)]
-    chosen.append(without()[torch.stack(errors).sum(0).argmin()])
-    earlier["sums"] = sums.sum(0) + DECAYS[-1] * before
-    weights = torch.stack(chosen)
-    slope, start = weights[:, :-1], free * weights[:, -1] - weights[:, :-1] @ center
-    head.weight.copy_(slope[-1:])
-    if head.bias is not None:
-        head.bias.copy_(start[-1:])
-    return (hidden @ slope[fold].unsqueeze(-1)).squeeze(-1) + start[fold].unsqueeze(-1)
+    solved = [solve(total - own) for own in sums]
+    errors = torch.stack([missed(solutions, i) for i, solutions in enumerate(solved)])
+    if "errors" in earlier:
+        chosen = [int(earlier["errors"].argmin())] * FOLDS
+        errors = torch.cat([errors, DECAYS[-1] * earlier["errors"][None]])
+    else:
+        others = [[missed(solve(total - sums[i] - sums[j]), j) for j in range(FOLDS) if j != i] for i in range(FOLDS)]
+        chosen = [int(torch.stack(each).sum(0).argmin()) for each in others]
+    errors = errors.sum(0)
+    own = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
+    last = solve(total, [CANDIDATES[int(errors.argmin())]])[0]
+    earlier.update({"errors": errors, "sums": total + DECAYS[-1] * earlier["sums"]})
+    slope = last[:-1] / earlier["scale"]
+    for weight, part in zip(weights, slope.split([len(weight) for weight in weights]), strict=True):
+        weight.copy_(part)
+    if bias is not None:
+        bias.copy_(last[-1:] - slope @ earlier["center"])
+    return (x @ own[fold].unsqueeze(-1)).squeeze(-1)
 
 
-def _ridges(sums: Tensor) -> Tensor:
-    """Least squares with each of `RIDGES`, from sums ``[H, H + 1]``; the last of the H features is the intercept."""
+def _ridge(sums: Tensor, strength: float) -> Tensor:
+    """Least squares from sums ``[H, H + 1]`` with a ridge relative to the features' variance; the last is constant."""
     square, product = sums[:, :-1], sums[:, -1]
     spread = square.diagonal().sum() - square[-1].square().sum() / square[-1, -1].clamp(min=1.0)
     ridge = (spread / (len(square) - 1)).clamp(min=1e-6).repeat(len(square))
     ridge[-1] *= 1e-9  # the intercept is hardly penalized
-    return torch.linalg.solve(torch.stack([square + (strength * ridge).diag() for strength in RIDGES]), product)
+    return torch.linalg.solve(square + (strength * ridge).diag(), product)

@@ -28,6 +28,8 @@ from textenv.rollout import Evaluation, following, prompt_lengths, sequences
 
 CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
+TOKENS = "tokens"
+"""Name of `LMPolicy.token_head` among the value head's weights in a saved policy's folder."""
 TINY = 10_000_000
 """Parameters below which a model counts as made for tests, such as the embedded one, and not as pretrained."""
 
@@ -36,7 +38,8 @@ class LMPolicy(nn.Module, Policy):
     """Language model as a recurrent policy: its state is the prefix, kept in a cache (T5, BART: prompt and answer).
 
     The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
-    zero and computed in fp32 whatever the model's dtype.
+    zero and computed in fp32 whatever the model's dtype. ``fit_value_head`` adds ``token_head`` to it, which reads the
+    sum of the embeddings of the answer's tokens so far; otherwise that is zero.
 
     Args:
         model: a decoder-only or encoder-decoder `transformers` model, trained in place; for a `peft` model only the
@@ -63,6 +66,7 @@ class LMPolicy(nn.Module, Policy):
     """
 
     sequential = True
+    token_head: Tensor
 
     def __init__(
         self,
@@ -98,6 +102,8 @@ class LMPolicy(nn.Module, Policy):
         self.detach_value, self.critic = detach_value, critic
         if critic is None:
             self.value_head = fresh_head(self.lm.hidden_size, self.lm.device)
+            width = self.lm.model.get_input_embeddings().weight.shape[1]
+            self.register_buffer("token_head", torch.zeros(width, device=self.lm.device))
         else:
             critic.compute_like(self.lm)
         self.generator = torch.Generator().manual_seed(seed)
@@ -140,6 +146,7 @@ class LMPolicy(nn.Module, Policy):
         weights, saved_options = _read_head(saved[0])
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
         if critic is None:
+            policy.token_head.copy_(weights.pop(TOKENS, policy.token_head))
             policy.value_head.load_state_dict(weights)
         return policy.to(place)
 
@@ -257,7 +264,7 @@ class LMPolicy(nn.Module, Policy):
         row = rollout["observation"], prompt_lengths(rollout)
         hidden = self.lm.hidden(*row)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
-        value = self._value(hidden) if self.critic is None else self.critic.values(*row)
+        value = self._value(hidden, *row) if self.critic is None else self.critic.values(*row)
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | Self) -> Tensor:
@@ -275,9 +282,16 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def _values(self, rollout: TensorDict, **fit: Any) -> tuple[Tensor, Tensor]:
         mask, done = rollout["mask"], rollout["terminated"] | rollout["truncated"]
+        row = sequences(rollout), prompt_lengths(rollout)
         trunk, head = (self.lm, self.value_head) if self.critic is None else (self.critic, self.critic.head)
-        hidden = trunk.hidden(sequences(rollout), prompt_lengths(rollout)).float()
-        value = fit_head(head, hidden, mask=mask, **fit) if fit else head(hidden).squeeze(-1)
+        hidden = trunk.hidden(*row).float()
+        if not fit:
+            value = self._value(hidden, *row) if self.critic is None else head(hidden).squeeze(-1)
+        elif self.critic is None:
+            weights, features = [head.weight[0], self.token_head], [hidden, self._read(*row)]
+            value = fit_head(weights, head.bias, features, mask=mask, **fit)
+        else:
+            value = fit_head([head.weight[0]], head.bias, [hidden], mask=mask, **fit)
         return value[:, :-1], following(value, mask=mask, done=done)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
@@ -318,13 +332,19 @@ class LMPolicy(nn.Module, Policy):
         (folder / HEAD).unlink(missing_ok=True)
         shutil.rmtree(folder / CRITIC, ignore_errors=True)
         if self.critic is None:
-            save_file(self.value_head.state_dict(), folder / HEAD, metadata=metadata)
+            save_file(self.value_head.state_dict() | {TOKENS: self.token_head}, folder / HEAD, metadata=metadata)
         else:
             self.critic.save(folder / CRITIC, metadata=metadata)
 
-    def _value(self, hidden: Tensor) -> Tensor:
+    def _value(self, hidden: Tensor, tokens: Tensor, prompt_length: Tensor) -> Tensor:
         hidden = hidden.detach() if self.detach_value else hidden
-        return self.value_head(hidden.float()).squeeze(-1)
+        return self.value_head(hidden.float()).squeeze(-1) + self._read(tokens, prompt_length) @ self.token_head
+
+    @torch.no_grad()
+    def _read(self, tokens: Tensor, prompt_length: Tensor) -> Tensor:
+        """Sum of the embeddings of the answer's tokens so far, float32 ``[B, L, embedding size]``."""
+        answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
+        return (self.lm.model.get_input_embeddings()(tokens).float() * answer[..., None]).cumsum(1)
 
 
 def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:

@@ -170,6 +170,8 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
         ValueError: if the module is a different one; names the differing weights.
     """
     present = trained_weights(module)
+    new = {name: torch.zeros_like(x) for name, x in present.items() if name == "token_head"}  # absent in version 0.4.0
+    saved = new | dict(saved)
     other = sorted(present.keys() ^ saved.keys())
     other += [name for name in present.keys() & saved.keys() if present[name].shape != saved[name].shape]
     if other:

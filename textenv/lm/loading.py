@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
+from textenv.names import nearest
 from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     """Return the path or hub name for ``from_pretrained``.
 
     ``"embedded"``, ``"smollm2"`` and ``"path/to/model.gguf"`` become folders in the cache, built at first use.
+
+    Raises:
+        ValueError: if the name is a built-in model's, misspelt.
     """
     if str(name) == EMBEDDED:
         from textenv.embedded import embedded_folder
@@ -50,6 +54,8 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     elif str(name).lower().endswith(".gguf"):
         folder, name = gguf_folder(name), Path(name).expanduser().resolve()
     else:
+        if (close := nearest(str(name).lower(), (EMBEDDED, SMOLLM2))) and not Path(name).exists():
+            raise ValueError(f"there is no model {str(name)!r}: did you mean {close!r}?")  # before a hub is asked
         return str(name)
     _SOURCES[str(folder)] = str(name)
     return str(folder)

@@ -133,8 +133,14 @@ def record(function: Function, *examples: Tensor) -> Function:
     def plain(*arguments: Tensor) -> Tensor:  # for a method, torch.fx would count self as an argument
         return function(*arguments)
 
-    with torch.no_grad():
-        module = make_fx(plain, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    complaints = logging.getLogger("torch._subclasses.fake_tensor")  # a traceback of an error that is also raised
+    level = complaints.level
+    complaints.setLevel(logging.CRITICAL)
+    try:
+        with torch.no_grad():
+            module = make_fx(plain, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    finally:
+        complaints.setLevel(level)
     # Before the targets change, because torch.fx recognizes in-place operations only as overloads.
     module.graph.eliminate_dead_code()
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):

@@ -68,6 +68,7 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
         (["RUN", "--prompt", ""], "prompt 0 is empty"),
         (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected at least 1"),
         (["RUN", "--prompt", "x", "--compare-to", "missing"], "neither a folder nor a hub name"),
+        (["RUN", "--prompt", "x", "--compare-to", "SmolM2"], "did you mean 'smollm2'?"),
         (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
     ],
 )
