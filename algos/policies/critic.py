@@ -218,7 +218,9 @@ def fit_head(
         chosen = [int(earlier["errors"].argmin())] * FOLDS
         errors = torch.cat([errors, DECAYS[-1] * earlier["errors"][None]])
     else:
-        others = [[missed(solve(total - sums[i] - sums[j]), j) for j in range(FOLDS) if j != i] for i in range(FOLDS)]
+        first = CANDIDATES[: len(RIDGES)]  # nothing is earlier
+        pairs = [[(total - sums[i] - sums[j], j) for j in range(FOLDS) if j != i] for i in range(FOLDS)]
+        others = [[missed(solve(kept, first), j) for kept, j in pair] for pair in pairs]
         chosen = [int(torch.stack(each).sum(0).argmin()) for each in others]
     errors = errors.sum(0)
     own = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
