@@ -69,7 +69,8 @@ class Settings:
     total_steps: int
     new_tokens: int = 24
     lora: str | None = None  # of SFT and PPO; the reward model and the critic are trained whole
-    examples: int | None = None  # of SFT
+    examples: int | None = None  # most examples of SFT, and pairs of the reward model
+    held_out: int | None = None  # most sentences to measure perplexity on
 
 
 LANGUAGE = SFTConfig(num_epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
@@ -87,7 +88,8 @@ REAL = Settings(
     kl_coef=0.1,
     total_steps=16_000,
     lora="r=8,alpha=16,targets=q_proj+v_proj",
-    examples=1_500,
+    examples=600,
+    held_out=150,
 )
 
 
@@ -274,7 +276,7 @@ def run(rows, dev, critic, seeds, model=None, settings=SCRATCH):
     def say(text):
         print(f"{time.perf_counter() - start:4.0f} s: {text}", flush=True)
 
-    rows, held_out = rows[: -len(rows) // HELD_OUT], rows[-len(rows) // HELD_OUT :]
+    rows, held_out = rows[: -len(rows) // HELD_OUT], rows[-len(rows) // HELD_OUT :][: settings.held_out]
     people, others = rows[: len(rows) * 7 // 10], rows[len(rows) * 7 // 10 :]
     if model:
         lm = LanguageModel.load(model)
@@ -284,7 +286,7 @@ def run(rows, dev, critic, seeds, model=None, settings=SCRATCH):
     tuned, history = fine_tune(lm, rows, held_out, settings)
     say(f"SFT: perplexity {history[-1]['held_out/perplexity']:.0f} of held-out answers")
     reward_model = make_reward_model(tuned)
-    learnt = train_reward_model(reward_model, preferences(people), settings.reward)
+    learnt = train_reward_model(reward_model, preferences(people)[: settings.examples], settings.reward)
     judge = WordCounts(others)
     made = {
         "held-out accuracy": learnt.accuracy,
