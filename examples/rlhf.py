@@ -70,7 +70,7 @@ class Settings:
     new_tokens: int = 24
     lora: str | None = None  # of SFT and PPO; the reward model and the critic are trained whole
     examples: int | None = None  # most examples of SFT, and pairs of the reward model
-    held_out: int | None = None  # most sentences to measure perplexity on
+    held_out: int | None = None  # most sentences, of held-out rows and of dev.tsv, to measure on
 
 
 LANGUAGE = SFTConfig(num_epochs=4, batch_size=4, max_length=CONTEXT, learning_rate=4e-3, weight_decay=0.1)
@@ -89,7 +89,7 @@ REAL = Settings(
     total_steps=16_000,
     lora="r=8,alpha=16,targets=q_proj+v_proj",
     examples=600,
-    held_out=150,
+    held_out=200,
 )
 
 
@@ -277,6 +277,7 @@ def run(rows, dev, critic, seeds, model=None, settings=SCRATCH):
         print(f"{time.perf_counter() - start:4.0f} s: {text}", flush=True)
 
     rows, held_out = rows[: -len(rows) // HELD_OUT], rows[-len(rows) // HELD_OUT :][: settings.held_out]
+    dev = dev[: settings.held_out]
     people, others = rows[: len(rows) * 7 // 10], rows[len(rows) * 7 // 10 :]
     if model:
         lm = LanguageModel.load(model)
