@@ -184,33 +184,49 @@ def fit_head(
         earlier: what is remembered of earlier rollouts, updated in place; empty at first.
     """
     earlier = {} if earlier is None else earlier
+    sizes = [len(weight) for weight in weights]
     x, y = torch.cat(list(features), dim=-1), target[mask]
-    known = x[:, : mask.shape[1]][mask]
-    if not (len(y) and known.isfinite().all() and y.isfinite().all()):
+    seen = x[:, : mask.shape[1]][mask]
+    if not (len(y) and seen.isfinite().all() and y.isfinite().all()):
         return x @ torch.cat(list(weights)) + (0.0 if bias is None else bias)
     if not earlier:  # float32 could not tell apart features far from 0
-        sizes = [len(weight) for weight in weights]
-        center = known.mean(0) if bias is not None else torch.zeros_like(known[0])
-        spread = [part.square().mean().sqrt().clamp(min=1e-6) for part in (known - center).split(sizes, dim=1)]
+        center = seen.mean(0) if bias is not None else torch.zeros_like(seen[0])
+        spread = [part.square().mean().sqrt().clamp(min=1e-6) for part in (seen - center).split(sizes, dim=1)]
         scale = torch.cat([value.expand(size) for value, size in zip(spread, sizes, strict=True)])
         empty = x.new_zeros(len(center) + 1, len(center) + 2)
         earlier.update({"center": center, "scale": scale, "sums": empty})
     x = (x - earlier["center"]) / earlier["scale"]
     x = torch.cat([x, torch.full_like(x[..., :1], float(bias is not None))], dim=-1)
     fold = torch.arange(len(mask), device=x.device) % FOLDS
-    known, of = x[:, : mask.shape[1]][mask], fold[mask.nonzero()[:, 0]]
-    parts = [(known[of == i], y[of == i]) for i in range(FOLDS)]
-    sums = torch.stack([a.T @ torch.cat([a, b[:, None]], dim=1) for a, b in parts])
+    of = fold[mask.nonzero()[:, 0]]
+    seen = x[:, : mask.shape[1]][mask]
+    folds, last = _cross_fit([(seen[of == i], y[of == i]) for i in range(FOLDS)], earlier)
+    slope = last[:-1] / earlier["scale"]
+    for weight, part in zip(weights, slope.split(sizes), strict=True):
+        weight.copy_(part)
+    if bias is not None:
+        bias.copy_(last[-1:] - slope @ earlier["center"])
+    return (x @ folds[fold].unsqueeze(-1)).squeeze(-1)
+
+
+def _cross_fit(parts: Sequence[tuple[Tensor, Tensor]], earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Solutions for each fold by the others ``[FOLDS, H + 1]``, and for all ``[H + 1]``; updates ``earlier``.
+
+    Args:
+        parts: features ``[N, H + 1]``, the last of which is the constant, and targets ``[N]`` of each fold.
+        earlier: sums ``[H + 1, H + 2]`` and, after the first rollout, squared errors of the candidates.
+    """
+    sums = torch.stack([x.T @ torch.cat([x, y[:, None]], dim=1) for x, y in parts])
     total = sums.sum(0)
 
-    def solve(kept: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
+    def solve(own: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
         """Solutions ``[candidates, H + 1]``."""
-        rest = [(kept + decay * earlier["sums"], strength) for decay, strength in candidates]
-        return torch.stack([_ridge(sums, strength) for sums, strength in rest])
+        return torch.stack([_ridge(own + decay * earlier["sums"], strength) for decay, strength in candidates])
 
     def missed(solutions: Tensor, i: int) -> Tensor:
         """Squared errors in a fold ``[candidates]``."""
-        return (parts[i][1][:, None] - parts[i][0] @ solutions.T).square().sum(0)
+        x, y = parts[i]
+        return (y[:, None] - x @ solutions.T).square().sum(0)
 
     solved = [solve(total - own) for own in sums]
     errors = torch.stack([missed(solutions, i) for i, solutions in enumerate(solved)])
@@ -223,15 +239,10 @@ def fit_head(
         others = [[missed(solve(kept, first), j) for kept, j in pair] for pair in pairs]
         chosen = [int(torch.stack(each).sum(0).argmin()) for each in others]
     errors = errors.sum(0)
-    own = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
+    folds = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
     last = solve(total, [CANDIDATES[int(errors.argmin())]])[0]
     earlier.update({"errors": errors, "sums": total + DECAYS[-1] * earlier["sums"]})
-    slope = last[:-1] / earlier["scale"]
-    for weight, part in zip(weights, slope.split([len(weight) for weight in weights]), strict=True):
-        weight.copy_(part)
-    if bias is not None:
-        bias.copy_(last[-1:] - slope @ earlier["center"])
-    return (x @ own[fold].unsqueeze(-1)).squeeze(-1)
+    return folds, last
 
 
 def _ridge(sums: Tensor, strength: float) -> Tensor:

@@ -271,28 +271,25 @@ class LMPolicy(nn.Module, Policy):
         """See `Policy.divergence`; ``other`` is a language model or an `LMPolicy`."""
         return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
 
+    @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        return self._values(rollout)
-
-    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
-        return self._values(rollout, target=returns, earlier=earlier)
+        row = sequences(rollout), prompt_lengths(rollout)
+        value = self._value(self.lm.hidden(*row), *row) if self.critic is None else self.critic.values(*row)
+        return _now_and_next(value, rollout)
 
     @torch.no_grad()
-    def _values(self, rollout: TensorDict, **fit: Any) -> tuple[Tensor, Tensor]:
-        mask, done = rollout["mask"], rollout["terminated"] | rollout["truncated"]
+    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
         row = sequences(rollout), prompt_lengths(rollout)
-        trunk, head = (self.lm, self.value_head) if self.critic is None else (self.critic, self.critic.head)
-        hidden = trunk.hidden(*row).float()
-        if not fit:
-            value = self._value(hidden, *row) if self.critic is None else head(hidden).squeeze(-1)
-        elif self.critic is None:
-            weights, features = [head.weight[0], self.token_head], [hidden, self._read(*row)]
-            value = fit_head(weights, head.bias, features, mask=mask, **fit)
+        if self.critic is None:
+            head, features = self.value_head, [self.lm.hidden(*row).float(), self._read(*row)]
+            weights = [head.weight[0], self.token_head]
         else:
-            value = fit_head([head.weight[0]], head.bias, [hidden], mask=mask, **fit)
-        return value[:, :-1], following(value, mask=mask, done=done)
+            head, features = self.critic.head, [self.critic.hidden(*row).float()]
+            weights = [head.weight[0]]
+        value = fit_head(weights, head.bias, features, target=returns, mask=rollout["mask"], earlier=earlier)
+        return _now_and_next(value, rollout)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""
@@ -345,6 +342,12 @@ class LMPolicy(nn.Module, Policy):
         """Sum of the embeddings of the answer's tokens so far, float32 ``[B, L, embedding size]``."""
         answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
         return (self.lm.model.get_input_embeddings()(tokens).float() * answer[..., None]).cumsum(1)
+
+
+def _now_and_next(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+    """Values ``[B, T]`` of states and of the states after them, from those of every prefix ``[B, T + 1]``."""
+    done = rollout["terminated"] | rollout["truncated"]
+    return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 
 
 def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:

@@ -122,20 +122,23 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
     rng = np.random.default_rng(7)
     held_out, texts = ([sample_review(rng).text for _ in range(count)] for count in (200, 600))
     config = dataclasses.replace(
-        presets.TEXT, num_episodes=64, minibatch_size=16, learning_rate=1e-3, final_learning_rate=None, seed=3
+        presets.TEXT, num_episodes=64, minibatch_size=16, learning_rate=1e-3, final_learning_rate=None
     )
-    perplexity, reward = {}, {}
-    for name in ("without", "with"):
-        policy = LMPolicy.load("embedded", seed=3)
-        perplexity["before"] = policy.lm.perplexity(held_out)
-        term = TextLoss(texts, coef=0.1, batch_size=8, max_length=32) if name == "with" else None
-        agent = PPO(gymnasium.make_vec("textenv/Periods-v0", num_envs=64), policy, config, auxiliary=term)
-        history = agent.learn(40_000, on_iteration=lambda metrics: metrics["episode/return"] >= 0.7)
-        perplexity[name], reward[name] = policy.lm.perplexity(held_out), history[-1]["episode/return"]
-        assert ("auxiliary/loss" in history[-1]) == (name == "with")
-    print(f"perplexity of held-out reviews {perplexity}, reward {reward}")
-    assert reward["without"] >= 0.7 and reward["with"] >= max(
-        0.7, reward["without"] - 0.1
-    )  # .76, .88, .72; .87, .93, .71
-    # Seen: 2.69 before; 15.6, 17.7, 11.2 without the term, 4.9, 4.8, 6.2 with it, by seeds 1 to 3.
-    assert perplexity["before"] < perplexity["with"] < 0.75 * perplexity["without"]
+    before = LMPolicy.load("embedded").lm.perplexity(held_out)
+    ratios = []
+    for seed in (1, 2, 3):
+        perplexity = {}
+        for name in ("without", "with"):
+            policy = LMPolicy.load("embedded", seed=seed)
+            term = TextLoss(texts, coef=0.1, batch_size=8, max_length=32) if name == "with" else None
+            env = gymnasium.make_vec("textenv/Periods-v0", num_envs=64)
+            agent = PPO(env, policy, dataclasses.replace(config, seed=seed), auxiliary=term)
+            history = agent.learn(40_000, on_iteration=lambda metrics: metrics["episode/return"] >= 0.7)
+            assert ("auxiliary/loss" in history[-1]) == (name == "with")
+            assert history[-1]["episode/return"] >= 0.7
+            perplexity[name] = policy.lm.perplexity(held_out)
+        print(f"perplexity of held-out reviews: before {before}, {perplexity}")
+        assert before < perplexity["with"]
+        ratios.append(perplexity["with"] / perplexity["without"])
+    # Seen: 2.69 before; 15.6, 17.7, 11.2 without the term, 4.9, 4.8, 6.2 with it: a third in the geometric mean.
+    assert np.log(ratios).mean() < np.log(0.5)
