@@ -68,8 +68,10 @@ class Settings:
     kl_coef: float  # reward per nat
     total_steps: int
     new_tokens: int = 24
+    temperature: float = 1.0  # of the answers
     lora: str | None = None  # of SFT and PPO; the reward model and the critic are trained whole
-    examples: int | None = None  # most examples of SFT, and pairs of the reward model
+    examples: int | None = None  # most examples of SFT
+    pairs: int | None = None  # most pairs of the reward model
     held_out: int | None = None  # most sentences, of held-out rows and of dev.tsv, to measure on
 
 
@@ -87,8 +89,10 @@ REAL = Settings(
     ppo=replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4, value_learning_rate=2e-5),
     kl_coef=0.1,
     total_steps=16_000,
+    temperature=0.7,
     lora="r=8,alpha=16,targets=q_proj+v_proj",
-    examples=600,
+    examples=2400,
+    pairs=900,
     held_out=200,
 )
 
@@ -173,7 +177,7 @@ def fine_tune(lm, rows, held_out, settings):
     model = copy.deepcopy(lm.model)
     tuned = LanguageModel(add_lora(model, settings.lora, seed=0) if settings.lora else model, lm.tokenizer)
     history = sft(tuned, beginnings(rows)[: settings.examples], settings.fine_tuning, held_out=beginnings(held_out))
-    return LanguageModel(merged(tuned.model), lm.tokenizer), history
+    return LanguageModel(merged(tuned.model), lm.tokenizer, temperature=settings.temperature), history
 
 
 def make_reward_model(lm):
@@ -233,7 +237,7 @@ def train_policy(tuned, reward_model, prompts, critic, seed, settings):
     value_model = Critic.from_reward_model(reward_model) if critic == "model" else None
     model = copy.deepcopy(tuned.model)
     model = add_lora(model, settings.lora, seed=seed) if settings.lora else model
-    policy = LMPolicy(model, tuned.tokenizer, critic=value_model)
+    policy = LMPolicy(model, tuned.tokenizer, critic=value_model, temperature=tuned.temperature)
     env = make_environment(prompts, reward_model, tuned.tokenizer, settings.new_tokens)
     PPO(env, policy, replace(settings.ppo, seed=seed), kl_coef=settings.kl_coef).learn(settings.total_steps)
     return policy.lm
@@ -242,7 +246,7 @@ def train_policy(tuned, reward_model, prompts, critic, seed, settings):
 def measure(lm, reference, reward_model, judge, prompts, sentences, new_tokens):
     """Metrics of one answer to every prompt, and the texts with a bar where the answer begins."""
     tokenizer, count = lm.tokenizer, len(prompts)
-    policy = LMPolicy(lm.model, tokenizer)
+    policy = LMPolicy(lm.model, tokenizer, temperature=reference.temperature)
     _, rollout = evaluate(make_environment(prompts, reward_model, tokenizer, new_tokens), policy, num_episodes=count)
     KLPenalty(reference, coef=0.0)(rollout, policy)
     ids = [action[own].tolist() for action, own in zip(rollout["action"], rollout["mask"], strict=True)]
@@ -252,7 +256,7 @@ def measure(lm, reference, reward_model, judge, prompts, sentences, new_tokens):
         "reward model's score": reward_model.scores(texts).mean().item(),
         "judge: positive": judge.scores(texts).mean().item(),
         "KL to SFT, nats": rollout["kl"].sum().item() / count,
-        "perplexity of dev.tsv": lm.perplexity(sentences),
+        "perplexity of dev.tsv": LanguageModel(lm.model, tokenizer).perplexity(sentences),
         "distinct-2": distinct(ids),
         "ended by itself": rollout["terminated"].any(1).float().mean().item(),
         "tokens an answer": sum(map(len, ids)) / count,
@@ -287,7 +291,7 @@ def run(rows, dev, critic, seeds, model=None, settings=SCRATCH):
     tuned, history = fine_tune(lm, rows, held_out, settings)
     say(f"SFT: perplexity {history[-1]['held_out/perplexity']:.0f} of held-out answers")
     reward_model = make_reward_model(tuned)
-    learnt = train_reward_model(reward_model, preferences(people)[: settings.examples], settings.reward)
+    learnt = train_reward_model(reward_model, preferences(people)[: settings.pairs], settings.reward)
     judge = WordCounts(others)
     made = {
         "held-out accuracy": learnt.accuracy,
