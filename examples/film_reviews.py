@@ -1,6 +1,6 @@
 """A model that knows English learns to praise films: SmolLM2 (135 M parameters) with LoRA, on two CPU cores.
 
-    python examples/film_reviews.py            # `make real`: PPO, 9 minutes
+    python examples/film_reviews.py            # `make real`: PPO, about 10 minutes
 
 The reward is VADER (Hutto and Gilbert 2014), which adds up words of a lexicon. A judge that the reward does not know
 reads the same answers: the untrained model itself, asked for the sentiment of the review (it is right on .78 of 200
@@ -163,7 +163,7 @@ def main():
     parser.add_argument("--algo", choices=SETTINGS, default="ppo")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--total-steps", type=int, default=16_000, help="tokens to write; 16,000 take 9 minutes on two cores"
+        "--total-steps", type=int, default=16_000, help="tokens to write; 16,000 take about 10 minutes on two cores"
     )
     parser.add_argument("--run-dir", type=Path, help="folder for metrics, samples and checkpoints")
     parser.add_argument("--data", type=Path, help="folder that holds sst2/train.tsv, for the second judge")

@@ -11,9 +11,10 @@ a critic that starts as the reward model. ``--critic head`` has three: the value
 trained. The judge counts words; it was trained on labels that the reward model has not seen.
 
 What to expect: SFT teaches the model to end its answers. PPO raises the score, until the judge rates the answers like
-the positive sentences of people (.75). The other rows and the texts show the cost: answers are shorter and less varied,
-praise even after a negative beginning, repeat a few words ("and heart"), and the model predicts the sentences of people
-less well. The model from scratch does not write good English, before PPO or after it.
+the positive sentences of people (.75) or higher. The other rows and the texts show the cost: answers are less varied,
+praise even after a negative beginning ("a bloated gasbag, a profound and inspiring story"), repeat a few words, and the
+model predicts the sentences of people less well. With smollm2 it takes about 35 minutes of two cores, and answers are
+English; the model from scratch (5 minutes) does not write good English, before PPO or after it.
 """
 
 import argparse
