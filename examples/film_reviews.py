@@ -21,12 +21,12 @@ import torch
 from harper import Linter
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 from transformers import AutoModel, AutoTokenizer
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from algos import LMPolicy, evaluate, presets
 from algos.make import find_algorithm
 from textenv import KLPenalty, Rewards, TextVectorEnv
 from textenv.lm.loading import from_pretrained
+from textenv.rewards import vader
 from textenv.rollout import sequences
 
 FILMS = ["this movie", "the film", "the story", "her latest film", "this little thriller", "the sequel",
@@ -45,12 +45,6 @@ SETTINGS = {
     ),
     "rloo": replace(presets.TEXT_RLOO, num_episodes=32, group_size=4, learning_rate=3e-3),
 }
-
-
-def vader():
-    """Reward: the sentiment of the answer by VADER's lexicon, from -1 to 1."""
-    analyzer = SentimentIntensityAnalyzer()
-    return lambda prompts, completions: [analyzer.polarity_scores(text)["compound"] for text in completions]
 
 
 def asked(lm):

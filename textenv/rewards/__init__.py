@@ -8,11 +8,13 @@ from textenv.rewards.calling import load_function
 from textenv.rewards.composite import Rewards
 from textenv.rewards.lengths import length_window, repetition, unfinished
 from textenv.rewards.numeric import numeric_answer
+from textenv.rewards.packages import grammar, json_schema, math_answer, python_tests, similarity, vader
 from textenv.rewards.patterns import forbidden_words, format_tags, keyword_count, matches
 from textenv.rewards.references import exact_answer, sentiment, token_f1
 from textenv.rewards.transforms import Normalize, clip, whiten
 
 __all__ = [
-    "Normalize", "Rewards", "clip", "exact_answer", "forbidden_words", "format_tags", "keyword_count", "length_window",
-    "load_function", "matches", "numeric_answer", "repetition", "sentiment", "token_f1", "unfinished", "whiten",
+    "Normalize", "Rewards", "clip", "exact_answer", "forbidden_words", "format_tags", "grammar", "json_schema",
+    "keyword_count", "length_window", "load_function", "matches", "math_answer", "numeric_answer", "python_tests",
+    "repetition", "sentiment", "similarity", "token_f1", "unfinished", "vader", "whiten",
 ]  # fmt: skip

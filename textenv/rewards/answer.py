@@ -20,7 +20,7 @@ def by_text(name: str, score: Callable[[str], float]) -> TextReward:
     return reward
 
 
-def by_reference(name: str, column: str, score: Callable[[str, Any], float | None]) -> ColumnReward:
+def by_reference(name: str, column: str, score: Callable[[str, Any], Any]) -> ColumnReward:
     """Return a reward function of this name that scores the text of each completion given a column's entry.
 
     A row whose entry is None gets None. The function raises a ValueError if the prompts have no such column.

@@ -107,7 +107,7 @@ def _wait(found: Any) -> Any:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Load the function named by ``"path/to/file.py:name"`` or ``"package.module:name"``.
+    """Load the function named by ``"file.py:name"`` or ``"package.module:name"``, or make ``"textenv.rewards:name"``.
 
     Raises:
         ValueError: if the name has another form, if the module is missing or raises at import, or if it has no such
@@ -126,7 +126,7 @@ def load_function(name: str) -> Callable[..., Any]:
         here = [key for key, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
         kind = "no function" if found is None else f"a {type(found).__name__}, not a function,"
         raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
-    return found
+    return found() if place == "textenv.rewards" else found
 
 
 def _read_file(path: Path) -> ModuleType:
