@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from textenv.envs.vector_env import TextVectorEnv
 
 NAMES = (
-    "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "Prompts"
+    "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
+    "OpenEnv", "Prompts"
 )  # fmt: skip
-BEST = {"TwentyQuestions": 33 / 40, "Prompts": None}
+BEST = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Prompts": None}
 """Mean return of optimal play, where it is not 1; None if unknown."""
 
 
@@ -44,7 +45,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """Make a built-in task as a vector environment with ``num_envs`` slots.
 
     Args:
-        task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"Prompts"`` needs ``prompts`` and ``reward``.
+        task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
+            ``"Prompts"`` ``prompts`` and ``reward``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name), ``split``
             (``"train"`` or ``"test"``, which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the

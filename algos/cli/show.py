@@ -4,6 +4,7 @@ import inspect
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from shutil import get_terminal_size
 from typing import Any, ClassVar
 
@@ -48,10 +49,11 @@ class Envs(Command):
 
     def run(self) -> list[dict[str, Any]]:
         """Read the first line about each task."""
-        from textenv.tasks.builtin import GAMES, TASKS
+        from textenv.tasks.builtin import GAMES, TASKS, WORLDS
         from textenv.tasks.reasoning_gym import ReasoningGym
 
         tasks = TASKS | {name: make for name, (make, _) in GAMES.items()} | {"ReasoningGym": ReasoningGym}
+        tasks |= {name: resolve_name(world) for name, world in WORLDS.items()}
         lines = {name: str(inspect.getdoc(tasks[name])).partition("\n")[0] for name in NAMES}
         found = [{"environment": f"textenv/{name}-v0", "task": line.replace("`", "")} for name, line in lines.items()]
         if not self.json:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from textenv.prompts.tokenize import text_ids
+
 if TYPE_CHECKING:
     from textenv.envs.turn import Turn
 
@@ -134,6 +136,13 @@ class ActionMasks:
             self._places[key] = self._count
             self._count += 1
         return self._places[key]
+
+
+def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
+    """Token ids by which a turn so far continues one of these texts, or EOS at its end; for ``allowed=``."""
+    said, end = turn.completion_ids, turn.tokenizer.eos_token_id
+    whole = [[*text_ids(text, turn.tokenizer), end] for text in texts]
+    return [ids[len(said)] for ids in whole if ids[: len(said)] == said]
 
 
 def _array(given: Any, said: str) -> np.ndarray:

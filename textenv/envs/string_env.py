@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -11,14 +12,18 @@ import gymnasium
 import numpy as np
 
 from textenv.envs.limits import check_tokenizer
+from textenv.envs.task import rows_of
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import TRUNCATED, Cut, Turn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.prompts.prompts import Prompt
+from textenv.rewards.scores import Scores, read_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+FAILED = "worker_failed"
+"""Key of ``info`` in a step that failed, as in `algos.envs.subprocess_env`."""
 MAX_TURNS = 20
 """Default maximum number of turns in an episode."""
 
@@ -32,6 +37,9 @@ class _Game:
 
     env: StringEnv
     rewards: list[float] = field(default_factory=list)
+    closed: bool = False
+    failed: bool = False
+    """True if the environment failed: the episode is broken off and left out of the update."""
 
 
 class StringGames:
@@ -65,23 +73,40 @@ class StringGames:
         self._made: WeakSet[StringEnv] = WeakSet()
         check_tokenizer(tokenizer)
         self.chat, self.pay_at = bool(tokenizer.chat_template), pay_at
+        self._answered: list[Turn] = []
+        self._map: Any = map
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start games; see `textenv.envs.task.Task.sample_prompts`. Equal numbers give equal games."""
-        return [self._begin(number, seed) for number in numbers]
+        self._close(self._answered)  # before others begin: a server may run few at once
+        self._answered = []
+        return list(self._map(self._begin, numbers, itertools.repeat(seed)))
 
     def reply(self, turns: Sequence[Turn]) -> list[str | Literal[Cut.TRUNCATED] | None]:
         """Step the games; see `textenv.envs.task.Conversation.reply`."""
-        return [self._step(turn) for turn in turns]
+        self._answered += turns
+        return list(self._map(self._step, turns))
 
-    def score(self, turns: Sequence[Turn]) -> list[float]:
+    def score(self, turns: Sequence[Turn]) -> Scores:
         """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
-        for turn in turns:
-            if turn.last and self.only is None:
-                turn.prompt.state.env.close()
+        self._close(turns)
+        games: list[_Game] = [turn.prompt.state for turn in turns]
         if self.pay_at == "end":
-            return [sum(turn.prompt.state.rewards) if turn.last else 0.0 for turn in turns]
-        return [turn.prompt.state.rewards[turn.index] for turn in turns]
+            earned = [sum(game.rewards) if turn.last else 0.0 for game, turn in zip(games, turns, strict=True)]
+        else:
+            earned = [game.rewards[turn.index] for game, turn in zip(games, turns, strict=True)]
+        failed = frozenset(index for index, game in enumerate(games) if game.failed)
+        return replace(read_scores(earned, rows_of(turns), name=type(self).__name__), failed=failed)
+
+    def prompt(self, said: str, state: Any = None) -> Prompt:
+        """Return the prompt for a first observation."""
+        return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=state)
+
+    def _close(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if turn.last and self.only is None and not turn.prompt.state.closed:
+                turn.prompt.state.closed = True
+                turn.prompt.state.env.close()
 
     def _begin(self, number: int, seed: int) -> Prompt:
         env = self._make_env() if self.only is None else self.only
@@ -92,11 +117,12 @@ class StringGames:
         self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
         said = _observed(env.reset(seed=int(drawn))[0], env)
-        return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=_Game(env))
+        return self.prompt(said, _Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
         game: _Game = turn.prompt.state
-        said, reward, terminated, truncated, _ = game.env.step(turn.completion)
+        said, reward, terminated, truncated, info = game.env.step(turn.completion)
+        game.failed = bool(info.get(FAILED))
         try:
             game.rewards.append(float(reward))
         except (TypeError, ValueError) as error:

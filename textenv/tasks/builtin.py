@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,6 +154,8 @@ GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
     ),
 }
 """Constructor and limits of each game; by default, the games end after fewer turns."""
+WORLDS = {"TextWorld": "textenv.tasks.textworld:TextWorld", "OpenEnv": "textenv.tasks.openenv:OpenEnv"}
+"""Class of each task that plays an environment of another package; imported at first use."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 
@@ -162,7 +165,7 @@ def make_task(
     """Make a built-in task from its name.
 
     Args:
-        name: a name in `TASKS` or `GAMES`, or ``"ReasoningGym"``.
+        name: a name in `TASKS`, `GAMES` or `WORLDS`, or ``"ReasoningGym"``.
         tokenizer: the policy's tokenizer.
         split: ``"train"`` or ``"test"``; games have no splits, as each episode is drawn at random.
         arguments: of the task and of the environment.
@@ -199,4 +202,8 @@ def make_task(
         from textenv.tasks.reasoning_gym import ReasoningGym
 
         return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
-    raise ValueError(f"unknown task {name!r}, expected one of {', '.join([*TASKS, *GAMES, 'ReasoningGym'])}")
+    if name in WORLDS:
+        world = resolve_name(WORLDS[name])(split, tokenizer=tokenizer, **own)
+        return world, world.limits, rest
+    known = ", ".join([*TASKS, *GAMES, *WORLDS, "ReasoningGym"])
+    raise ValueError(f"unknown task {name!r}, expected one of {known}")

@@ -1,0 +1,94 @@
+"""textenv/TextWorld-v0 with games that the package textworld makes, compiles and plays."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from textenv import TextVectorEnv, make_task
+from textenv.embedded.training import train_tokenizer
+
+textworld = pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    before = os.environ.get("TEXTENV_CACHE")
+    os.environ["TEXTENV_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield os.environ["TEXTENV_CACHE"]
+    os.environ.pop("TEXTENV_CACHE")
+    os.environ |= {} if before is None else {"TEXTENV_CACHE": before}
+
+
+def make_game(tokenizer, **options):
+    return make_task("TextWorld", tokenizer=tokenizer, games=1, **options)[0]._make_env()
+
+
+def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer):
+    game = make_game(tokenizer, challenge="tw-coin_collector", level=2)
+    text, _ = game.reset(seed=0)
+    assert "coin" in text and "$" not in text and not text.startswith(">") and "\n\n" not in text
+    commands = textworld.Game.load(game._files[0].replace(".z8", ".json")).metadata["walkthrough"]
+    steps = [game.step(command) for command in commands]
+    assert [reward for _, reward, *_ in steps] == [0, 1] and [over for _, _, over, *_ in steps] == [False, True]
+
+
+def test_a_policy_cannot_save_quit_restart_or_stop_the_interpreter(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    game = make_game(tokenizer)
+    game.reset(seed=0)
+    for action in ("save", "look. save", "look then save", "script", "quit", "restart", "tw-trace-actions", "", "\0\1"):
+        assert game.step(action)[:3] == ("That's not a verb I recognise.", 0.0, False), action
+    assert "Room" in game.step("\n look \nsave")[0] and not list(tmp_path.iterdir())
+
+
+def test_equal_seeds_make_equal_games_in_every_process(tokenizer, tmp_path):
+    program = """
+from textenv import make_task
+from textenv.embedded.training import train_tokenizer
+task = make_task("TextWorld", tokenizer=train_tokenizer(), games=1, nb_rooms=2, theme="house")[0]
+print(task.sample_prompts([0], seed=1)[0].content)
+"""
+    said = []
+    for hashing in ("1", "2"):
+        own = {"TEXTENV_CACHE": str(tmp_path / hashing), "PYTHONHASHSEED": hashing}
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | own, capture_output=True, check=True)
+        said.append(done.stdout)
+    assert said[0] == said[1] and len(said[0]) > 100
+    prompts = [make_task("TextWorld", tokenizer=tokenizer, games=1, split=split)[0] for split in ("train", "test")]
+    assert len({task.sample_prompts([0], seed=1)[0].content for task in prompts}) == 2
+
+
+def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
+    task, limits, _ = make_task("TextWorld", tokenizer=tokenizer, games=1, admissible=True)
+    env, rng = TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, **limits), np.random.default_rng(0)
+    env.start_episodes(6, seed=0)
+    while env.running.any():
+        mask = env.action_mask.numpy()
+        env.advance(np.array([rng.choice(np.flatnonzero(row)) for row in mask]))
+    rollout = env.take_episodes()
+    turns = [turn for turn in env._taken[0] if turn.terminated]
+    assert len(turns) > 6 and "allowed" in rollout.keys()
+    games = textworld.Game.load(task._make_env()._files[0].replace(".z8", ".json"))
+    assert {turn.completion for turn in turns} <= set(games.possible_admissible_commands)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"challenge": "chess"}, "expected one of custom, tw-coin_collector"),
+        ({"levle": 3}, "settings among nb_rooms, nb_objects, quest_length, theme"),
+        ({"challenge": "tw-coin_collector"}, "cannot make tw-coin_collector of"),
+        ({"challenge": "tw-coin_collector", "level": 999}, "within .1-300."),
+    ],
+)
+def test_wrong_settings_give_a_sentence(options, said, tokenizer):
+    with pytest.raises(ValueError, match=said):
+        make_game(tokenizer, **options)

@@ -1,0 +1,139 @@
+"""`OpenEnv`: environments on servers of the package ``openenv``, by its WebSocket protocol (0.4 to 0.10)."""
+
+import json
+import logging
+import time
+import urllib.request
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import gymnasium
+
+from textenv.envs.string_env import FAILED, StringGames
+from textenv.games.dialogue import text_space
+
+_log = logging.getLogger(__name__)
+
+
+class OpenEnv(StringGames):
+    """Play an environment on an OpenEnv server, in one session per episode.
+
+    Prompt: the first observation: its only text field, else JSON. Actions: any text, for one field of the environment's
+    action; errors of the action's schema are replies. Score: the environment's reward of the turn; ``done`` terminates.
+    If server or environment fail, the episode is broken off with a warning, and left out of the update.
+
+    Args:
+        split: ignored, as the protocol has none.
+        tokenizer: the policy's tokenizer.
+        url: address of the server, such as ``http://localhost:8000``.
+        action_field: field of the action for the text; by default, its only text field.
+        timeout: seconds to wait for an answer, and for a server to return.
+    """
+
+    def __init__(
+        self, split: str = "train", *, tokenizer: Any, url: str = "", action_field: str = "", timeout: float = 60.0
+    ) -> None:
+        try:
+            from websockets.sync.client import connect
+        except ImportError as error:
+            raise ImportError("the package websockets is not installed: pip install 'textenv[openenv]'") from error
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
+            raise ValueError(f"url is {url!r:.200}, expected the address of an OpenEnv server: http://localhost:8000")
+        base = "s" * (parts.scheme in ("https", "wss")) + f"://{parts.netloc}{parts.path.rstrip('/')}"
+        local = parts.hostname in ("localhost", "127.0.0.1", "::1")  # reached without a proxy
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if local else None))
+        try:
+            with opener.open(f"http{base}/schema", timeout=timeout) as answer:
+                field = _find_field(json.load(answer)["action"], action_field)
+        except (OSError, LookupError, TypeError, json.JSONDecodeError) as error:
+            raise ConnectionError(f"http{base} is no running OpenEnv server ({error!r}): start it first") from error
+        begin = partial(connect, f"ws{base}/ws", open_timeout=timeout, close_timeout=5, proxy=None if local else True)
+        super().__init__(partial(_Session, begin, field, timeout), tokenizer=tokenizer)
+        self._map = ThreadPoolExecutor(32).map  # sessions wait for the server at the same time
+        length = min(1024, tokenizer.model_max_length)
+        self.limits = {"max_prompt_tokens": length // 2, "max_new_tokens": 32, "max_turns": 20, "max_length": length}
+
+
+class _ServerError(Exception):
+    """Error that a server answered: its code and its text."""
+
+
+class _Session(gymnasium.Env[str, str]):
+    """Session on a server, as an environment of strings."""
+
+    def __init__(self, begin: Any, field: str, timeout: float) -> None:
+        self.observation_space = self.action_space = text_space(1_000_000)
+        self._begin, self._field, self._timeout = begin, field, timeout
+        self.close: Any = lambda: None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        start = time.monotonic()
+        while True:
+            try:
+                self.close()
+                self._socket = self._begin().__enter__()  # `_end` closes it
+                self.close = weakref.finalize(self, _end, self._socket)  # for abandoned episodes too
+                self.close.atexit = False
+                return _text(self._ask("reset", {"seed": seed})), {}
+            except Exception as error:  # the other side may send anything
+                if (waited := time.monotonic() - start) > self._timeout:
+                    hint = "start it again, with a larger max_concurrent_envs if it is full, or use fewer slots"
+                    raise ConnectionError(f"{self._begin.args[0]} began no episode ({error}): {hint}") from error
+                if waited < 1:
+                    _log.warning("%s began no episode, waiting for it: %s", self._begin.args[0], error)
+                time.sleep(1)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        try:
+            data = self._ask("step", {self._field: action})
+            return _text(data), float(data["reward"] or 0), bool(data["done"]), False, {}
+        except Exception as error:  # the other side may send anything
+            if isinstance(error, _ServerError) and error.args[0] == "VALIDATION_ERROR":
+                return error.args[1], 0.0, False, False, {}
+            _log.warning("%s failed, the episode is broken off: %r", self._begin.args[0], error)
+            return "", 0.0, False, True, {FAILED: True}
+
+    def state(self) -> dict[str, Any]:
+        return self._ask("state")
+
+    def _ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
+        self._socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
+        answer = json.loads(self._socket.recv(timeout=self._timeout))
+        if answer["type"] == "error":
+            found = [str(each["msg"]) for each in answer["data"].get("errors", ())]
+            raise _ServerError(answer["data"]["code"], "; ".join([str(answer["data"]["message"]), *found]))
+        return answer["data"]
+
+
+def _end(socket: Any) -> None:
+    """End a session, and wait until the server has ended it."""
+    with suppress(Exception):
+        socket.send('{"type": "close"}')
+        socket.recv(timeout=5)  # raises when the server closes
+    socket.close()
+
+
+def _text(data: dict[str, Any]) -> str:
+    """Return an observation's text if it has exactly one, else its fields as JSON."""
+    fields = {name: x for name, x in data["observation"].items() if name != "metadata"}
+    texts = [x for x in fields.values() if isinstance(x, str)]
+    return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+def _find_field(schema: dict[str, Any], wanted: str) -> str:
+    """Return the field of an action for the text; raise a ValueError if there is none, or others are required."""
+    fields = {name: x for name, x in schema["properties"].items() if name != "metadata" and "const" not in x}
+    texts = [name for name, x in fields.items() if "string" in [y.get("type") for y in (x, *x.get("anyOf", ()))]]
+    field = wanted or (texts[0] if len(texts) == 1 else "")
+    if field not in texts or set(schema.get("required", ())) - {field}:
+        raise ValueError(
+            f"action_field is {wanted!r}, and the environment's action has the fields {', '.join(fields)} (texts: "
+            f"{', '.join(texts)}; required: {', '.join(schema.get('required', ()))}): expected a text, alone required"
+        )
+    return field
