@@ -206,6 +206,16 @@ def test_a_model_that_knows_english_adds_some_numbers_before_any_training(capsys
 
 
 @pytest.mark.long
+def test_a_model_that_knows_english_has_a_calculator_to_call(capsys):
+    example = load_example("tools")
+    assert example.calculate("12 * 34") == 408
+    assert example.called(["6", "6"], [[{"result": "6"}], [{"result": "7"}]]) == [1, 0]
+    (metrics,) = example.main(iterations=1, episodes=2)
+    assert metrics["tools/calls"] >= metrics["tools/errors"] and 0 <= metrics["episode/return"] <= 1
+    assert "right calls" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
     example = load_example("film_reviews")
     found = example.run("rloo", 1, 1, {})

@@ -36,7 +36,7 @@ class _Game:
     """One episode of a string environment, with its rewards so far."""
 
     env: StringEnv
-    rewards: list[float] = field(default_factory=list)
+    rewards: dict[int, float] = field(default_factory=dict)  # by number of the turn: those that call tools have none
     closed: bool = False
     failed: bool = False
     """True if the environment failed: the episode is broken off and left out of the update."""
@@ -92,9 +92,9 @@ class StringGames:
         self._close(turns)
         games: list[_Game] = [turn.prompt.state for turn in turns]
         if self.pay_at == "end":
-            earned = [sum(game.rewards) if turn.last else 0.0 for game, turn in zip(games, turns, strict=True)]
+            earned = [sum(game.rewards.values()) if turn.last else 0.0 for game, turn in zip(games, turns, strict=True)]
         else:
-            earned = [game.rewards[turn.index] for game, turn in zip(games, turns, strict=True)]
+            earned = [game.rewards.get(turn.index, 0.0) for game, turn in zip(games, turns, strict=True)]
         failed = frozenset(index for index, game in enumerate(games) if game.failed)
         return replace(read_scores(earned, rows_of(turns), name=type(self).__name__), failed=failed)
 
@@ -124,7 +124,7 @@ class StringGames:
         said, reward, terminated, truncated, info = game.env.step(turn.completion)
         game.failed = bool(info.get(FAILED))
         try:
-            game.rewards.append(float(reward))
+            game.rewards[turn.index] = float(reward)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
         if terminated or truncated:
@@ -145,7 +145,7 @@ class TokenEnv(TextEnv):
         tokenizer: the policy's tokenizer.
         pay_at: see `StringGames`.
         limits: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
-            ``max_length`` per episode, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
+            ``max_length`` per episode, ``tools``, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
 
     Raises:
         TypeError: if ``env`` is not a Gymnasium environment.

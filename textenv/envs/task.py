@@ -110,6 +110,7 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
         "prompt_ids": [turn.prompt_ids for turn in turns],
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
+        "tool_calls": [turn.tool_calls for turn in turns],
     }
     names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
     if taken := names & RESERVED:

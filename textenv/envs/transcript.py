@@ -11,6 +11,7 @@ from tensordict import NonTensorData, TensorDict
 
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.limits import Ends, Limits
+from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Turn
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, without_end
@@ -31,6 +32,7 @@ class Transcript:
         self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: Ends
     ) -> None:
         self.tokenizer, self.limits, self.masks, self.ends = tokenizer, limits, masks, ends
+        self.tools: Tools | None = None
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self.pad = 0 if pad is None else int(pad)
         shape = (rows, limits.width)
@@ -60,6 +62,7 @@ class Transcript:
         """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
+        self.tool_calls: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
         self._unpaid: list[tuple[int, int, Turn]] = []
 
     def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
@@ -75,7 +78,7 @@ class Transcript:
         self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
         if self._unpaid:  # from an abandoned episode
             self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
-        self.prompts[row], self.group[row], self.end_reason[row] = prompt, group, ""
+        self.prompts[row], self.group[row], self.end_reason[row], self.tool_calls[row] = prompt, group, "", []
         self._look_ahead(np.array([row]))
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -84,7 +87,8 @@ class Transcript:
         Raises:
             ValueError: if the prompt has no token, an id outside the vocabulary, or more tokens than the limit.
         """
-        ids, n, most = prompt_ids(prompt, self.tokenizer), self.ends.num_tokens, self.limits.max_prompt_tokens
+        n, most = self.ends.num_tokens, self.limits.max_prompt_tokens
+        ids = self.tools.prompt_ids(prompt) if self.tools else prompt_ids(prompt, self.tokenizer)
         if min(ids) < 0 or max(ids) >= n:
             raise ValueError(f"prompt {prompt.content!r:.200} has ids outside the vocabulary, expected 0 to {n - 1}")
         if len(ids) > most:
@@ -150,10 +154,11 @@ class Transcript:
         Raises:
             TypeError: if the reply is not text, None or TRUNCATED.
         """
+        self.tool_calls[row] = turn.tool_calls
         if reply is None or reply is TRUNCATED:
             self._end(row, turn, terminated=reply is None, reason="task")
             return
-        if not isinstance(reply, str):
+        if not isinstance(reply, (str, list)):
             raise TypeError(
                 f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
             )
@@ -165,6 +170,8 @@ class Transcript:
             self._end(row, turn, terminated=False, reason="length")
             return
         turn.last = False
+        if isinstance(reply, list):  # the results of tools: the task does not know of this turn
+            self._unpaid = [entry for entry in self._unpaid if entry[2] is not turn]
         self.tokens[row, at : at + len(ids)] = ids
         self._begin_turn(row, at + len(ids))
         self.turn[row] += 1
@@ -259,6 +266,7 @@ class Transcript:
             tokenizer=self.tokenizer,
             stop=self.ends.texts if self.stopped[row] else (),
             index=int(self.turn[row]),
+            tool_calls=self.tool_calls[row],
         )
 
     def _end(self, row: int, turn: Turn, *, terminated: bool, reason: str) -> None:

@@ -7,8 +7,8 @@ import enum
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from textenv.prompts.prompts import Prompt
 
@@ -36,6 +36,8 @@ class Turn:
     """Number of the turn in its episode, from 0."""
     last: bool = True
     """False if the conversation continues; set after the task has replied."""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """Calls of tools in the episode so far: ``name``, ``arguments``, ``result`` (a text) and ``error`` (a bool)."""
 
     @functools.cached_property
     def prompt_text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
 from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, rows_of, score_turns
+from textenv.envs.tools import Tools
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn, messages
 from textenv.kl.penalty import KLPenalty
@@ -51,12 +52,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
+        tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
+        tool_timeout: time limit in seconds of the calls of one step, or None.
         num_envs: number of slots.
         max_prompt_tokens: maximum length of a prompt, in tokens.
         max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
             without ``reply`` the episode then ends as ``truncated``.
         min_new_tokens: minimum length of a turn, in tokens, before it may end.
-        max_turns: maximum turns of a conversation, which is ``truncated`` after the last one.
+        max_turns: maximum turns of a conversation, ``truncated`` after the last (calls count); None: 1, with tools 6.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
         stop: texts and token ids that end a turn, in addition to EOS.
@@ -85,11 +88,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         prompts: Sequence[Any] | None = None,
         reward: RewardFunction | Rewards | None = None,
         tokenizer: PreTrainedTokenizerBase,
+        tools: Sequence[Callable[..., Any]] = (),
+        tool_timeout: float | None = 10.0,
         num_envs: int = 1,
         max_prompt_tokens: int = 32,
         max_new_tokens: int = 32,
         min_new_tokens: int = 0,
-        max_turns: int = 1,
+        max_turns: int | None = None,
         max_length: int | None = None,
         stop: Sequence[str | int] = (),
         forbidden: Sequence[int] = (),
@@ -104,19 +109,19 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         self.task = choose_task(task, prompts, reward)
         self._early = EarlyScores(self.task) if score_while_generating else None
-        self.tokenizer, self.penalty, self.render_mode = tokenizer, penalty, render_mode
-        self.num_envs = num_envs
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.tokenizer, self.penalty, self.render_mode, self._order = tokenizer, penalty, render_mode, PromptOrder()
+        self.num_envs, self.autoreset_mode = num_envs, AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
         self._limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
-            max_turns=max_turns,
+            max_turns=(6 if tools else 1) if max_turns is None else max_turns,
             max_length=max_length,
             stop=(stop,) if isinstance(stop, (str, int, np.integer)) else tuple(stop),
         )
         self.ends = Ends(tokenizer, self._limits.stop)
+        self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
         self._masks = ActionMasks(
             self.ends.num_tokens,
             forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
@@ -131,13 +136,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if isinstance(self.task, PromptList):
             for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
                 self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
-        self._ended = np.zeros(num_envs, dtype=bool)  # slots whose episode is over and not reset yet
-        self._started = False
+        self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
         self._taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
         self.metrics: dict[str, float] = {}
-        """Metrics of the rewards and texts of the episodes returned last; see `textenv.rewards.metrics`."""
-        self._order = PromptOrder()
+        """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
     def _define_spaces(self, max_length: int) -> None:
         n = self.ends.num_tokens
@@ -393,13 +396,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._taken = turns, rows, scores
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         rollout = transcript.rollout()
+        if self.tools:
+            failed = [call["error"] for calls in transcript.tool_calls for call in calls]
+            self.metrics |= {"tools/calls": len(failed) / len(rollout), "tools/errors": sum(failed) / len(rollout)}
         if len(scores.parts) > 1:
             parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))
             rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])
         return rollout
 
     def _transcript(self, rows: int) -> Transcript:
-        return Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
+        transcript = Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
+        transcript.tools = self.tools
+        return transcript
 
     def _seed(self, seed: int | None) -> None:
         if self._early is not None:
@@ -433,13 +441,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if not len(rows):
             return {}
         turns = transcript.turns(rows)
+        results: dict[int, Any] = self.tools.reply(turns) if self.tools else {}
+        left = {row: turn for row, turn in turns.items() if row not in results}
         if not isinstance(self.task, Conversation):
-            transcript.finish(turns)
-            return turns
-        replies = self.task.reply(list(turns.values()))
-        check_count(replies, len(turns), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
-        for (row, turn), said in zip(turns.items(), replies, strict=True):
-            transcript.answer(row, turn, said)
+            transcript.finish(left)
+        elif left:
+            replies = self.task.reply(list(left.values()))
+            check_count(replies, len(left), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
+            results |= zip(left, replies, strict=True)
+        for row, said in results.items():
+            transcript.answer(row, turns[row], said)
         return {row: turn for row, turn in turns.items() if turn.last}
 
     def _observe(self) -> TextObservation:

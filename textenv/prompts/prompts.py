@@ -13,7 +13,7 @@ import numpy as np
 from textenv.prompts.special_tokens import check_unicode
 
 logger = logging.getLogger(__name__)
-RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tokenizer"}
+RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tool_calls", "tokenizer"}
 """A reward function's own arguments; prompt columns may not use these names."""
 Messages = tuple[dict[str, str], ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""

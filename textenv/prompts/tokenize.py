@@ -37,7 +37,7 @@ def is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt.content, str) and isinstance(prompt.content[0], dict)
 
 
-def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
     """Token ids of a prompt.
 
     Text gets the tokenizer's own special tokens, with at most one BOS; a chat is rendered by the chat template up to
@@ -48,7 +48,7 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         ValueError: if the prompt has no tokens, or as `chat_ids` or `ordinary_ids` does.
     """
     if is_chat(prompt):
-        ids = chat_ids(prompt.content, tokenizer)
+        ids = chat_ids(prompt.content, tokenizer, **options)
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -58,28 +58,30 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids
 
 
-def reply_ids(reply: str, prompt: Prompt, said: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def reply_ids(reply: Any, prompt: Prompt, said: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids to append for a reply of the environment.
 
     Args:
-        reply: text of the reply.
+        reply: text of the reply, or a list of messages with the results of tools.
         prompt: the episode's prompt; if it is a chat, the reply is rendered by the chat template.
         said: token ids so far, which end with the policy's turn.
         tokenizer: the policy's tokenizer.
     """
+    replies = [{"role": "user", "content": reply}] if isinstance(reply, str) else reply
     if not is_chat(prompt):
-        return text_ids(reply, tokenizer)
+        results = (f"\n<tool_response>\n{message['content']}\n</tool_response>\n" for message in replies)
+        return text_ids(reply if isinstance(reply, str) else "".join(results), tokenizer)
     system = [message for message in prompt.content[:1] if isinstance(message, dict) and message["role"] == "system"]
-    written = "".join(strings([*system, reply]))
+    written = "".join(strings([*system, *replies]))
     answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
-    ids = chat_ids((*chat, {"role": "user", "content": reply}), tokenizer, after=answer)
+    ids = chat_ids((*chat, *replies), tokenizer, after=answer)
     # The first token closes the assistant's message: drop it if the policy has already written it.
     return ids[1:] if ids and said[-1] == ids[0] else ids
 
 
 def chat_ids(
-    messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", add_generation_prompt: bool = True
+    messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: Any
 ) -> list[int]:
     """Token ids of a chat by the tokenizer's template; all special tokens come from the template.
 
@@ -87,7 +89,7 @@ def chat_ids(
         messages: chat messages; special tokens that they spell are read as plain text.
         tokenizer: tokenizer with a chat template.
         after: return only the part after the message with this text.
-        add_generation_prompt: end with the start of an assistant message.
+        options: of the tokenizer's ``apply_chat_template``, such as ``tools``; by default ``add_generation_prompt``.
 
     Raises:
         ValueError: if there is no template, if it refuses the messages, or if a special token that they spell looks
@@ -102,7 +104,7 @@ def chat_ids(
     if spelt is not None:
         messages = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
         messages = [_marked(message, own) for message, own in zip(messages, spelt, strict=True)]
-    rendered = _render(messages, tokenizer, add_generation_prompt=add_generation_prompt)
+    rendered = render(messages, tokenizer, **{"add_generation_prompt": True} | options)
     if after and rendered.count(after) != 1:
         raise ValueError(
             f"the tokenizer's chat template writes an assistant message {rendered.count(after)} times, expected "
@@ -239,10 +241,9 @@ def _parts_text(message: Mapping[str, Any]) -> str:
     return "".join(strings([part.get("text") for part in parts if isinstance(part, Mapping)]))
 
 
-def _render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, add_generation_prompt: bool) -> str:
+def render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+    """Text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages."""
     try:
-        return str(
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
-        )
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except Exception as error:  # a jinja template may raise anything
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error

@@ -44,7 +44,15 @@ def test_functions_are_given_the_keywords_that_they_take():
     rewarded(Rewards({"narrow": narrow, "wide": wide}), REWARDED, prompts=[{"prompt": "a", "answer": 1}])
     assert [text.split() for text in seen["narrow"][0]][0] == ["good"]
     assert seen["narrow"][1] == [True, True, False, True]
-    assert seen["wide"] == {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "answer"}
+    assert seen["wide"] == {
+        "prompts",
+        "completions",
+        "prompt_ids",
+        "completion_ids",
+        "terminated",
+        "tool_calls",
+        "answer",
+    }
 
 
 def test_a_reward_function_of_trl_works_unchanged():

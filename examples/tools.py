@@ -1,0 +1,81 @@
+"""A model learns to call a tool: SmolLM2 with LoRA, a calculator, PPO.
+
+    python examples/tools.py
+
+Products of two numbers of two digits are too hard for the model by itself. An example in the prompt shows it the call.
+A call that computes the right product is worth .5, and the right answer after it another .5.
+"""
+
+import argparse
+import random
+from dataclasses import replace
+
+from algos import PPO, LMPolicy, presets
+from textenv import Rewards, TextVectorEnv
+from textenv.games import calculator
+
+
+def calculate(expression: str):
+    """Compute an expression.
+
+    Args:
+        expression: such as 12 * 34
+    """
+    return calculator.evaluate(expression)
+
+
+def question(expression):
+    return {"role": "user", "content": f"What is {expression}?"}
+
+
+def make_prompts(count, seed):
+    """Chats with one example, and the product for the rewards."""
+    call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "52 * 17"}}\n</tool_call>'
+    said = [("assistant", call), ("tool", "884"), ("assistant", "884")]
+    example = [question("52 * 17"), *({"role": role, "content": text} for role, text in said)]
+    rng = random.Random(seed)
+    pairs = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(count)]
+    return [{"prompt": [*example, question(f"{a} * {b}")], "product": str(a * b)} for a, b in pairs]
+
+
+def called(product, tool_calls):
+    """1 if a call gave the right product."""
+    made = zip(product, tool_calls, strict=True)
+    return [float(any(call["result"] == right for call in calls)) for right, calls in made]
+
+
+def answered(product, completions):
+    """1 if the last message is the right product."""
+    return [float(text[0]["content"].strip() == right) for right, text in zip(product, completions, strict=True)]
+
+
+def main(model="smollm2", iterations=12, episodes=16, seed=1):
+    policy = LMPolicy.load(model, lora="r=8,alpha=16,targets=q_proj+v_proj", temperature=0.5, seed=seed)
+    env = TextVectorEnv(
+        prompts=make_prompts(1000, seed), reward=Rewards({"called": (called, 0.5), "answered": (answered, 0.5)}),
+        tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
+        max_turns=3, max_length=420,
+    )  # fmt: skip
+    config = replace(presets.TEXT, num_episodes=episodes, minibatch_size=4, learning_rate=3e-4, seed=seed)
+    agent = PPO(env, policy, config)
+    history = []
+    for _ in range(iterations):
+        history += agent.learn(1)  # one iteration
+        now = history[-1]
+        print(
+            f"{now['steps']:>6} steps  reward {now['episode/return']:.2f}  right calls {now['reward_raw/called']:.2f}  "
+            f"calls {now['tools/calls']:.2f}  errors {now['tools/errors']:.2f}"
+        )
+    for sample in env.samples(range(min(episodes, 3))):
+        print(f"- {sample['completion']!r}")
+    return history
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--episodes", type=int, default=16, help="of an iteration")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    main(arguments.model, arguments.iterations, arguments.episodes, arguments.seed)
