@@ -37,3 +37,4 @@ from .rewards.reward_model import RewardModel as RewardModel
 from .rewards.scores import RewardError as RewardError, Scores as Scores
 from .tasks.builtin import make_task as make_task
 from .tasks.reasoning_gym import ReasoningGym as ReasoningGym
+from .tasks.verifiers import Verifiers as Verifiers

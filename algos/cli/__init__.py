@@ -18,6 +18,7 @@ from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
 from algos.cli.sample import Sample
+from algos.cli.serve import Serve
 from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
@@ -30,8 +31,8 @@ from textenv.names import OURS, nearest
 from textenv.rendering import printable
 
 COMMANDS = {
-    "evaluate": Evaluate, "sample": Sample, "compare": Compare, "tune": Tune, "merge": Merge, "push": Push,
-    "runs": Runs, "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
+    "evaluate": Evaluate, "sample": Sample, "serve": Serve, "compare": Compare, "tune": Tune, "merge": Merge,
+    "push": Push, "runs": Runs, "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
 

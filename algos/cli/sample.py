@@ -44,7 +44,7 @@ class Sample(ModelCommand):
         one_thread()
         policies: dict[str, Any] = {self.folder: load(self.folder)}
         if self.compare_to is not None:
-            policies = {self.compare_to: _load(self._base(description))} | policies
+            policies = {self.compare_to: load_policy(self._base(description))} | policies
         chat, found = self.chat or self.system_prompt is not None, []
         start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}
@@ -72,12 +72,15 @@ class Sample(ModelCommand):
         return str(environment["kwargs"].get("model", EMBEDDED))
 
 
-def _load(name: str) -> Any:
+def load_policy(name: str) -> Any:
     """Policy of a run's folder, or of a model."""
     from algos.policies.lm import LMPolicy
     from algos.training.save import load
 
-    return load(name) if (Path(name) / "policy").is_dir() else LMPolicy.load(name)
+    policy = load(name) if (Path(name) / "policy").is_dir() else LMPolicy.load(name)
+    if not isinstance(policy, LMPolicy):
+        raise ValueError(f"{name} holds a {type(policy).__name__}, but only a language model writes texts")
+    return policy
 
 
 def _typed() -> Iterator[str]:

@@ -1,0 +1,190 @@
+"""``algos serve``, asked by OpenAI's own client."""
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from algos.cli import main
+from algos.cli.serve import PolicyServer
+from algos.policies.lm import LMPolicy
+from tests.helpers.resumable_agents import ppo_cartpole
+
+openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
+CHAT = [{"role": "user", "content": "the film"}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    policy = LMPolicy.load("embedded", temperature=0.8)
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    with PolicyServer(policy, "critic", token="key", limit=40) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client:
+        yield client
+
+
+def ask(client, **options):
+    given = {"model": "critic", "messages": CHAT, "seed": 3, "logprobs": True, "extra_body": {"return_token_ids": True}}
+    return client.chat.completions.create(**given | options)
+
+
+def own_scores(policy, prompt, ids, temperature=None):
+    """Log-probabilities of the answer in one plain pass over the text, by transformers."""
+    tokens = torch.tensor([[*prompt, *ids]])
+    with torch.no_grad():
+        logits = policy.lm.model(input_ids=tokens).logits[0, :, : policy.lm.num_tokens].float()
+    scores = (logits / (temperature or policy.temperature)).log_softmax(-1)
+    return scores[range(len(prompt) - 1, tokens.shape[1] - 1), ids]
+
+
+@pytest.mark.parametrize("temperature", [None, 1.5])
+def test_log_probabilities_are_those_of_the_distribution_that_it_samples_from(server, client, temperature):
+    answer = ask(client, n=3, **({} if temperature is None else {"temperature": temperature}))
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    for choice in answer.choices:
+        scores = torch.tensor([each.logprob for each in choice.logprobs.content])
+        torch.testing.assert_close(
+            scores, own_scores(server.policy, answer.prompt_token_ids, choice.token_ids, temperature), atol=1e-4, rtol=0
+        )
+        text = server.policy.tokenizer.decode(choice.token_ids, skip_special_tokens=True)
+        assert choice.message.content == text
+        assert (choice.finish_reason == "stop") == (choice.token_ids[-1] == server.policy.tokenizer.eos_token_id)
+    assert server.policy.temperature == 0.8
+    assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in answer.choices)
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(client):
+    whole = ask(client, n=2)
+    parts = list(ask(client, n=2, stream=True, stream_options={"include_usage": True}))
+    assert parts[-1].usage == whole.usage
+    for choice in whole.choices:
+        own = [each.choices[0] for each in parts if each.choices and each.choices[0].index == choice.index]
+        assert "".join(each.delta.content for each in own) == choice.message.content
+        assert [token for each in own for token in each.token_ids] == choice.token_ids
+        scores = [token.logprob for each in own for token in each.logprobs.content]
+        assert scores == pytest.approx([token.logprob for token in choice.logprobs.content], abs=1e-5)
+        assert [each.finish_reason for each in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        assert [each.delta.role for each in own] == ["assistant"] + [None] * (len(own) - 1)
+
+
+def test_it_is_the_policy_that_answers(server, client):
+    (text,) = server.policy.generate(["the film"], max_new_tokens=40, seed=3)
+    assert client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text == text
+    (text,) = server.policy.generate(["the film"], max_new_tokens=9, deterministic=True)
+    most = client.completions.create(model="critic", prompt="the film", temperature=0, max_tokens=9, logprobs=0)
+    assert most.choices[0].text == text
+    assert len(most.choices[0].logprobs.tokens) == most.usage.completion_tokens
+    ids = server.policy.tokenizer("the film")["input_ids"]
+    assert client.completions.create(model="critic", prompt=ids, temperature=0, max_tokens=9).choices[0].text == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
+    whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
+    stop = whole[len(whole) // 2 :][:5]
+    answer = client.completions.create(model="critic", prompt="the film", seed=3, stop=[stop, "@"], stream=stream)
+    choices = [each.choices[0] for each in answer] if stream else answer.choices
+    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_tokens": 41}, "max_tokens is 41, expected a number from 1 to 40"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"n": True}, "n is True"),
+        ({"stop": ["a", ""]}, "none of them empty"),
+        ({"top_p": 0.5}, "does not support top_p"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "does not support tools"),
+        ({"messages": []}, "messages is"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "messages with texts"),
+        ({"messages": [{"role": "user", "content": "film " * 2000}]}, "positions"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_a_sentence(client, given, words):
+    with pytest.raises(openai.BadRequestError, match=re.escape(words)) as caught:
+        ask(client, **given)
+    assert caught.value.body["type"] == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match=re.escape(words)):
+        list(ask(client, stream=True, **given))
+
+
+def test_the_server_survives_what_it_is_sent(server, client):
+    key = {"Authorization": "Bearer key"}
+    for body in (b"", b"[", b"[]", b"7", b'{"messages": {}}', b'{"model": "critic", "prompt": [-1]}'):
+        for path in ("chat/completions", "completions"):
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as connection:
+                connection.request("POST", f"/v1/{path}", body, key)
+                response = connection.getresponse()
+                assert response.status == 400 and json.loads(response.read())["error"]["message"]
+    stream = ask(client, stream=True)
+    next(iter(stream))
+    stream.close()  # in the middle: the next one is not kept waiting
+    assert ask(client, max_tokens=1).usage.completion_tokens == 1
+
+
+def test_only_who_has_the_key_and_asks_this_machine_is_answered(server, client):
+    assert [model.id for model in client.models.list()] == ["critic"]
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
+        ask(client, model="gpt")
+    for key in ("", "kei", "key2"):
+        with pytest.raises((openai.AuthenticationError, openai.OpenAIError), match="key"):
+            openai.OpenAI(base_url=server.url, api_key=key, max_retries=0).models.list()
+    for host, status in (("localhost:1", 200), ("attacker.example:1", 401), ("", 401)):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as connection:
+            connection.request("GET", "/v1/models", headers={"Host": host, "Authorization": "Bearer key"})
+            assert connection.getresponse().status == status
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_model_without_a_chat_template_completes_texts(server):
+    policy = LMPolicy.load("embedded")
+    with PolicyServer(policy, "m", token="key") as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        client = openai.OpenAI(base_url=other.url, api_key="key", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="chat template"):
+            ask(client, model="m")
+        assert client.completions.create(model="m", prompt="the film", max_tokens=2).usage.completion_tokens <= 2
+        other.shutdown()
+
+
+def test_the_command_prints_where_it_listens_and_its_key():
+    words = [sys.executable, "-m", "algos", "serve", "embedded", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        model, url, key = (process.stdout.readline().rstrip("\n") for _ in range(3))
+        try:
+            client = openai.OpenAI(base_url=url.partition("=")[2], api_key=key.partition("=")[2], max_retries=0)
+            assert client.models.list().data[0].id == model.removeprefix("model: ") == "embedded"
+        finally:
+            process.terminate()
+
+
+def test_a_server_needs_a_language_model_a_key_and_a_length(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", str(ppo_cartpole().save(tmp_path / "run"))])
+    assert "only a language model" in capsys.readouterr().err
+    with PolicyServer(None, "m", token="k") as first:
+        for port in (first.server_address[1], 70_000):
+            with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
+                PolicyServer(None, "m", token="k", port=port)
+    with pytest.raises(ValueError, match="--token is ''"):
+        PolicyServer(None, "m", token="")
+    with pytest.raises(ValueError, match="--max-new-tokens 0"):
+        PolicyServer(None, "m", token="k", limit=0)

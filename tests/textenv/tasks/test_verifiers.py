@@ -1,0 +1,146 @@
+"""Environments of the package verifiers: in process, and evaluated by its own command against ``algos serve``."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verifiers.v1", reason="pip install 'textenv[verifiers]'")
+
+from algos import LMPolicy, collect
+from algos.cli.serve import PolicyServer
+from textenv import TokenVectorEnv, Verifiers
+
+HELPERS = str(Path(__file__).parents[2] / "helpers")
+
+
+@pytest.fixture(autouse=True)
+def tasksets(monkeypatch):
+    monkeypatch.syspath_prepend(HELPERS)
+
+
+def begin(source, seed=0):
+    env = source()
+    return env, env.reset(seed=seed)[0]
+
+
+def answer_to(observation):
+    left, _, right = observation.removeprefix("Add.\n\n").removesuffix("=").partition("+")
+    return str(int(left) + int(right))
+
+
+def test_a_task_is_asked_once_and_paid_by_its_weighted_rewards():
+    source = Verifiers("adding_up")
+    env, asked = begin(source)
+    assert asked.startswith("Add.\n\n") and asked.endswith("=")
+    assert env.step(f" {answer_to(asked)}\n") == ("", 2.25, True, False, {})
+    env, asked = begin(source)
+    assert env.step("I don't know") == ("", 0.0, True, False, {})
+    assert begin(source, 1)[1] == begin(source, 1)[1]
+    assert len({begin(source, seed)[1] for seed in range(8)}) > 3
+
+
+def test_every_task_is_in_one_split_and_settings_reach_the_taskset():
+    parts = [Verifiers("adding_up", split, config={"taskset": {"most": 6}}).tasks for split in ("train", "test")]
+    prompts = [{task.data.prompt for task in part} for part in parts]
+    assert not prompts[0] & prompts[1] and len(prompts[0] | prompts[1]) == 24
+
+
+def test_a_game_plays_the_user():
+    source = Verifiers("guessing")
+    env, asked = begin(source)
+    assert asked == "guess a number"
+    assert env.step("3") == ("higher", 0.0, False, False, {})
+    assert env.step(" 8 ") == ("lower", 0.0, False, False, {})
+    text, reward, terminated, truncated, _ = env.step("5")
+    assert (text, reward, terminated, truncated) == ("", pytest.approx(1 + 0.1 * 2 + 0.01), True, False)
+
+
+def test_the_turn_limit_of_the_agent_ends_the_game_with_its_rewards():
+    env, _ = begin(Verifiers("guessing", config={"player": {"max_turns": 2}}))
+    assert env.step("3")[0] == "higher"
+    text, reward, terminated, truncated, _ = env.step("3")
+    assert (text, reward, terminated, truncated) == ("", pytest.approx(0.1 * 3 + 0.01), True, False)
+
+
+@pytest.mark.parametrize(("said", "reason"), [("boom", "the judge is gone"), ("slow", "TimeoutError")])
+def test_an_episode_that_fails_or_is_too_slow_is_truncated_and_the_next_one_is_sound(said, reason, caplog):
+    source = Verifiers("adding_up", seconds=3.0 if said == "boom" else 0.3)
+    env, _ = begin(source)
+    assert env.step(said) == ("", 0.0, False, True, {})
+    assert reason in caplog.text
+    source.seconds = 30.0
+    env, asked = begin(source)
+    assert env.step(answer_to(asked))[1] == 2.25
+
+
+def test_an_answer_that_the_game_cannot_read_breaks_off_its_own_episode_only(caplog):
+    source = Verifiers("guessing")
+    (bad, _), (good, _) = begin(source), begin(source)
+    assert bad.step("seven")[1:4] == (0.0, False, True)
+    assert "seven" in caplog.text
+    assert good.step("5")[1] > 1
+
+
+def test_a_policy_plays_it_token_by_token():
+    policy = LMPolicy.load("embedded")
+    digits = policy.tokenizer.convert_tokens_to_ids(list("0123456789"))
+    options = {"max_prompt_tokens": 32, "max_new_tokens": 1, "max_turns": 1, "num_envs": 4}
+    source = Verifiers("adding_up", config={"taskset": {"most": 4}})
+    env = TokenVectorEnv(source, tokenizer=policy.tokenizer, allowed=lambda turn: digits, **options)
+    rollout, paid = collect(env, policy, num_episodes=24, seed=1), []
+    for row, sample in enumerate(env.samples(range(24))):
+        asked, said = sample["prompt"].strip(), sample["completion"].strip()
+        paid.append(2.0 * (said == answer_to(asked)) + 0.25)
+        text = policy.tokenizer.decode([*rollout["observation"][row][:1], *rollout["action"][row]])
+        assert text.startswith(f"{sample['prompt']}{sample['completion']}")
+    assert rollout["reward"].sum(1).tolist() == paid and len(set(paid)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"config": {"id": "user-sim"}}, "several agents.*algos serve"),
+        ({"config": {"taskset": {"trouble": "file"}}}, "algos serve"),
+        ({"split": "validation"}, "none of them in the split 'validation'"),
+        ({"config": {"taskset": {"level": 1}}}, "taskset.level"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_at_once(arguments, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        Verifiers("adding_up", **arguments)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    with pytest.raises(ImportError, match=r"textenv\[verifiers\]"):
+        Verifiers("adding_up")
+
+
+@pytest.mark.long
+def test_its_own_evaluation_runs_against_algos_serve(tmp_path):
+    policy = LMPolicy.load("embedded")
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    with PolicyServer(policy, "critic", token="secret", limit=40) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        words = ["adding_up", "--model", "critic", "--client.base-url", server.url, "--client.api-key-var", "MY_KEY",
+                 "--env.agent.runtime.type", "subprocess", "--no-push", "--no-rich", "-n", "3",
+                 "--sampling.max-tokens", "8", "--output-dir", str(tmp_path)]  # fmt: skip
+        code = "from verifiers.v1.cli.eval.main import main; main()"
+        places = os.pathsep.join([HELPERS, *sys.path])
+        env = os.environ | {"MY_KEY": "secret", "PYTHONPATH": places}
+        run = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True)
+        server.shutdown()
+    assert run.returncode == 0, run.stderr
+    (path,) = tmp_path.rglob("traces.jsonl")
+    traces = [trace for line in path.read_text().splitlines() for trace in json.loads(line).get("traces", [])]
+    assert len(traces) == 3 and all(trace["ok"] for trace in traces)
+    for trace in traces:
+        assert trace["calls"][0]["usage"]["completion_tokens"] <= 8
+        said = trace["nodes"][-1]["message"]["content"].strip()
+        right = float(said == trace["task"]["data"]["answer"])
+        assert trace["rewards"]["right"] == {"score": right, "weight": 2.0}
