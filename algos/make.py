@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import shlex
@@ -13,13 +12,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.config import find_config
 from algos.envs.flatten import flat_shape
+from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
-from textenv.rewards.calling import read_module
+from textenv.rewards.calling import load_function, read_module
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -29,7 +28,13 @@ PROMPTS = "textenv/Prompts-v0"
 
 
 def make_vector_environment(
-    env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None, **arguments: Any
+    env_id: str,
+    num_envs: int,
+    *,
+    seed_each: bool = False,
+    process_timeout: float | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    **arguments: Any,
 ) -> VectorEnv:
     """Make the native vector environment, if any, else one that steps single environments in this process.
 
@@ -39,55 +44,52 @@ def make_vector_environment(
         seed_each: True if each slot needs its own reset seed (control); native environments do not support it.
         process_timeout: seconds after which a step counts as failed, in control; each environment then runs in its own
             process (`SubprocessVectorEnv`). None: all run in this process.
+        wrappers: functions that wrap each environment, the innermost first, or names of them,
+            ``package.module:function`` or ``file.py:function``; for control.
         arguments: further arguments of the environment.
 
     Raises:
         ValueError: if the module or environment is unknown, an argument is not accepted, or the observations have no
-            fixed size; or if process_timeout is given for a text environment.
+            fixed size; if process_timeout or wrappers are given for a text environment; or if a wrapper fails.
     """
     module, _, env_id = env_id.rpartition(":")
     if module:
         read_module(module)
+    for name in wrappers:
+        if isinstance(name, str):
+            load_function(name)  # its package may register the environment
     limit = arguments.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
     if process_timeout is not None and is_text(env_id):
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
+    if wrappers and is_text(env_id):
+        raise ValueError(f"wrappers are for control, but {env_id} is text: its episodes are not played step by step")
     try:
         spec = gymnasium.spec(env_id)
+        single = partial(make_wrapped, spec, wrappers, **arguments)
         if process_timeout is not None:
-            return _named(_in_processes(spec, num_envs, process_timeout, arguments), module)
-        options: dict[str, Any] = {}
-        if not spec.vector_entry_point or (seed_each and not is_text(env_id)):
+            from algos.envs.subprocess_env import SubprocessVectorEnv
+
+            env: VectorEnv = SubprocessVectorEnv([single] * num_envs, timeout=process_timeout)
+        elif wrappers or not spec.vector_entry_point or (seed_each and not is_text(env_id)):
             # SAME_STEP spends no step on a reset.
-            options = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
-        env = gymnasium.make_vec(env_id, num_envs=num_envs, **options, **arguments)
+            env = SyncVectorEnv([single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        else:
+            env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text(env_id):
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
-        return _named(env, module)
+        own = spec.kwargs | arguments | {"wrappers": wrappers}
+        env.spec = dataclasses.replace(spec, kwargs=own)  # for saved agents
+        vars(env.spec)["module"] = module or None
+        return env
     except gymnasium.error.Error as error:
         known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(
             f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
-            "gymnasium.pprint_registry() lists the others. Give your own as module:id, or evaluate a saved agent on it "
-            "with algos.evaluate(env, algos.load(folder))."
+            "gymnasium.pprint_registry() lists the others. Give your own, or a package's, as module:id, such as "
+            "minigrid:MiniGrid-Empty-5x5-v0, or evaluate a saved agent with algos.evaluate(env, algos.load(folder))."
         ) from error
-
-
-def _named(env: VectorEnv, module: str) -> VectorEnv:
-    """Record in the environment's spec which module registers it, for saved agents."""
-    if env.spec is not None:
-        env.spec = copy.copy(env.spec)
-        vars(env.spec)["module"] = module or None
-    return env
-
-
-def _in_processes(spec: EnvSpec, num_envs: int, timeout: float, arguments: dict[str, Any]) -> VectorEnv:
-    from algos.envs.subprocess_env import SubprocessVectorEnv
-
-    env = SubprocessVectorEnv([partial(gymnasium.make, spec, **arguments)] * num_envs, timeout=timeout)
-    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments)  # saved with the agent
-    return env
 
 
 def is_ours(env_id: str) -> bool:
@@ -122,6 +124,7 @@ def remake_environment(
     env_id: str | None = None,
     reward: Sequence[str] = (),
     prompts: str | Path | None = None,
+    wrappers: Sequence[str] = (),
 ) -> VectorEnv:
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
@@ -131,10 +134,11 @@ def remake_environment(
         env_id: another environment, or the same one with the module that registers it.
         reward: reward functions of textenv/Prompts-v0, named as for ``make_vec``.
         prompts: other prompts for textenv/Prompts-v0.
+        wrappers: wrappers of each environment, as for `make_vector_environment`.
 
     Raises:
-        ValueError: if the saved environment has no id, or a module would be imported for it or its reward: a saved
-            file must not cause imports.
+        ValueError: if the saved environment has no id, or a module would be imported for it, its reward or its
+            wrappers: a saved file must not cause imports.
     """
     saved = description["environment"]
     if saved is None and env_id is None:
@@ -149,7 +153,12 @@ def remake_environment(
         )
     wanted = saved["id"] if env_id is None else env_id
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
-    arguments = dict(saved["kwargs"]) if same else {}
+    arguments = (dict(saved["kwargs"]) if same else {}) | {"wrappers": wrappers}
+    if same and not wrappers and (names := saved.get("wrappers")):
+        flags = " ".join(
+            f"--wrapper {shlex.quote(str(each))}" for each in (names if isinstance(names, list) else [names])
+        )
+        raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
     if is_ours(wanted):
         arguments["split"] = "test"
         arguments["kl_coef"] = arguments.get("kl_coef") or 0.0

@@ -126,6 +126,22 @@ def test_a_policy_learns_the_custom_environment(capsys):
     assert f"{np.mean(before):.2f} before, {np.mean(after):.2f} after" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_the_zoo_loses_one_row_and_not_the_table_when_a_world_fails(tmp_path, capsys, monkeypatch):
+    zoo = load_example("zoo")
+    assert len(zoo.WORLDS) >= 20 and {world.kind for world in zoo.WORLDS.values()} == set(zoo.KINDS)
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    short = ["--seeds", "1", "--budget", "0.001", "--run-dir", str(tmp_path)]
+    trained, _ = zoo.main(["--worlds", "CartPole", "Blackjack", *short])
+    assert trained[:2] == ["CartPole", "MLPPolicy"] and float(trained[2]) > 0 and trained[-2] == "held"
+    failed = zoo.row_of("Gone", zoo.World("Gone-v0", "numbers", 1), {"not run": "no | such world"})
+    assert failed[-2] == "not run: no \\| such world" and len(failed) == len(trained)
+    assert (tmp_path / "zoo.md").read_text().count("| held |") == 2
+    with pytest.raises(SystemExit):
+        zoo.main(["--worlds", "CartPol"])
+    assert "there is no world CartPol: the worlds are CartPole, Acrobot" in capsys.readouterr().err
+
+
 # --- text by the embedded model --------------------------------------------------------------------------------------
 
 
@@ -134,6 +150,12 @@ def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
     load_example("custom_reward").main(total_steps=5_000)
     first, *_, last = shown(capsys.readouterr().out, "reward")
     assert last > first + 0.1
+
+
+@pytest.mark.long
+def test_the_form_of_an_answer_is_shown_before_copying_is_learnt():
+    before, after_sft, _ = load_example("copy_and_sort").main("Copy", total_steps=100)
+    assert before < 0.01 and after_sft > 0.06
 
 
 @pytest.mark.long

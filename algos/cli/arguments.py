@@ -16,6 +16,8 @@ from algos.training.run_folder import RUN, run_of
 from textenv.json_files import parse_json
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
+REPEATED = ("reward", "wrapper")
+"""Options of ``train`` that may be given several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,7 @@ def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
         return [f"--{name}", *map(json.dumps, value)]
     if isinstance(value, list) and name == "logger":
         value = ",".join(map(str, value))
-    if isinstance(value, list) and name != "reward":
+    if isinstance(value, list) and name not in REPEATED:
         raise ValueError(f"{name} is {value!r:.100}, expected a single value")
     values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
     return [f"--{name}={each}" for each in values]
@@ -124,7 +126,7 @@ def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
 def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
     """Return the environment (empty if none) and the options of ``train``, each with the words of its last use.
 
-    ``--reward`` has the words of every use; other words before the first option have the name "".
+    Those of `REPEATED` have the words of every use; other words before the first option have the name "".
     """
     env, name = "", ""
     found: dict[str, list[str]] = {"": []}
@@ -132,7 +134,7 @@ def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, d
         is_value = before.startswith("-") and "=" not in before and name not in switches
         if word.startswith("--"):
             name = re.sub(r"^--(config\.)?(no-)?", r"\1", word.partition("=")[0].replace("_", "-"))
-            found[name] = [*found.get(name, []), word] if name == "reward" else [word]
+            found[name] = [*found.get(name, []), word] if name in REPEATED else [word]
         elif not env and not is_value and re.fullmatch(ENVIRONMENT, word):
             env = word
         else:

@@ -22,6 +22,8 @@ class Compare(Command):
     """Runs per case."""
     total_steps: int | None = None
     """Steps of every run; by default those of each case's preset."""
+    wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Function that wraps each environment of all cases, as in algos train."""
     run_dir: Path = Path("runs/compare")
     """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
     overwrite: bool = False
@@ -30,4 +32,4 @@ class Compare(Command):
     def run(self) -> dict[str, Any]:
         """Train the cases and write the report."""
         options = field_values(self)
-        return compare(options.pop("cases"), quiet=options.pop("json"), **options)
+        return compare(options.pop("cases"), quiet=options.pop("json"), wrappers=options.pop("wrapper"), **options)

@@ -27,6 +27,8 @@ class Evaluate(ModelCommand):
     rewards.py:function=0.5; repeat the flag for several."""
     prompts: Path | None = None
     """File of other prompts for an agent of textenv/Prompts-v0."""
+    wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
@@ -53,7 +55,7 @@ class Evaluate(ModelCommand):
         from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
-        own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts}
+        own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise

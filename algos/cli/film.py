@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import TransformObservation
 
+from algos.envs.wrapping import make_wrapped
 from algos.evaluation import evaluate
 from algos.training.run_folder import replacing
 from algos.training.save import VECTOR_ONLY
@@ -56,7 +57,8 @@ def _add_control(film: Any, env: Any, policy: Any, **options: Any) -> None:
         if "rgb_array" not in env.metadata.get("render_modes", ()):
             raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
         arguments = {name: x for name, x in env.spec.kwargs.items() if name not in VECTOR_ONLY}
-        with gymnasium.make(env.spec.id, **arguments | {"render_mode": "rgb_array"}) as single:
+        wrappers = env.spec.kwargs.get("wrappers", ())
+        with make_wrapped(env.spec.id, wrappers, **arguments | {"render_mode": "rgb_array"}) as single:
             evaluate(TransformObservation(single, show, None), policy, **options)
     except gymnasium.error.Error as error:  # also of a package that is not installed
         raise ValueError(f"{env.spec.id} cannot be filmed, leave --video out: {error}") from error

@@ -120,6 +120,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
+    wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Control only: function that wraps each environment, package.module:function or file.py:function, such as
+    minigrid.wrappers:ImgObsWrapper; repeat the flag for several, the innermost first."""
     process_timeout: float | None = None
     """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
     if a step takes longer than this number of seconds (60 suits most)."""
@@ -208,6 +211,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             model=self.model if self.model in ("embedded", "smollm2") else absolute(self.model),
             critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
             reward=tuple(map(absolute, self.reward)),
+            wrapper=tuple(map(absolute, self.wrapper)),
             prompts=self.prompts and absolute(self.prompts),
             eval_prompts=self.eval_prompts and absolute(self.eval_prompts),
         )
@@ -243,6 +247,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
+        every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
         return presets.Recipe(
             env=self.env,
             algorithm=self.algo,
@@ -251,7 +256,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             total_steps=self.total_steps,
             policy=self.policy,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
-            env_kwargs={"process_timeout": self.process_timeout} | json_object(self.env_kwargs, "--env-kwargs") | env,
+            env_kwargs=every | json_object(self.env_kwargs, "--env-kwargs") | env,
             model=self.model,
             kl_coef=self.kl_coef,
             device=self.device,
@@ -287,6 +292,7 @@ def train_command(arguments: Sequence[str]) -> Any:
         num_envs=recipe.num_envs,
         policy=recipe.policy,  # type: ignore[arg-type]
         policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
+        env_kwargs=json.dumps(dict(recipe.env_kwargs)),
         kl_coef=recipe.kl_coef,  # type: ignore[arg-type]
         config=recipe.config,
     )

@@ -27,6 +27,8 @@ class Tune(Command):
     """Steps of each training; by default those of the preset."""
     model: str | None = None
     """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Function that wraps each environment, as in algos train."""
     trials: int = 50
     """Finished trials in the end, those of an earlier command included."""
     seeds: int = 1
@@ -42,6 +44,7 @@ class Tune(Command):
             raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")
         given = {"config": self.config, "algo": self.algo, "total-steps": self.total_steps, "model": self.model}
         flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        flags += [f"--wrapper={each}" for each in self.wrapper]
         words = with_files(["train", *([self.env] if self.env else []), *flags], switches())
         other: Any = tyro.conf.subcommand("tune")
         train: Any = tyro.cli(train_command(words) | Annotated[Tune, other], args=words, prog="algos")

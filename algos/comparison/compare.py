@@ -13,6 +13,7 @@ from typing import Any
 from algos import presets
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
 from algos.config import CONFIGS, field_values
+from algos.envs.wrapping import Wrapper
 from algos.training.run_folder import holds_run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
@@ -68,6 +69,7 @@ def compare(
     processes: int = 2,
     overwrite: bool = False,
     quiet: bool = False,
+    wrappers: Sequence[Wrapper] = (),
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
@@ -79,6 +81,7 @@ def compare(
         processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
+        wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
 
     Returns:
         Mean metrics of each case, path of the report, and seconds.
@@ -88,6 +91,8 @@ def compare(
     start, run_dir = time.perf_counter(), Path(run_dir)
     found = [case for each in cases for case in (parse_cases([each]) if isinstance(each, str) else [each])]
     _check_different(found)
+    if wrappers:
+        found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"total_steps": total_steps, "overwrite": overwrite, "quiet": quiet}
     runs = train_all(found, seeds=seeds, run_dir=run_dir, processes=processes, **options)
@@ -206,7 +211,7 @@ def recipe_of(case: Case) -> presets.Recipe:
     else:
         recipe = dataclasses.replace(presets.recipe("", case.algorithm), env=case.env)
     given = {name: value for name, value in field_values(case).items() if value is not None}
-    own = ("policy", "config", "total_steps", "num_envs", "kl_coef")
+    own = ("policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
     return dataclasses.replace(recipe, **{name: given[name] for name in own if name in given})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +49,8 @@ class Case:
     num_envs: int | None = None
     kl_coef: float | None = None
     """Text only: reward charged per nat of KL."""
+    env_kwargs: Mapping[str, Any] | None = None
+    """Arguments of the environment, if it is given by id; ``wrappers`` too."""
     name: str = ""
     """Name in tables and files; by default environment and algorithm."""
 

@@ -33,8 +33,8 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
         elif not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise ValueError(
                 f"observation_space is {space}, but {reader} cannot read {part}, expected Box, Discrete, "
-                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: encode it with "
-                "gymnasium.wrappers.TransformObservation"
+                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: wrap it, on the command line by --wrapper "
+                "module:function, such as minigrid.wrappers:ImgObsWrapper (in Python wrappers=[...])"
             )
     return (spaces.flatdim(space),)
 

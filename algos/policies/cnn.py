@@ -12,7 +12,7 @@ from algos.policies.distributions import action_distribution
 from algos.policies.layers import image_trunk, linear
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 
-SMALLEST = 8
+SMALLEST = 5
 """Minimum side of an image, pixels."""
 CHUNK = 1024
 """Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""

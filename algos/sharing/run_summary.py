@@ -50,6 +50,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         "curves": curves,
         "samples": _json_lines(folder / "samples.jsonl")[-3:],
     }
+    if wrappers := (description.get("environment") or {}).get("wrappers"):
+        result["wrappers"] = wrappers
     if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
         result["continue"] = f"algos train --resume {folder}"
     return result

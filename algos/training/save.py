@@ -14,6 +14,7 @@ from algos.training.run_folder import replacing
 from textenv.device import find_device
 from textenv.json_files import read_json
 from textenv.names import OURS
+from textenv.rewards.calling import reward_name
 
 if TYPE_CHECKING:
     import torch
@@ -173,4 +174,6 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
         json.dumps(arguments)
     except TypeError:
         return None
-    return {"id": spec.id, "kwargs": arguments, "module": getattr(spec, "module", None)}
+    names = [x if isinstance(x, str) else f"{x.__module__}:{reward_name(x)}" for x in spec.kwargs.get("wrappers", ())]
+    module = getattr(spec, "module", None)
+    return {"id": spec.id, "kwargs": arguments, "module": module} | ({"wrappers": names} if names else {})

@@ -368,8 +368,8 @@ def test_images_that_cannot_be_read_are_refused():
             CNNPolicy(space, spaces.Discrete(2))
     with refused(ValueError, "\\(9, 9, 9\\)", "channels", "ReshapeObservation"):
         CNNPolicy(box((9, 9, 9)), spaces.Discrete(2))
-    with refused(ValueError, "7 x 20", "at least 8"):
-        CNNPolicy(box((7, 20, 3)), spaces.Discrete(2))
+    with refused(ValueError, "4 x 20", "at least 5"):
+        CNNPolicy(box((4, 20, 3)), spaces.Discrete(2))
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))])
     with refused(ValueError, "normalize_observations", "CNNPolicy", "its arguments are"):
         make_policy(env, normalize_observations=True)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,8 @@ def load_function(name: str) -> Callable[..., Any]:
     module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
     found = getattr(module, function_name, None)
     if not callable(found):
-        here = [key for key, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
+        kinds = (FunctionType, type)
+        here = [key for key, x in vars(module).items() if isinstance(x, kinds) and x.__module__ == module.__name__]
         kind = "no function" if found is None else f"a {type(found).__name__}, not a function,"
         raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
     return found() if place == "textenv.rewards" else found

@@ -1,0 +1,31 @@
+"""Wrappers of single environments, by function or by name."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+Wrapper = str | Callable[[gymnasium.Env], gymnasium.Env]
+"""Function that gets an environment and returns a wrapped one, or its name (``module:name``, ``file.py:name``)."""
+
+
+def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: Any) -> gymnasium.Env:
+    """Make an environment and wrap it, the innermost wrapper first.
+
+    Raises:
+        ValueError: if a wrapper is unknown, fails, or returns no environment.
+    """
+    env = gymnasium.make(spec, **arguments)
+    for wrapper in wrappers:
+        from textenv.rewards.calling import load_function  # a worker without wrappers does not load textenv
+
+        function = load_function(wrapper) if isinstance(wrapper, str) else wrapper
+        try:
+            wrapped = function(env)
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(f"wrapper {wrapper!r} cannot wrap {env}: {error!r}") from error
+        if not isinstance(wrapped, gymnasium.Env):
+            raise ValueError(f"wrapper {wrapper!r} returned {wrapped!r:.100}, expected the wrapped gymnasium.Env")
+        env = wrapped
+    return env

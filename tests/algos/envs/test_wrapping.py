@@ -1,0 +1,151 @@
+"""Wrappers by name: what they do to an environment, where they are saved, and that a saved name alone runs nothing."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import algos
+from algos import CNNPolicy, SubprocessVectorEnv
+from algos.cli import main
+from algos.make import make_vector_environment
+from tests.helpers.errors import refused
+
+SHORT = ("--total-steps", "64", "--num-envs", "2", "--num-episodes", "2", "--config.num-steps", "16", "--json")
+OWN = """
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import TransformObservation, TransformReward
+
+Path({marker!r}).touch()
+
+def two(env):
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return TransformObservation(env, lambda x: x[:2], space)
+
+def tenfold(env):
+    return TransformReward(env, lambda reward: 10 * reward)
+
+def nothing(env):
+    pass
+
+def fails(env):
+    raise KeyError("image")
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """File of wrappers, which leaves a mark beside it when it is run."""
+    (tmp_path / "own.py").write_text(OWN.format(marker=str(tmp_path / "it-ran")))
+    return tmp_path / "own.py"
+
+
+def test_a_wrapped_environment_is_gymnasiums_own_in_the_same_wrapper(own):
+    names = [f"{own}:two", f"{own}:tenfold"]
+    env = make_vector_environment("CartPole-v1", 2, wrappers=names)
+    single = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=5)
+    assert observation.shape == (2, 2) and env.single_observation_space.shape == (2,)
+    np.testing.assert_array_equal(observation[0], single.reset(seed=5)[0][:2])
+    following, reward, *_ = env.step(np.array([1, 0]))
+    np.testing.assert_array_equal(following[0], single.step(1)[0][:2])
+    assert reward.tolist() == [10, 10]
+    with_function = make_vector_environment("CartPole-v1", 2, wrappers=[gymnasium.wrappers.FlattenObservation])
+    assert with_function.reset(seed=5)[0].shape == (2, 4)
+
+
+def test_wrappers_of_a_file_reach_processes_too(own):
+    env = make_vector_environment("CartPole-v1", 2, wrappers=[f"{own}:two"], process_timeout=60)
+    assert isinstance(env, SubprocessVectorEnv)
+    expected = make_vector_environment("CartPole-v1", 2, wrappers=[f"{own}:two"]).reset(seed=3)[0]
+    np.testing.assert_array_equal(env.reset(seed=3)[0], expected)
+    env.close()
+
+
+@pytest.mark.parametrize(("wrapper", "words"), [
+    ("{own}:fails", ("own.py:fails", "cannot wrap", "KeyError")),
+    ("{own}:nothing", ("own.py:nothing", "returned None", "wrapped gymnasium.Env")),
+    ("{own}:treble", ("no function named 'treble'", "two, tenfold, nothing, fails")),
+    ("gymnasium.wrappers.FlattenObservation", ("expected", "package.module:name")),
+])  # fmt: skip
+def test_a_wrapper_that_is_none_is_named(own, wrapper, words):
+    with refused(ValueError, *words):
+        make_vector_environment("CartPole-v1", 2, wrappers=[wrapper.format(own=own)])
+
+
+def test_text_has_no_wrappers(own):
+    with refused(ValueError, "wrappers are for control", "textenv/Copy-v0"):
+        make_vector_environment("textenv/Copy-v0", 2, wrappers=[f"{own}:two"])
+
+
+def test_a_run_keeps_its_wrapper_and_only_its_user_starts_it(own, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    given = ["--wrapper", "own.py:two", "--wrapper", "own.py:tenfold"]
+    main(["train", "CartPole-v1", *given, "--run-dir", "run", *SHORT])
+    assert json.loads(capsys.readouterr().out)["mean_return"] >= 80
+    saved = json.loads((run / "config.json").read_text())
+    assert saved["environment"]["wrappers"] == [f"{own}:two", f"{own}:tenfold"]
+    assert algos.load(run).act(np.zeros((1, 2), np.float32)).action.shape == (1,)
+    main(["train", "--resume", "run", "--total-steps", "128", "--json"])
+    assert json.loads(capsys.readouterr().out)["steps"] == 128
+    main(["show", "run", "--json"])
+    assert json.loads(capsys.readouterr().out)["wrappers"] == saved["environment"]["wrappers"]
+    main(["evaluate", "run", *given, "--json", "--num-episodes", "2", "--video", "film.gif"])
+    assert json.loads(capsys.readouterr().out)["mean_return"] >= 80 and (tmp_path / "film.gif").stat().st_size
+    (tmp_path / "it-ran").unlink()
+    own.write_text(own.read_text() + "\n")  # a file is run once for each change
+    saved["environment"]["kwargs"]["wrappers"] = [f"{own}:two"]  # an attack: arguments are read from the file
+    (run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(SystemExit):
+        main(["evaluate", "run"])
+    assert f"only if you name it: --wrapper {own}:two --wrapper {own}:tenfold" in capsys.readouterr().err
+    del saved["environment"]["wrappers"]
+    (run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(SystemExit):
+        main(["evaluate", "run"])
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_compare_and_tune_take_a_wrapper(own, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    options = {"seeds": 1, "total_steps": 64, "processes": 0, "quiet": True, "run_dir": "compared"}
+    plain = algos.compare(["CartPole-v1"], **options)["CartPole-v1:ppo"]
+    paid = algos.compare(["CartPole-v1"], **options | {"overwrite": True}, wrappers=["own.py:tenfold"])[
+        "CartPole-v1:ppo"
+    ]
+    assert paid["return before"] > 5 * plain["return before"]
+    short = ["--total-steps", "64", "--trials", "1", "--num-episodes", "2", "--run-dir", "tuned", "--json"]
+    main(["tune", "CartPole-v1", "--wrapper", "own.py:two", *short])
+    best = (tmp_path / "tuned" / "best.yaml").read_text()
+    assert f"{own}:two" in best
+
+
+def test_minigrid_is_played_by_its_name(tmp_path, capsys):
+    pytest.importorskip("minigrid")
+    named = ["MiniGrid-Empty-5x5-v0", "--wrapper", "minigrid.wrappers:ImgObsWrapper"]
+    main(["train", *named, "--run-dir", str(tmp_path / "run"), *SHORT])
+    policy = algos.load(tmp_path / "run")
+    assert isinstance(policy, CNNPolicy)
+    env = make_vector_environment(named[0], 3, wrappers=[named[-1]])
+    images = env.reset(seed=0)[0]
+    assert images.shape == (3, 7, 7, 3) and images.dtype == np.uint8
+    expected, _ = gymnasium.make(named[0]).reset(seed=0)
+    np.testing.assert_array_equal(images[0], expected["image"])
+    by_hand = policy.actor(policy.trunk(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255))
+    torch.testing.assert_close(policy.output({"observation": torch.from_numpy(images)}), by_hand, atol=1e-6, rtol=0)
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "run"), *named[1:], "--num-episodes", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+def test_an_observation_that_no_policy_reads_asks_for_a_wrapper():
+    pytest.importorskip("minigrid")
+    with refused(ValueError, "MissionSpace", "--wrapper", "minigrid.wrappers:ImgObsWrapper"):
+        make_vector_environment("minigrid:MiniGrid-Empty-5x5-v0", 1)
