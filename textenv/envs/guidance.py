@@ -7,7 +7,7 @@ import numpy as np
 
 from textenv.envs.turn import Turn
 from textenv.lm.loading import vocabulary_size
-from textenv.rewards.packages import package
+from textenv.optional import package
 
 
 class Guided:

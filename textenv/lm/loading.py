@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.names import nearest
+from textenv.optional import package
 from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
@@ -262,10 +263,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     """
     import torch
 
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise ImportError(f"{folder} holds an adapter, which needs peft: pip install 'textenv[lora]'") from error
+    peft = package("peft", "lora")
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
         raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
     beside = Path(folder) / BASE
@@ -278,7 +276,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
     with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        return PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+        return peft.PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
 
 
 def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
@@ -297,10 +295,7 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ImportError("LoRA needs peft: pip install 'textenv[lora]'") from error
+    peft = package("peft", "lora")
     if is_adapted(model):
         raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
     chosen = lora
@@ -308,7 +303,7 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
         if isinstance(lora, str):
             own = dict(part.partition("=")[::2] for part in lora.split(","))
             targets = own.pop("targets", "all-linear")
-            chosen = LoraConfig(
+            chosen = peft.LoraConfig(
                 task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
                 r=int(own.pop("r", "16")),
                 lora_alpha=int(own.pop("alpha", "32")),
@@ -320,7 +315,7 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
         # peft asks transformers by an old name.
         with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
-            return get_peft_model(model, chosen)
+            return peft.get_peft_model(model, chosen)
     except ValueError as error:  # of peft too
         raise ValueError(f"lora is {lora!r:.100}, expected r=16,alpha=32,targets=q_proj+v_proj: {error}") from error
 

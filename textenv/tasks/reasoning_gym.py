@@ -5,12 +5,12 @@ import dataclasses
 import difflib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from textenv.envs.turn import Turn
+from textenv.optional import package
 from textenv.prompts.prompts import SPLITS, Prompt, content_hash
 from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
 
@@ -119,21 +119,12 @@ class ReasoningGym:
 
 def answer_of(completion: str) -> str:
     """Return the text in the last pair of answer tags, or else the whole text, stripped."""
-    tagged = _package().utils.extract_answer(completion)
+    tagged = package("reasoning_gym.utils", "reasoning-gym").extract_answer(completion)
     return completion.strip() if tagged is None else str(tagged)
 
 
-def _package() -> ModuleType:
-    try:
-        import reasoning_gym
-        import reasoning_gym.factory
-    except ImportError as error:
-        raise ImportError("the package reasoning-gym is not installed: pip install 'textenv[reasoning-gym]'") from error
-    return reasoning_gym
-
-
 def _create(name: str, config: dict[str, Any]) -> Any:
-    factory = _package().factory
+    factory = package("reasoning_gym.factory", "reasoning-gym")
     if name == "composite":
         raise ValueError("dataset is 'composite', which mixes others: make a ReasoningGym of each of them instead")
     if name not in factory.DATASETS:

@@ -1,7 +1,6 @@
-"""`TextWorld`: text adventures made by the generator of the package ``textworld``."""
+"""`TextWorld`: text adventures of the package ``textworld``, made by its generator or by ``tw-make``."""
 
 import re
-from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from textenv.embedded.cache import cache_root, cached, fingerprint
 from textenv.envs.action_masks import next_ids
 from textenv.envs.string_env import StringGames
 from textenv.games.dialogue import text_space
+from textenv.optional import package
 from textenv.prompts.tokenize import prompt_ids
 
-CUSTOM = {"nb_rooms": 1, "nb_objects": 2, "quest_length": 1, "theme": "basic"}
+SETTINGS = {"nb_rooms": 1, "nb_objects": 2, "quest_length": 1, "theme": "basic"}
 # One command: "a. b" and "a then b" are two, and the interpreter hangs on unprintable characters.
 _COMMAND = re.compile(r"(?!.*\bthen\b)[\w' -]{1,150}", re.ASCII | re.IGNORECASE)
 
@@ -25,30 +25,37 @@ class TextWorld(StringGames):
 
     Prompt: the goal and the first room. Actions: a command such as ``take coin`` in the first line, with a verb of the
     game (not ``save`` or ``quit``). Score: the points gained in the turn; winning and losing terminate. Each episode
-    draws a game from a pool of ``games``, which are compiled once, into the cache; each split has its own.
+    draws a game from a pool, which is made once, into the cache; each split has its own.
 
     Args:
         split: ``"train"`` or ``"test"``.
         tokenizer: the policy's tokenizer.
-        challenge: ``"custom"``, or a challenge of ``tw-make``: ``"tw-coin_collector"``.
-        games: size of the pool.
+        games: size of the pool, or a folder with games by ``tw-make`` (``*.z8``), whatever the split.
         seed: seed of the pool.
         admissible: allow only commands that the game accepts now (a rule for ``allowed=``).
-        settings: the challenge's, such as ``level=3``, or those of `CUSTOM`; ``theme="house"`` has longer texts.
+        settings: of the games that are made: those of `SETTINGS`; ``theme="house"`` has longer texts.
     """
 
     def __init__(
-        self, split: str = "train", *, tokenizer: Any, challenge: str = "custom", games: int = 10, seed: int = 0,
+        self, split: str = "train", *, tokenizer: Any, games: int | str | Path = 10, seed: int = 0,
         admissible: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
-        of_game = _settings(challenge, settings, split)
-        build = partial(_build, challenge=challenge, settings=of_game, games=games, seeds=[seed, split == "test"])
-        pool = cache_root() / f"textworld-{fingerprint(sorted(build.keywords.items()), ['textworld'])}"
-        cached(pool, build, what=f"{games} games of TextWorld (2 s each)")
-        super().__init__(partial(_Game, sorted(map(str, pool.glob("*.z8"))), admissible), tokenizer=tokenizer)
-        longest = max(len(prompt_ids(self.prompt(path.read_text()), tokenizer)) for path in pool.glob("*.txt"))
-        self.limits: dict[str, Any] = {"max_prompt_tokens": longest, "max_new_tokens": 32, "max_turns": 20}
-        self.limits |= {"max_length": min(1024, tokenizer.model_max_length)}
+        folder, unknown = Path(str(games)), sorted(set(settings) - set(SETTINGS))
+        if isinstance(games, int) and games > 0 and not unknown:
+            build = partial(_build, games=games, seeds=[seed, split == "test"], settings=SETTINGS | settings)
+            folder = cache_root() / f"textworld-{fingerprint(sorted(build.keywords.items()), ['textworld'])}"
+            cached(folder, build, what=f"{games} games of TextWorld (2 s each)")
+        files = sorted(map(str, folder.glob("*.z8")))
+        if not files:
+            raise ValueError(
+                f"games is {games!r} with the settings {settings}, expected a number or a folder of *.z8 files, and "
+                f"settings among {', '.join(SETTINGS)}"
+            )
+        super().__init__(partial(_Game, files, admissible), tokenizer=tokenizer)
+        starts = [self.prompt(_Game([file]).reset()[0]) for file in files]
+        self.limits: dict[str, Any] = {"max_new_tokens": 32, "max_turns": 20}
+        self.limits["max_prompt_tokens"] = max(len(prompt_ids(prompt, tokenizer)) for prompt in starts)
+        self.limits["max_length"] = min(1024, tokenizer.model_max_length)
         self.limits |= {"allowed": lambda turn: next_ids(turn, turn.prompt.state.env.commands)} if admissible else {}
 
 
@@ -63,8 +70,9 @@ class _Game(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.close()
-        wanted = _package().EnvInfos(feedback=True, score=True, verbs=True, admissible_commands=self._admissible)
-        self._game = _package().start(str(self.np_random.choice(self._files)), wanted)
+        textworld = package("textworld", "textworld")
+        wanted = textworld.EnvInfos(feedback=True, score=True, verbs=True, admissible_commands=self._admissible)
+        self._game = textworld.start(str(self.np_random.choice(self._files)), wanted)
         return self._observe(self._game.reset()), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -85,42 +93,16 @@ class _Game(gymnasium.Env[str, str]):
         return "\n".join(re.findall(r"^[ \t]*([^>\s].*[A-Za-z0-9].*?)\s*$", state.feedback, re.MULTILINE))
 
 
-def _package() -> Any:
-    try:
-        import textworld.challenges
-    except ImportError as error:
-        raise ImportError("the package textworld is not installed: pip install 'textenv[textworld]'") from error
-    return textworld
-
-
-def _settings(challenge: str, given: dict[str, Any], split: str) -> dict[str, Any]:
-    """Return all settings of a challenge, with TextWorld's defaults."""
-    challenges, known = _package().challenges.CHALLENGES, CUSTOM
-    if challenge in challenges:
-        challenges[challenge][2](parser := ArgumentParser(add_help=False))
-        known = {action.dest: action.default for action in parser._actions} | {"theme": "house"}
-    if challenge not in ("custom", *challenges) or set(given) - set(known):
-        raise ValueError(
-            f"challenge is {challenge!r} with the settings {given}, expected one of custom, {', '.join(challenges)}, "
-            f"and settings among {', '.join(known)}"
-        )
-    return known | given | {name: x for name, x in {"split": split, "test": split == "test"}.items() if name in known}
-
-
-def _build(folder: Path, *, challenge: str, settings: dict[str, Any], games: int, seeds: list[int]) -> None:
-    """Make and compile games, and store the text that each begins with."""
-    textworld, rng = _package(), np.random.default_rng(seeds)
+def _build(folder: Path, *, games: int, seeds: list[int], settings: dict[str, Any]) -> None:
+    """Make and compile games."""
+    textworld, rng = package("textworld", "textworld"), np.random.default_rng(seeds)
     for number in range(games):
-        options, path = textworld.GameOptions(), folder / f"{number:05}.z8"
-        options.seeds, options.path, options.grammar.theme = int(rng.integers(2**31)), str(path), settings["theme"]
+        options = textworld.GameOptions()
+        options.seeds, options.path = int(rng.integers(2**31)), str(folder / f"{number:05}.z8")
+        options.grammar.theme = settings["theme"]
         try:
-            if challenge == "custom":
-                for name in ("nb_rooms", "nb_objects", "quest_length"):
-                    setattr(options, name, settings[name])
-                game = textworld.generator.make_game(options)
-            else:
-                game = textworld.challenges.CHALLENGES[challenge][1](settings, options)
-            textworld.generator.compile_game(game, options)
+            for name in ("nb_rooms", "nb_objects", "quest_length"):
+                setattr(options, name, settings[name])
+            textworld.generator.compile_game(textworld.generator.make_game(options), options)
         except Exception as error:  # of many kinds
-            raise ValueError(f"TextWorld cannot make {challenge} of {settings}: {error!r}") from error
-        path.with_suffix(".txt").write_text(_Game([str(path)]).reset()[0])
+            raise ValueError(f"TextWorld cannot make a game of {settings}: {error!r}") from error

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from textenv.optional import package
 from textenv.prompts.prompts import SPLITS
 from textenv.rewards.scores import shown
 
@@ -37,14 +38,10 @@ class Verifiers:
     def __init__(
         self, taskset: str, split: str = "train", *, config: Mapping[str, Any] | None = None, seconds: float = 60.0
     ) -> None:
-        try:
-            import verifiers.v1 as vf
-            from verifiers.v1.utils.loaders import load_environment, resolve_env_config
-        except ImportError as error:
-            raise ImportError("the package verifiers is not installed: pip install 'textenv[verifiers]'") from error
+        vf, loaders = package("verifiers.v1", "verifiers"), package("verifiers.v1.utils.loaders", "verifiers")
         block = dict(config or {})
         block["taskset"] = {**block.get("taskset", {}), "id": taskset}
-        self.env, self.seconds = load_environment(resolve_env_config(block)), seconds
+        self.env, self.seconds = loaders.load_environment(loaders.resolve_env_config(block)), seconds
         found = list(itertools.islice(self.env.taskset, 10_000))  # it may be endless
         self.tasks = [task for task in found if int(task.hash, 16) % 4 in SPLITS.get(split, ())]
         if not self.tasks:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.helpers.errors import refused
 from textenv import Rewards, rewards
+from textenv.optional import package
 from textenv.rewards.calling import call_reward, load_function
-from textenv.rewards.packages import package
 
 
 def rate(function, *answers, prompt="?", **columns):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,11 +29,13 @@ def cache(tmp_path_factory):
 
 
 def make_game(tokenizer, **options):
-    return make_task("TextWorld", tokenizer=tokenizer, games=1, **options)[0]._make_env()
+    return make_task("TextWorld", tokenizer=tokenizer, **{"games": 1} | options)[0]._make_env()
 
 
-def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer):
-    game = make_game(tokenizer, challenge="tw-coin_collector", level=2)
+def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer, tmp_path):
+    make = [sys.executable, Path(sys.executable).with_name("tw-make"), "tw-coin_collector", "--level", "2"]
+    subprocess.run([*make, "--seed", "1", "--output", tmp_path / "coin.z8", "--silent"], check=True)
+    game = make_game(tokenizer, games=tmp_path)
     text, _ = game.reset(seed=0)
     assert "coin" in text and "$" not in text and not text.startswith(">") and "\n\n" not in text
     commands = textworld.Game.load(game._files[0].replace(".z8", ".json")).metadata["walkthrough"]
@@ -83,10 +86,10 @@ def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"challenge": "chess"}, "expected one of custom, tw-coin_collector"),
+        ({"games": 0}, "games is 0 .*expected a number or a folder of .*z8 files"),
+        ({"games": "nowhere"}, "games is 'nowhere'"),
         ({"levle": 3}, "settings among nb_rooms, nb_objects, quest_length, theme"),
-        ({"challenge": "tw-coin_collector"}, "cannot make tw-coin_collector of"),
-        ({"challenge": "tw-coin_collector", "level": 999}, "within .1-300."),
+        ({"quest_length": 0}, "cannot make a game of"),
     ],
 )
 def test_wrong_settings_give_a_sentence(options, said, tokenizer):
