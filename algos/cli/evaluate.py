@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, one_thread
+from textenv.optional import package
 
 FILMED = 3
 """Maximum number of episodes in a film."""
@@ -84,10 +85,7 @@ class Evaluate(ModelCommand):
 def _check_film(path: Path) -> None:
     if path.suffix not in (".gif", ".mp4"):
         raise ValueError(f"--video is {path}, expected a file name that ends in .gif or .mp4")
-    try:
-        import imageio_ffmpeg  # noqa: F401
-    except ImportError as error:
-        raise ImportError("--video needs imageio-ffmpeg: pip install 'textenv[video]'") from error
+    package("imageio_ffmpeg", "video")
 
 
 @dataclass(frozen=True, kw_only=True)

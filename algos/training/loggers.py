@@ -1,6 +1,5 @@
 """Loggers of a run: JSON lines always; TensorBoard, Weights & Biases, trackio and your own as you choose."""
 
-import importlib
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ import numpy as np
 
 from algos.training.run_folder import replacing
 from textenv.json_files import parse_json
+from textenv.optional import package
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 Values = Mapping[str, Any]
@@ -75,7 +75,7 @@ class _Tracker:
     name = ""
 
     def __init__(self) -> None:
-        self._module = importlib.import_module(self.name)
+        self._module = package(self.name, self.name)
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         # A resumed run continues under its name, in Weights & Biases under its id.
@@ -136,11 +136,8 @@ def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
         if isinstance(each, str):
             if each not in NAMED:
                 raise ValueError(f"logger is {each!r}, expected one of {', '.join(NAMED)}, or an algos.Logger")
-            try:
-                importlib.import_module(each)
-                found.append(NAMED[each]())
-            except ImportError as error:
-                raise ImportError(f"the logger {each} is not installed: pip install 'textenv[{each}]'") from error
+            package(each, each)
+            found.append(NAMED[each]())
         elif isinstance(each, Logger) and not isinstance(each, type):
             found.append(each)
         else:
