@@ -1,0 +1,91 @@
+"""Four shaped rewards for CartPole, compared over five seeds by what they are a substitute for: steps upright.
+
+    python examples/shaped_rewards.py    # 25 trainings
+
+CartPole pays 1 a step, whatever the pole does. Each variant pays between 0 and 1 instead, more where the state is good:
+the pole's angle, the cart's position, their product, or energy (potential minus kinetic energy of the pole). Each is a
+`gymnasium.Wrapper`, as `algos train CartPole-v1 --wrapper examples/shaped_rewards.py:Angle` takes it. The agents see
+shaped rewards only; all figures are steps until the pole falls or 500, which is the return of CartPole itself.
+"""
+
+import argparse
+from math import cos
+from pathlib import Path
+from statistics import mean
+
+import gymnasium
+
+from algos import Case, evaluate, load
+from algos.comparison.compare import compare
+
+ANGLE, POSITION, LENGTH, GRAVITY = 0.2095, 2.4, 0.5, 9.8  # limits in rad and m; half of the pole in m; m/s²
+
+
+class Shaped(gymnasium.Wrapper):
+    """Pay `shape` of the state that a step leads to."""
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, min(max(self.shape(*map(float, observation)), 0.0), 1.0), terminated, truncated, info
+
+
+class Angle(Shaped):
+    """The pole is upright."""
+
+    def shape(self, x, speed, angle, turning):
+        return 1 - abs(angle) / ANGLE
+
+
+class Position(Shaped):
+    """The cart is central."""
+
+    def shape(self, x, speed, angle, turning):
+        return 1 - abs(x) / POSITION
+
+
+class Product(Shaped):
+    """Both."""
+
+    def shape(self, x, speed, angle, turning):
+        return (1 - abs(angle) / ANGLE) * (1 - abs(x) / POSITION)
+
+
+class Energy(Shaped):
+    """The pole is high and does not turn."""
+
+    def shape(self, x, speed, angle, turning):
+        return cos(angle) - 2 / 3 * LENGTH * turning**2 / GRAVITY  # in units of m g l, about the pivot
+
+
+VARIANTS = {"none": [], "angle": [Angle], "position": [Position], "product": [Product], "energy": [Energy]}
+
+
+def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), processes=2):
+    cases = [
+        Case("CartPole-v1", name=name, env_kwargs={"wrappers": wrappers}, num_envs=8)
+        for name, wrappers in VARIANTS.items()
+    ]
+    compare(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, processes=processes, overwrite=True)
+    rows = {}
+    print(f"\n{'reward':10} {'steps upright at the end, mean [each seed]':50} within .05 rad  within .5 m")
+    for name in VARIANTS:
+        found = []
+        for seed in range(1, seeds + 1):
+            env = gymnasium.make_vec("CartPole-v1", num_envs=20)
+            played = evaluate(env, load(run_dir / f"{name}-{seed}"), num_episodes=20, seed=seed)
+            x, _, angle, _ = played.rollout["observation"][played.rollout["mask"]].unbind(-1)
+            near = [(part.abs() < limit).float().mean().item() for part, limit in ((angle, 0.05), (x, 0.5))]
+            found.append([played.mean_return, *near])
+        upright, steady, central = zip(*found, strict=True)
+        rows[name] = upright, mean(steady), mean(central)
+        each = ", ".join(f"{steps:.0f}" for steps in upright)
+        print(f"{name:10} {f'{mean(upright):.0f} [{each}]':50} {mean(steady):14.2f} {mean(central):12.2f}")
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--total-steps", type=int, default=50_000)
+    options = parser.parse_args()
+    main(options.seeds, options.total_steps)
