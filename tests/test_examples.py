@@ -265,16 +265,19 @@ def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
 
 
 @pytest.mark.long
-def test_penalties_against_repetition_are_paid_only_with_a_weight():
+def test_penalties_against_repetition_are_paid_only_with_a_weight(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("negative_reviews")
     assert example.echoes(["a b c", "A b d", "e f", "x"]) == [-0.5, -0.5, 0, 0]
+    monkeypatch.setattr("film_reviews.UNSEEN", ["this comedy"])
     before, after, texts = example.run(1, 1, 0.5)
-    assert before.keys() == after.keys() >= {"VADER", *example.PENALTIES} and len(texts) == 56
+    assert before.keys() == after.keys() >= {"VADER", *example.PENALTIES} and len(texts) == 14
     assert before["words"] <= 0 and -1 <= before["echoes"] <= 0
 
 
 @pytest.mark.long
 def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("summaries")
     assert example.overlap("a new film", "This is a new film") == 1 and example.overlap("a b", "a c") == 0.5
     assert example.overlap("a " * 16, "a film") == 0.5 and example.overlap("", "a film") == 0
@@ -285,9 +288,9 @@ def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp
     for name in ("train", "dev"):
         write(tmp_path / "sst2" / f"{name}.tsv", [f"{name} {text}\t{label}" for text, label in rows])
     monkeypatch.setattr(example, "CONFIG", dataclasses.replace(example.CONFIG, num_episodes=2, minibatch_size=2))
-    example.main(tmp_path, sentences=12, total_steps=1)
+    example.main(tmp_path, sentences=7, total_steps=1)
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert 2 <= said["pairs"] <= 12 and -1 <= said["after"]["judge: similarity"] <= 1
+    assert 2 <= said["pairs"] <= 7 and -1 <= said["after"]["judge: similarity"] <= 1
     assert abs(said["before"]["KL, nats an answer"]) < 1e-3
 
 
