@@ -1,16 +1,20 @@
-"""One PPO on thirty worlds: only the environment's name differs within a kind; one table and one page.
+"""One PPO on 33 worlds: only the environment's name differs within a kind; one table and one page.
 
 python examples/zoo.py                                  # two seeds of every world: an hour on two cores
 python examples/zoo.py --worlds CartPole chain_sum --seeds 1 --budget 0.1
 python examples/zoo.py --presets                        # the second table: worlds with a preset of their own
 
 A kind has one policy class, one preset and one number of slots (`KINDS`). Each world is trained by a process of its own
-with a time limit, so that a failure costs one row. pip install 'textenv[box2d,reasoning-gym,textarena]' minigrid
+with a time limit, so that a failure costs one row. The extras box2d, minigrid, openenv, reasoning-gym, textarena,
+textworld and verifiers are needed, and the package openenv for its server; a world whose package is missing says so.
 """
 
 import argparse
+import atexit
 import dataclasses
+import functools
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -18,14 +22,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
+
 from algos import Case, LMPolicy, PPOConfig, presets
 from algos.comparison.compare import train_all
 from algos.comparison.report import table_rows
 from algos.comparison.summary import RunResult, summary
 from algos.make import make_policy
-from textenv import TokenVectorEnv
+from textenv import TokenVectorEnv, Verifiers
 from textenv.errors import InvariantError
 
+FOLDER = Path(__file__).parent / "worlds"
 CONTROL = PPOConfig(
     minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, ent_coef=0.01, normalize_rewards=True
 )  # fmt: skip
@@ -73,6 +80,35 @@ def text_arena(num_envs):
     )  # fmt: skip
 
 
+def verifiers_taskset(num_envs):
+    """Make a taskset of the package verifiers an environment."""
+    sys.path.insert(0, str(FOLDER))
+    tokenizer = LMPolicy.load("embedded").tokenizer
+    limits = {"max_prompt_tokens": 24, "max_new_tokens": 12, "max_turns": 1}
+    return TokenVectorEnv(Verifiers("praise_taskset"), tokenizer=tokenizer, num_envs=num_envs, **limits)
+
+
+@functools.cache
+def praise_server():
+    """Start a server of the package OpenEnv; return its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, str(FOLDER / "praise_server.py"), str(port), "200"])
+    atexit.register(server.kill)
+    for _ in range(240):
+        with socket.socket() as line:
+            if server.poll() is not None or line.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.5)
+    return f"http://127.0.0.1:{port}"
+
+
+def open_env(num_envs):
+    """Make the environment on that server."""
+    return gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=num_envs, url=praise_server(), max_new_tokens=12)
+
+
 LIMIT = {"max_episode_steps": 200}
 WORLDS = {
     "CartPole": World("CartPole-v1", "numbers", 150_000),
@@ -99,7 +135,9 @@ WORLDS = {
         "coin_flip", "spell_backward",
     )},
     "TextArena": World(text_arena, "text", 12_000, {}, "`TokenVectorEnv` (a game of strings)"),
-    # Others are one line each, by their id: World("textenv/TextWorld-v0", "text", 20_000, {...}).
+    "TextWorld": World("textenv/TextWorld-v0", "text", 20_000, {"admissible": True}),
+    "verifiers": World(verifiers_taskset, "text", 20_000, {}, "`TokenVectorEnv(Verifiers(…))` (a taskset)"),
+    "OpenEnv": World(open_env, "text", 20_000, {}, "a server at `url=`"),
 }  # fmt: skip
 PRESETS = {
     "Taxi-v4": World("Taxi-v4", "", 0),
