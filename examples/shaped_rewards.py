@@ -5,10 +5,12 @@
 CartPole pays 1 a step, whatever the pole does. Each variant pays between 0 and 1 instead, more where the state is good:
 the pole's angle, the cart's position, their product, or energy (potential minus kinetic energy of the pole). Each is a
 `gymnasium.Wrapper`, as `algos train CartPole-v1 --wrapper examples/shaped_rewards.py:Angle` takes it. The agents see
-shaped rewards only; all figures are steps until the pole falls or 500, which is the return of CartPole itself.
+shaped rewards only. The table shows the training steps until an episode lasts 475 steps in the mean, and of the trained
+policy how long the pole stands (at most 500, the return of CartPole itself) and how steady it is.
 """
 
 import argparse
+import json
 from math import cos
 from pathlib import Path
 from statistics import mean
@@ -19,6 +21,7 @@ from algos import Case, evaluate, load
 from algos.comparison.compare import compare
 
 ANGLE, POSITION, LENGTH, GRAVITY = 0.2095, 2.4, 0.5, 9.8  # limits in rad and m; half of the pole in m; m/s²
+LEARNT = 475  # mean number of steps upright in an iteration
 
 
 class Shaped(gymnasium.Wrapper):
@@ -67,7 +70,7 @@ def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), proce
     ]
     compare(cases, seeds=seeds, run_dir=run_dir, total_steps=total_steps, processes=processes, overwrite=True)
     rows = {}
-    print(f"\n{'reward':10} {'steps upright at the end, mean [each seed]':50} within .05 rad  within .5 m")
+    print(f"\n{'reward':10} {'steps to learn [each seed]':48} upright  within .05 rad  within .5 m")
     for name in VARIANTS:
         found = []
         for seed in range(1, seeds + 1):
@@ -75,11 +78,13 @@ def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), proce
             played = evaluate(env, load(run_dir / f"{name}-{seed}"), num_episodes=20, seed=seed)
             x, _, angle, _ = played.rollout["observation"][played.rollout["mask"]].unbind(-1)
             near = [(part.abs() < limit).float().mean().item() for part, limit in ((angle, 0.05), (x, 0.5))]
-            found.append([played.mean_return, *near])
-        upright, steady, central = zip(*found, strict=True)
-        rows[name] = upright, mean(steady), mean(central)
-        each = ", ".join(f"{steps:.0f}" for steps in upright)
-        print(f"{name:10} {f'{mean(upright):.0f} [{each}]':50} {mean(steady):14.2f} {mean(central):12.2f}")
+            log = map(json.loads, (run_dir / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines())
+            learnt = (now["steps"] for now in log if now.get("episode/length", 0) >= LEARNT)
+            found.append([next(learnt, total_steps), played.mean_return, *near])
+        steps, *others = zip(*found, strict=True)
+        rows[name] = steps, *map(mean, others)
+        each = f"{mean(steps):.0f} [{', '.join(map(str, steps))}]"
+        print("{:10} {:48} {:7.0f} {:15.2f} {:12.2f}".format(name, each, *rows[name][1:]))
     return rows
 
 

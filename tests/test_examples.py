@@ -155,8 +155,8 @@ def test_shaped_rewards_are_compared_by_the_steps_that_the_pole_stands(tmp_path)
     assert 0.97 < reward < 1
     rows = example.main(seeds=1, total_steps=600, run_dir=tmp_path, processes=0)
     assert list(rows) == ["none", "angle", "position", "product", "energy"]
-    for (upright,), steady, central in rows.values():
-        assert 8 < upright <= 500 and 0 <= steady <= 1 and 0 <= central <= 1
+    for (steps,), upright, steady, central in rows.values():
+        assert steps == 600 and 8 < upright <= 500 and 0 <= steady <= 1 and 0 <= central <= 1
 
 
 # --- text by the embedded model --------------------------------------------------------------------------------------
