@@ -580,7 +580,7 @@ SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in 
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
 LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py"}
-"""The one file that may listen; `tests/algos/cli/test_serve.py` has the attacks on it."""
+"""Files that may listen, on the loopback only; `tests/algos/cli/test_serve.py` has the attacks on it."""
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "uvicorn", "aiohttp"}
 LOADERS = {
     "textenv/lm/loading.py": ("loader.from_pretrained", "peft.PeftModel.from_pretrained"),
