@@ -251,4 +251,8 @@ def _ridge(sums: Tensor, strength: float) -> Tensor:
     spread = square.diagonal().sum() - square[-1].square().sum() / square[-1, -1].clamp(min=1.0)
     ridge = (spread / (len(square) - 1)).clamp(min=1e-6).repeat(len(square))
     ridge[-1] *= 1e-9  # the intercept is hardly penalized
-    return torch.linalg.solve(square + (strength * ridge).diag(), product)
+    solution = torch.linalg.solve_ex(square + (strength * ridge).diag(), product)[0]
+    if not solution.isfinite().all():  # singular: the features hardly vary
+        solution = torch.zeros_like(product)
+        solution[-1] = product[-1] / square[-1, -1].clamp(min=1.0)
+    return solution

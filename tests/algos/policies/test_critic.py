@@ -393,6 +393,20 @@ def test_a_rollout_that_says_nothing_changes_nothing(case):
     assert torch.equal(head.weight, before)
 
 
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4, 1e6])
+def test_features_that_stop_varying_give_the_mean_and_no_error(size):
+    """As after a collapse, when every answer is the same: the system of equations is singular."""
+    generator = torch.Generator().manual_seed(0)
+    head, earlier, mask = fresh_head(4, torch.device("cpu")), {}, torch.ones(16, 4, dtype=torch.bool)
+    for rollout in range(8):
+        same = (size * torch.randn(4, generator=generator)).expand(16, 5, 4)
+        features = torch.randn(16, 5, 4, generator=generator) if rollout == 0 else same
+        value = fit_head(
+            [head.weight[0]], head.bias, [features], target=torch.full((16, 4), 3.0), mask=mask, earlier=earlier
+        )
+    torch.testing.assert_close(value, torch.full((16, 5), 3.0), atol=0.05, rtol=0)
+
+
 @pytest.mark.parametrize("critic", [None, "copy"])
 def test_an_agent_fits_the_head_to_its_first_rollout(critic):
     policy = LMPolicy.load("embedded", critic=critic, seed=1)
