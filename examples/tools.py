@@ -3,7 +3,8 @@
     python examples/tools.py
 
 Products of two numbers of two digits are too hard for the model by itself. An example in the prompt shows it the call.
-A call that computes the right product is worth .5, and the right answer after it another .5.
+A call that the calculator can compute is worth .2, one that gives the right product another .3, and the right answer in
+the end .5.
 """
 
 import argparse
@@ -38,6 +39,11 @@ def make_prompts(count, seed):
     return [{"prompt": [*example, question(f"{a} * {b}")], "product": str(a * b)} for a, b in pairs]
 
 
+def computed(tool_calls):
+    """1 if a call had a result."""
+    return [float(any(not call["error"] for call in calls)) for calls in tool_calls]
+
+
 def called(product, tool_calls):
     """1 if a call gave the right product."""
     made = zip(product, tool_calls, strict=True)
@@ -49,14 +55,14 @@ def answered(product, completions):
     return [float(text[0]["content"].strip() == right) for right, text in zip(product, completions, strict=True)]
 
 
-def main(model="smollm2", iterations=12, episodes=16, seed=1):
+def main(model="smollm2", iterations=8, episodes=16, seed=1):
     policy = LMPolicy.load(model, lora="r=8,alpha=16,targets=q_proj+v_proj", temperature=0.5, seed=seed)
     env = TextVectorEnv(
-        prompts=make_prompts(1000, seed), reward=Rewards({"called": (called, 0.5), "answered": (answered, 0.5)}),
-        tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
+        prompts=make_prompts(1000, seed),
+        reward=Rewards({"computed": (computed, 0.2), "called": (called, 0.3), "answered": (answered, 0.5)}), tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
         max_turns=3, max_length=420,
     )  # fmt: skip
-    config = replace(presets.TEXT, num_episodes=episodes, minibatch_size=4, learning_rate=3e-4, seed=seed)
+    config = replace(presets.TEXT, num_episodes=episodes, minibatch_size=4, learning_rate=8e-4, seed=seed)
     agent = PPO(env, policy, config)
     history = []
     for _ in range(iterations):
@@ -74,7 +80,7 @@ def main(model="smollm2", iterations=12, episodes=16, seed=1):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--episodes", type=int, default=16, help="of an iteration")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
