@@ -59,7 +59,8 @@ def main(model="smollm2", iterations=8, episodes=16, seed=1):
     policy = LMPolicy.load(model, lora="r=8,alpha=16,targets=q_proj+v_proj", temperature=0.5, seed=seed)
     env = TextVectorEnv(
         prompts=make_prompts(1000, seed),
-        reward=Rewards({"computed": (computed, 0.2), "called": (called, 0.3), "answered": (answered, 0.5)}), tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
+        reward=Rewards({"computed": (computed, 0.2), "called": (called, 0.3), "answered": (answered, 0.5)}),
+        tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
         max_turns=3, max_length=420,
     )  # fmt: skip
     config = replace(presets.TEXT, num_episodes=episodes, minibatch_size=4, learning_rate=8e-4, seed=seed)
