@@ -90,11 +90,12 @@ With 8 environments, one seed in five failed.
 
 TOY_TEXT = PPOConfig(
     num_steps=64, minibatch_size=256, learning_rate=5e-3, final_learning_rate=0.0, gamma=0.98, gae_lambda=0.9,
-    ent_coef=0.1, normalize_rewards=True,
+    ent_coef=0.03, normalize_rewards=True, normalize_advantage=False,
 )  # fmt: skip
 """Taxi-v4, CliffWalking-v1 and FrozenLake8x8-v1 (without slipping) with 16 environments; tuned here.
 
-With an entropy bonus of 0 to .05, CliffWalking ends on a detour, 2 or 4 steps longer than the path along the cliff.
+Advantages are not normalized: until the first goal they are noise, which, scaled up, ends the exploration (one seed in
+five on FrozenLake, and a detour on CliffWalking).
 """
 
 LUNAR_LANDER = PPOConfig(
