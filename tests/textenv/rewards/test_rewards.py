@@ -148,14 +148,14 @@ READY = {
 @pytest.mark.parametrize("name", READY)
 def test_hostile_answers_neither_hang_nor_raise(name):
     assert READY[name].__name__ == name
-    start = time.perf_counter()
+    start = time.process_time()
     for text in HOSTILE:
         begun = time.process_time()
         ids = [[1] * (len(text) if name in ("length_window", "unfinished") else 1)] * 2  # those that read them
         scores = rate(READY[name], text, text, chat=True, answer=["1", text], completion_ids=ids)
         assert len(scores) == 2 and all(x is None or math.isfinite(x) for x in scores)
         assert time.process_time() - begun < 3, text[:20]
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 @pytest.mark.parametrize("name", READY)
