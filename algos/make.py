@@ -28,14 +28,9 @@ PROMPTS = "textenv/Prompts-v0"
 
 
 def make_vector_environment(
-    env_id: str,
-    num_envs: int,
-    *,
-    seed_each: bool = False,
-    process_timeout: float | None = None,
-    wrappers: Sequence[Wrapper] = (),
-    **arguments: Any,
-) -> VectorEnv:
+    env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None,
+    wrappers: Sequence[Wrapper] = (), **arguments: Any,
+) -> VectorEnv:  # fmt: skip
     """Make the native vector environment, if any, else one that steps single environments in this process.
 
     Args:

@@ -13,7 +13,7 @@ trained. The judge counts words; it was trained on labels that the reward model 
 What to expect: SFT teaches the model to end its answers. PPO raises the score, until the judge rates the answers like
 the positive sentences of people (.75) or higher. The other rows and the texts show the cost: answers are less varied,
 praise even after a negative beginning ("a bloated gasbag, a profound and inspiring story"), repeat a few words, and the
-model predicts the sentences of people less well. With smollm2 it takes about 35 minutes of two cores, and answers are
+model predicts the sentences of people less well. With smollm2 it takes 35 to 40 minutes on two cores, and answers are
 English; the model from scratch (5 minutes) does not write good English, before PPO or after it.
 """
 

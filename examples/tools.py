@@ -1,10 +1,11 @@
-"""A model learns to call a tool: SmolLM2 with LoRA, a calculator, PPO.
+"""A model calls a tool, and PPO trains it: SmolLM2 with LoRA, a calculator.
 
     python examples/tools.py
 
 Products of two numbers of two digits are too hard for the model by itself. An example in the prompt shows it the call.
 A call that the calculator can compute is worth .2, one that gives the right product another .3, and the right answer in
-the end .5.
+the end .5. Before the training, three answers of ten call it, and one of sixteen is right. An iteration takes 3 to 5
+minutes of one core; how far it gets has not been measured.
 """
 
 import argparse

@@ -101,8 +101,9 @@ class ReasoningGym:
             if content_hash(prompt) % 4 in SPLITS[self.split]:
                 return prompt
         raise ValueError(
-            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws: these "
-            "settings give too few different questions; choose settings with more"
+            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws"
+            + (f", the last of which failed ({failure!r:.200})" if failure else "")
+            + ": these settings give too few different questions; choose settings with more"
         ) from failure
 
     def _entry(self, rng: random.Random) -> dict[str, Any]:

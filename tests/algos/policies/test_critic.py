@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 import algos
 from algos import PPO, Critic, LMPolicy, collect, presets
-from algos.policies.critic import FOLDS, RIDGES, fit_head, fresh_head
+from algos.policies.critic import FOLDS, RIDGES, _ridge, fit_head, fresh_head
 from tests.helpers.lora import adapted
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.reward_models import make_model as make_reward_model
@@ -393,18 +393,11 @@ def test_a_rollout_that_says_nothing_changes_nothing(case):
     assert torch.equal(head.weight, before)
 
 
-@pytest.mark.parametrize("size", [1.0, 100.0, 1e4, 1e6])
-def test_features_that_stop_varying_give_the_mean_and_no_error(size):
-    """As after a collapse, when every answer is the same: the system of equations is singular."""
-    generator = torch.Generator().manual_seed(0)
-    head, earlier, mask = fresh_head(4, torch.device("cpu")), {}, torch.ones(16, 4, dtype=torch.bool)
-    for rollout in range(8):
-        same = (size * torch.randn(4, generator=generator)).expand(16, 5, 4)
-        features = torch.randn(16, 5, 4, generator=generator) if rollout == 0 else same
-        value = fit_head(
-            [head.weight[0]], head.bias, [features], target=torch.full((16, 4), 3.0), mask=mask, earlier=earlier
-        )
-    torch.testing.assert_close(value, torch.full((16, 5), 3.0), atol=0.05, rtol=0)
+def test_equations_without_a_solution_give_the_mean():
+    """As after a collapse, when every answer is the same: next to 1e8, float32 loses the ridge on any processor."""
+    sums = torch.tensor([[1e8, 1e8, 3e8], [1e8, 1e8, 3e8]])
+    assert torch.linalg.solve_ex(sums[:, :2], sums[:, 2])[1] == 2  # the second pivot is 0
+    assert _ridge(sums, 1e-3).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("critic", [None, "copy"])

@@ -106,6 +106,25 @@ def test_splits_share_no_question(name):
     assert not contents["train"] & contents["test"]
 
 
+def test_a_generator_that_fails_on_a_seed_is_asked_again(monkeypatch):
+    """As basic_arithmetic, which divides by 0 once in more than 80,000 questions: a run must not end by it."""
+    task = ReasoningGym("chain_sum")
+    kind, failures = type(task._dataset), [ZeroDivisionError("by 0"), KeyError("operator")]
+    generate = kind.__getitem__
+
+    def sometimes(self, index):
+        if failures:
+            raise failures.pop()
+        return generate(self, index)
+
+    monkeypatch.setattr(kind, "__getitem__", sometimes)
+    (prompt,) = task.sample_prompts([0], seed=1)
+    assert not failures and task.verify(prompt.columns["answer"], prompt.columns) == 1
+    monkeypatch.setattr(kind, "__getitem__", lambda self, index: 1 // 0)
+    with pytest.raises(ValueError, match="in 200 draws, the last of which failed .ZeroDivisionError"):
+        task.sample_prompts([1], seed=1)
+
+
 def test_a_data_set_too_small_to_split_says_so():
     """With one question, one of the splits has it and the other nothing."""
     works = []
