@@ -33,7 +33,7 @@ LAYERS = {
     """,
     "algos": """
         cli
-        comparison
+        insight comparison
         presets make evaluation
         ppo a2c reinforce rloo grpo trpo dqn
         agent

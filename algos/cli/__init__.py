@@ -17,6 +17,7 @@ from algos.cli.arguments import ModelCommand, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
+from algos.cli.interpret import Interpret
 from algos.cli.sample import Sample
 from algos.cli.serve import Serve
 from algos.cli.show import Envs, Runs, Show
@@ -31,8 +32,9 @@ from textenv.names import OURS, nearest
 from textenv.rendering import printable
 
 COMMANDS = {
-    "evaluate": Evaluate, "sample": Sample, "serve": Serve, "compare": Compare, "tune": Tune, "merge": Merge,
-    "push": Push, "runs": Runs, "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
+    "evaluate": Evaluate, "sample": Sample, "interpret": Interpret, "serve": Serve, "compare": Compare, "tune": Tune,
+    "merge": Merge, "push": Push, "runs": Runs, "show": Show, "envs": Envs, "check": Check,
+    "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
 

@@ -44,7 +44,7 @@ class Sample(ModelCommand):
         one_thread()
         policies: dict[str, Any] = {self.folder: load(self.folder)}
         if self.compare_to is not None:
-            policies = {self.compare_to: load_policy(self._base(description))} | policies
+            policies = {self.compare_to: load_policy(model_name(self.compare_to, self.folder))} | policies
         chat, found = self.chat or self.system_prompt is not None, []
         start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}
@@ -60,16 +60,18 @@ class Sample(ModelCommand):
                 _show(text if self.prompt else "", written)
         return {"samples": found}
 
-    def _base(self, description: dict[str, Any]) -> str:
-        """Name of the model to compare with."""
-        from algos.make import is_ours
 
-        if self.compare_to != "base":
-            return str(self.compare_to)
-        environment = description["environment"]
-        if environment is None or not is_ours(environment["id"]):
-            raise ValueError(f"{self.folder} does not say which model it started from: name it after --compare-to")
-        return str(environment["kwargs"].get("model", EMBEDDED))
+def model_name(name: str, folder: str) -> str:
+    """Name of a model to compare a run with; "base" becomes that of the model that the run started from."""
+    from algos.make import is_ours
+    from algos.training.save import read_description
+
+    if name != "base":
+        return name
+    environment = read_description(folder)["environment"]
+    if environment is None or not is_ours(environment["id"]):
+        raise ValueError(f"{folder} does not say which model it started from: name that model instead of base")
+    return str(environment["kwargs"].get("model", EMBEDDED))
 
 
 def load_policy(name: str) -> Any:

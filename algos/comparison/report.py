@@ -193,9 +193,9 @@ def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> s
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
 differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are from evaluation episodes with sampled actions (text: held-out prompts). The total time was {seconds:.0f} s.</p>
-<div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
+<div class="wide">{html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{escape(aside)} There is no score
 if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
 KL(old‖new) over all its gradient steps, on the rollout that it used.</small></p>
 <h2>While learning</h2>
@@ -215,19 +215,21 @@ def _samples_html(cases: Cases) -> str:
     for name, runs in cases.items():
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
-            table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
-            parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
+            table = html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
+            parts.append(f"<h2>Samples of the language model: {escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 
 
-def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+def html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Return a table with cells of (text, small print), all escaped."""
+
     def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
-        parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
+        parts = [(escape(text), f"<br><small>{escape(small)}</small>" if small else "") for text, small in cells]
         return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
 
     return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Escape untrusted text, so that it contains no markup and does not change the direction of text around it."""
     return html.escape(printable(text))

@@ -1,0 +1,1 @@
+"""Insight: what training changed inside a policy."""
