@@ -1,5 +1,7 @@
 """What each part of a language model adds to a difference of logits, and what of a change it explains."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -79,49 +81,31 @@ def test_attention_is_the_models_own_and_its_implementation_is_restored(family):
     torch.testing.assert_close(patterns, torch.stack(own)[:, 0, :, -1])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_parts_heads_and_attention_are_those_of_transformer_lens(family):
-    lens = pytest.importorskip("transformer_lens")
-    model = {"gpt2": make_gpt2, "llama": make_llama}[family]()
-    theirs = hooked(lens, family, model)
-    blocks = Blocks(language_model(model))
-    row, last = ROWS[2], len(ROWS[2]) - 1
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+@pytest.mark.filterwarnings("ignore")
+def test_parts_heads_and_attention_are_those_of_transformer_lens(make):
+    lens = pytest.importorskip("transformer_lens.model_bridge")
+    model, row = make(), ROWS[2]
+    options = dict(tokenizer=make_tokenizer(WORDS), device="cpu", dtype=torch.float32)
+    theirs = lens.TransformerBridge.boot_transformers("tiny", hf_model=copy.deepcopy(model), **options)
+    theirs.set_use_attn_result(True)
     _, cache = theirs.run_with_cache(torch.tensor([row]))
-    reading = blocks.read([row])
-    for part, name in (("attention", "attn_out"), ("mlp", "mlp_out")):
-        for layer, writer in enumerate(blocks.writers[part]):
-            torch.testing.assert_close(reading[writer.last][1][0], cache[name, layer][0, last], atol=1e-4, rtol=1e-4)
-    for layer, pattern in enumerate(blocks.patterns(row)):
-        torch.testing.assert_close(pattern, cache["pattern", layer][0, :, -1], atol=1e-4, rtol=1e-4)
-    found = attribute(blocks, [row], PAIR)
-    direction = theirs.W_U[:, PAIR[0]].mean(1) - theirs.W_U[:, PAIR[1]].mean(1)
-    heads = cache.stack_head_results(pos_slice=-1, apply_ln=False)
-    scaled = cache.apply_ln_to_stack(heads, layer=-1, pos_slice=-1)[:, 0]
-    weight = theirs.ln_final.w
-    torch.testing.assert_close(found.heads[0, :, :-1].flatten(), (scaled * weight) @ direction, atol=1e-4, rtol=1e-4)
-
-
-def hooked(lens, family, model):
-    """The model in transformer-lens, its weights as they are (nothing folded)."""
-    conversions = pytest.importorskip("transformer_lens.pretrained.weight_conversions")
-    config = model.config
-    common = dict(
-        n_layers=2, d_model=32, n_ctx=64, d_vocab=len(WORDS), init_weights=False, device="cpu", dtype=torch.float32,
-        use_attn_result=True, original_architecture=type(model).__name__,
-    )  # fmt: skip
-    if family == "gpt2":
-        own = dict(n_heads=2, d_head=16, d_mlp=128, act_fn="gelu_new", normalization_type="LN", eps=1e-5)
-        convert = conversions.convert_gpt2_weights
-    else:
-        own = dict(
-            n_heads=4, d_head=8, d_mlp=64, act_fn="silu", normalization_type="RMS", eps=config.rms_norm_eps,
-            n_key_value_heads=2, gated_mlp=True, final_rms=True, positional_embedding_type="rotary", rotary_dim=8,
-            rotary_adjacent_pairs=False, rotary_base=10000,
-        )  # fmt: skip
-        convert = conversions.convert_llama_weights
-    theirs = lens.HookedTransformer(lens.HookedTransformerConfig(**common | own))
-    theirs.load_state_dict(convert(model, theirs.cfg), strict=False)
-    return theirs.eval()
+    blocks = Blocks(language_model(model))
+    reading, patterns, heads = blocks.read([row]), blocks.patterns(row), attribute(blocks, [row], PAIR).heads[0]
+    scale = cache["ln_final.hook_scale"][0, -1]  # the divisor of the final norm
+    weight = model.get_output_embeddings().weight
+    direction = weight[PAIR[0]].mean(0) - weight[PAIR[1]].mean(0)
+    for layer in range(2):
+        for part, name in (("attention", "attn"), ("mlp", "mlp")):
+            written = reading[blocks.writers[part][layer].last][1][0]
+            torch.testing.assert_close(written, cache[f"blocks.{layer}.hook_{name}_out"][0, -1], atol=1e-4, rtol=1e-4)
+        theirs_patterns = cache[f"blocks.{layer}.attn.hook_pattern"][0, :, -1]
+        torch.testing.assert_close(patterns[layer], theirs_patterns, atol=1e-4, rtol=1e-4)
+        results = cache[f"blocks.{layer}.attn.hook_result"][0, -1]
+        if make is make_gpt2:  # a LayerNorm takes off the mean
+            results = results - results.mean(-1, keepdim=True)
+        results = results * blocks.norm.weight / scale
+        torch.testing.assert_close(heads[layer, :-1], results @ direction, atol=1e-4, rtol=1e-4)
 
 
 def planted(seed, layer=1, head=1):

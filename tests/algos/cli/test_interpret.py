@@ -1,0 +1,72 @@
+"""``algos interpret``: a page about what training changed in a language model."""
+
+import csv
+import json
+
+import gymnasium
+import pytest
+import torch
+
+from algos import PPO, LMPolicy
+from algos.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An agent whose model differs from the embedded one in one MLP."""
+    policy = LMPolicy.load("embedded")
+    with torch.no_grad():
+        policy.lm.model.model.layers[1].mlp.down_proj.weight *= 1.5
+    env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=2)
+    return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
+
+
+def said(capsys, *words):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["interpret", *map(str, words)])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_gets_tables_pictures_and_a_page_and_a_second_call_replaces_them(run, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["the film", "a story"] * 2))
+    words = [
+        "interpret",
+        str(run),
+        "--prompt",
+        "the film was",
+        "--prompts",
+        str(prompts),
+        "--tokens",
+        " a",
+        " truly| film",
+    ]
+    main([*words, "--neurons", "2", "--model", "base", "--model", "embedded", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["logit_difference"]
+    assert row["embedded"] == row["base"] != row[str(run)] and row["low"] <= row["change"] <= row["high"]
+    assert found["parts"][0]["part"] == "layer 1 mlp" and {x["change"] for x in found["heads"]} != {0.0}
+    (share,) = (x["share"] for x in found["patching"] if x["place"] == "layer 1 mlp")
+    assert share == pytest.approx(1, abs=1e-3) and len(found["neurons"]) == 2
+    main(words)
+    folder = run / "interpret"
+    assert "Logit lens" in capsys.readouterr().out and not (folder / "neurons.csv").exists()
+    assert {"heads.csv", "heads.png", "logit_lens.png", "parts.png", "attention.png"} <= {
+        x.name for x in folder.iterdir()
+    }
+    page = (folder / "interpret.html").read_text()
+    assert 'src="heads.png"' in page and "layer 1 mlp" in page
+    with (folder / "heads.csv").open() as file:
+        assert next(csv.reader(file))[:2] == ["layer", "head"]
+
+
+def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
+    tokens = ["--tokens", " a", " film"]
+    assert "' wonderful film' is" in said(capsys, run, "--prompt", "the", "--tokens", " wonderful film", " a")
+    assert "no prompt is given" in said(capsys, run, *tokens)
+    assert "there is no folder" in said(capsys, tmp_path / "none", "--prompt", "the", *tokens)
+    assert "1 different models" in said(capsys, run, "--prompt", "the", "--model", str(run), *tokens)
+    control = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2)).save(tmp_path / "control")
+    assert "only a language model" in said(capsys, control, "--prompt", "the", "--model", "embedded", *tokens)
