@@ -41,9 +41,7 @@ class Interpret(ModelCommand):
     def run(self) -> dict[str, Any]:
         """Load the models, compare them, write the page."""
         if not Path(self.folder).is_dir():
-            raise FileNotFoundError(
-                f"there is no folder {self.folder}: give that of a run, into which the page is written"
-            )
+            raise FileNotFoundError(f"there is no folder {self.folder}: give a run's, where the page is written too")
         prompts = [*self.prompt, *(load_prompts(self.prompts) if self.prompts is not None else ())]
         if not prompts:
             raise ValueError("no prompt is given: add --prompt TEXT, or --prompts FILE")
@@ -57,9 +55,8 @@ class Interpret(ModelCommand):
                 print(finding.title)
                 print_table(finding.rows[:SHOWN], finding.columns)
             print(f"All rows and pictures: {page}")
-        return {"page": str(page)} | {
-            x.name: [dict(zip(x.columns, row, strict=True)) for row in x.rows] for x in findings
-        }
+        tables = {x.name: [dict(zip(x.columns, row, strict=True)) for row in x.rows] for x in findings}
+        return {"page": str(page)} | tables
 
 
 def interpret(policies: Mapping[str, Any], **options: Any) -> Sequence[Any]:
@@ -86,9 +83,8 @@ def write_page(folder: Path, title: str, findings: Sequence[Any]) -> Path:
         draft.mkdir()
         for finding in findings:
             finding.write(draft)
-            rows = [
-                [(f"{x:.4g}" if isinstance(x, float) else str(x), "") for x in row] for row in finding.rows[:ON_PAGE]
-            ]
+            shown = finding.rows[:ON_PAGE]
+            rows = [[(f"{x:.4g}" if isinstance(x, float) else str(x), "") for x in row] for row in shown]
             picture = "" if finding.draw is None else f'<img alt="" src="{finding.name}.png">'
             table = html_table([(name, "") for name in finding.columns], rows)
             parts.append(

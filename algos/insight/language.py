@@ -228,4 +228,5 @@ def _picture(values: np.ndarray, axes: Mapping[str, Any], quantity: str, figure:
     axis, most = figure.subplots(), abs(values).max() or 1
     colours = axis.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     axis.set(**axes)
+    axis.tick_params("x", rotation=90 * ("xticklabels" in axes))
     figure.colorbar(colours, label=quantity)
