@@ -1,1 +1,1 @@
-"""Insight: what training changed inside a policy."""
+"""Interpretation of what training changed: language models, control policies, and the training's own dynamics."""

@@ -102,6 +102,11 @@ class LSTMPolicy(ControlPolicy):
         )
         return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
 
+    def output(self, rollout: TensorDict) -> Tensor:
+        """Network output that parameterizes a rollout's action distributions, ``[B, T, size]``; 0 at False entries."""
+        output, mask = self.actor(self._remembered(rollout)), rollout["mask"]
+        return _scatter(output, mask[..., None].expand(*mask.shape, output.shape[-1]))
+
     def divergence(self, rollout: TensorDict, other: Self) -> Tensor:
         """See `Policy.divergence`; rows ``[B, T]``, 0 at False entries."""
         check_same_kind(self, other)
