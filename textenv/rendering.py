@@ -35,18 +35,18 @@ def render_rollout(
     """
     if column not in rollout.keys():
         raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
-    tokens, chosen, values = _episode(rollout, row, column)
+    tokens, chosen, values = episode_tokens(rollout, row, column)
     return shade(tokens, tokenizer, chosen=chosen, values=values)
 
 
 def rollout_frames(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
     """Draw one episode of a text rollout as it grows: its prompt, then a picture for each chosen token; see `draw`."""
-    tokens, chosen, values = _episode(rollout, row, "reward")
+    tokens, chosen, values = episode_tokens(rollout, row, "reward")
     for end in [int(chosen.argmax()), *(np.flatnonzero(chosen) + 1).tolist()]:
         yield draw(tokens[:end], tokenizer, chosen=chosen[:end], values=values[:end])
 
 
-def _episode(rollout: TensorDict, row: int, column: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+def episode_tokens(rollout: TensorDict, row: int, column: str) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Tokens of one episode; for each, whether the policy chose it, and its value in a column."""
     mask = rollout["mask"][row].cpu().numpy()
     steps = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else len(mask)

@@ -13,6 +13,8 @@ from textenv.optional import package
 
 FILMED = 3
 """Maximum number of episodes in a film."""
+TOKENS = 20
+"""Maximum number of episodes on a page of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,16 @@ class Evaluate(ModelCommand):
     """File for a film of the first episodes, at most three: out.gif or out.mp4 (pip install 'textenv[video]')."""
     transcripts: Path | None = None
     """Text only: file for a line of JSON about each episode: prompt, completion, turns, score and its parts."""
+    tokens: str | None = None
+    """Text only: page (out.html) of the first 20 episodes with the numbers of each token; or one of log_ratio, kl,
+    entropy, value, advantage and reward, to shade the tokens by it in the terminal."""
 
     def run(self) -> dict[str, Any]:
         """Load the agent and play."""
         if self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
-        for flag, path in (("--video", self.video), ("--transcripts", self.transcripts)):
+        page = Path(self.tokens) if self.tokens is not None and self.tokens.endswith(".html") else None
+        for flag, path in (("--video", self.video), ("--transcripts", self.transcripts), ("--tokens", page)):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
                 raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
         if self.video is not None:
@@ -64,8 +70,9 @@ class Evaluate(ModelCommand):
         from textenv.rewards.training import training
         from textenv.rollout import is_episode_env
 
-        if self.transcripts is not None and not is_episode_env(env):
-            raise ValueError(f"--transcripts is for text, but {self.folder} is no run on text: leave it out")
+        if (self.transcripts or self.tokens) and not is_episode_env(env):
+            flag = "--tokens" if self.transcripts is None else "--transcripts"
+            raise ValueError(f"{flag} is for text, but {self.folder} is no run on text: leave it out")
         policy = load(self.folder, device=self.device)
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
@@ -75,7 +82,12 @@ class Evaluate(ModelCommand):
                 from algos.cli.film import film_episodes
 
                 film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
-            result = summarise(env, policy, num_episodes=self.num_episodes, **options)
+            if self.tokens is not None:
+                from algos.insight.tokens import show_tokens
+
+                options["num_episodes"] = min(self.num_episodes, TOKENS)
+                show_tokens(env, policy, self.tokens, config=description["config"], **options)
+            result = summarise(env, policy, **options | {"num_episodes": self.num_episodes})
         if self.transcripts is not None:
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")

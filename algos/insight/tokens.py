@@ -1,0 +1,108 @@
+"""Episodes of text token by token: as a page in one file, which loads nothing, and in the terminal."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from algos.advantages import gae
+from algos.evaluation import evaluate
+from textenv.kl.penalty import KLPenalty
+from textenv.rendering import episode_tokens, pieces, printable, render_rollout
+
+QUANTITIES = {
+    "log_ratio": "log-ratio to the reference, nats", "kl": "KL to the reference over all tokens, nats",
+    "entropy": "entropy, nats", "value": "value", "advantage": "advantage", "reward": "reward",
+}  # fmt: skip
+"""Columns of `measured`, and their names on the page; the first two need a reference."""
+STYLE = """:root { color-scheme: light dark } body { font: 16px/1.6 sans-serif; max-width: 75rem; margin: auto }
+nav { position: sticky; top: 0; padding: .7rem .5rem; background: Canvas } small, .other { opacity: .7 }
+section { display: grid; grid-template-columns: 1fr 16rem; gap: 2rem; border-top: 1px solid; padding: 1rem .5rem }
+div { white-space: pre-wrap; overflow-wrap: anywhere } table { align-self: start } td { padding-right: 1rem }"""
+SCRIPT = """const choice = document.querySelector("select"), tokens = [...document.querySelectorAll("span")];
+const values = tokens.map(x => JSON.parse(x.dataset.v));
+tokens.forEach((x, i) => x.title = [...choice.options].map((o, k) => `${o.text}: ${values[i][k]}`).join("\\n"));
+choice.onchange = () => {
+  const k = choice.value, most = values.reduce((top, each) => Math.max(top, Math.abs(each[k])), 0);
+  tokens.forEach((x, i) => x.style.background =
+    `rgb(${values[i][k] < 0 ? "220 60 50" : "30 160 70"} / ${0.8 * Math.abs(values[i][k]) / (most || 1)})`);
+  document.querySelector("output").textContent = `positive green, negative red; strongest ${most.toPrecision(3)}`;
+}
+choice.onchange();"""
+
+
+def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
+    """Play episodes of text, and write a page, or print them, shaded by one of `QUANTITIES`.
+
+    Args:
+        env, policy, options: see `algos.evaluation.evaluate`.
+        where: path of the page (``.html``), or the quantity; a ValueError if it is neither, or has no reference.
+        config: hyper-parameters of the advantages, by default as in `measured`.
+    """
+    rollout = evaluate(env, policy, **options).rollout
+    samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
+    rollout = measured(rollout, policy, penalty=env.penalty, config=config)
+    known = [name for name in QUANTITIES if name in rollout.keys()]
+    if where.endswith(".html"):
+        Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
+    elif where not in known:
+        raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(known)}")
+    for row, sample in enumerate([] if where.endswith(".html") else samples):
+        print(f"\nepisode {row + 1}, score {sample.get('score')}, {QUANTITIES[where]} (positive green, negative red):")
+        print(render_rollout(rollout, row, policy.tokenizer, column=where))
+
+
+@torch.no_grad()
+def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, config: Mapping[str, Any]) -> TensorDict:
+    """Copy of a text rollout with `QUANTITIES`; advantages count the penalty; γ = λ = 1 unless the config differs."""
+    reward, rollout = rollout["reward"].clone(), rollout.to(policy.device).clone()
+    if penalty is not None:
+        penalty(rollout, policy)
+        rollout["log_ratio"] = rollout["log_prob"] - rollout["reference_log_prob"]
+        rollout["kl"] = policy.divergence(rollout, penalty.reference)
+    rollout["entropy"] = policy.evaluate(rollout).entropy
+    rollout["value"], rollout["next_value"] = policy.values(rollout)
+    columns = {name: rollout[name] for name in ("reward", "value", "next_value", "truncated", "mask")}
+    columns["terminated"] = rollout["terminated"] | (rollout["truncated"] & (not config.get("bootstrap_truncated")))
+    rollout["advantage"], _ = gae(**columns, gamma=config.get("gamma", 1.0), gae_lambda=config.get("gae_lambda", 1.0))
+    return rollout.cpu().update({"reward": reward})
+
+
+def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
+    """HTML of a text rollout with some of `QUANTITIES`; ``samples`` are those of its environment."""
+    known = [name for name in QUANTITIES if name in rollout.keys()]
+    choices = "".join(f'<option value="{i}">{QUANTITIES[name]}</option>' for i, name in enumerate(known))
+    episodes = ""
+    for row, sample in enumerate(samples):
+        score = {"episode": row + 1, "score": sample.get("score"), **sample.get("parts", {})}
+        cells = "".join(
+            f"<tr><td>{escape(printable(str(name)))}<td>{x if x is None else format(x, '.4g')}"
+            for name, x in score.items()
+        )
+        turns = "".join(_turns(rollout, row, tokenizer, known))
+        episodes += f"<section><main>{turns}</main><table>{cells}</table></section>\n"
+    return f"""<!doctype html><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style>
+<nav>Shaded by <select>{choices}</select> <small><output></output></small></nav>
+{episodes}<script>{SCRIPT}</script>
+"""
+
+
+def _turns(rollout: TensorDict, row: int, tokenizer: Any, known: list[str]) -> Iterator[str]:
+    """HTML of an episode's prompt, the policy's turns with their sums, and the replies."""
+    tokens, chosen, _ = episode_tokens(rollout, row, "reward")
+    values = np.nan_to_num(np.stack([episode_tokens(rollout, row, name)[2] for name in known], axis=1)).round(5)
+    texts = [escape(text or "·").replace("\n", "⏎\n") for text in pieces(tokens, tokenizer)]
+    for own, group in itertools.groupby(range(len(tokens)), key=lambda i: bool(chosen[i])):
+        places = list(group)
+        spans = (f'<span data-v="{json.dumps(values[i].tolist())}">{texts[i]}</span>' for i in places)
+        sums = [f"{n} {values[places, i].sum():.3g}" for i, n in enumerate(known) if n in ("log_ratio", "kl", "reward")]
+        if own:
+            yield f"<small>policy: {len(places)} tokens, {', '.join(sums)}</small><div>{''.join(spans)}</div>"
+        else:
+            yield f'<div class="other">{"".join(texts[i] for i in places)}</div>'
