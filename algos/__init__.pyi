@@ -12,6 +12,7 @@ from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, tra
 from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
 from .finetuning.text_loss import TextLoss as TextLoss
 from .grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
+from .insight.dynamics import Dynamics as Dynamics
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
 from .policies.gsde import GSDEPolicy as GSDEPolicy

@@ -26,6 +26,8 @@ class Compare(Command):
     """Function that wraps each environment of all cases, as in algos train."""
     run_dir: Path = Path("runs/compare")
     """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
+    dynamics_every: int = 0
+    """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
     overwrite: bool = False
     """Remove existing runs of these cases and seeds from the folder; without this option they are an error."""
 

@@ -88,6 +88,9 @@ class WatchOptions:
     """End the training when an evaluation reaches this mean return."""
     patience: int | None = None
     """End the training after this number of evaluations without a better one."""
+    dynamics_every: int = 0
+    """Iterations between measurements of the training's own dynamics, such as dead units and plasticity (dynamics/...
+    in the log, see docs/insight.md); 0 measures none."""
     quiet: bool = False
     """Do not show the progress of the training."""
 
@@ -160,6 +163,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             one_thread()
             from algos.agent import check_environment
             from algos.evaluation import EvaluateEvery, summarise
+            from algos.insight.dynamics import Dynamics
             from algos.training.callbacks import StopAtKL
             from algos.training.run import Callback
             from textenv.rewards.training import training
@@ -176,6 +180,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
             callbacks: list[Any] = [StoreOptions()]
             callbacks += [] if self.max_kl is None else [StopAtKL(self.max_kl)]
+            callbacks += [Dynamics(self.dynamics_every)] if self.dynamics_every else []
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))

@@ -70,6 +70,7 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     wrappers: Sequence[Wrapper] = (),
+    dynamics_every: int = 0,
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
@@ -82,6 +83,7 @@ def compare(
         overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
         wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
+        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
 
     Returns:
         Mean metrics of each case, path of the report, and seconds.
@@ -95,6 +97,7 @@ def compare(
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"total_steps": total_steps, "overwrite": overwrite, "quiet": quiet}
+    options["dynamics_every"] = dynamics_every
     runs = train_all(found, seeds=seeds, run_dir=run_dir, processes=processes, **options)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
@@ -118,12 +121,13 @@ def train_all(
     processes: int = 2,
     overwrite: bool = False,
     quiet: bool = False,
+    dynamics_every: int = 0,
 ) -> list[RunResult]:
     """Train every case with seeds 1, 2, ….
 
     Args:
         cases: cases to train.
-        seeds, total_steps, processes, overwrite, quiet: see `compare`.
+        seeds, total_steps, processes, overwrite, quiet, dynamics_every: see `compare`.
         run_dir: parent folder of the run folders.
         num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate with the most probable actions.
@@ -145,7 +149,7 @@ def train_all(
             recipe_of(case).build(seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
-    options = (run_dir, total_steps, num_episodes, deterministic, overwrite, quiet)
+    options = (run_dir, total_steps, num_episodes, deterministic, overwrite, quiet, dynamics_every)
     jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
     if not processes:
         runs = [_run(*job) for job in jobs]
@@ -165,11 +169,13 @@ def _run(
     deterministic: bool,
     overwrite: bool,
     quiet: bool,
+    dynamics_every: int,
 ) -> RunResult:
     """Train and evaluate one run, on one thread."""
     import torch
 
     from algos.evaluation import summarise
+    from algos.insight.dynamics import Dynamics
     from textenv.rollout import is_episode_env
 
     torch.set_num_threads(1)
@@ -187,7 +193,8 @@ def _run(
             print(f"{case} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
     budget, folder = total_steps or recipe.total_steps, _folder(run_dir, case, seed)
-    history = agent.learn(budget, run_dir=folder, on_iteration=report, diagnose=update_kl, overwrite=overwrite)
+    watching: Any = {"callbacks": [Dynamics(dynamics_every)] if dynamics_every else [], "diagnose": update_kl}
+    history = agent.learn(budget, run_dir=folder, on_iteration=report, overwrite=overwrite, **watching)
     after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec

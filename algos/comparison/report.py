@@ -152,10 +152,12 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
     from matplotlib.lines import Line2D
 
     looks: Any = list(itertools.islice(itertools.product(("-", "--"), COLOURS), len(cases)))
-    picture = Picture(figsize=(11, 9.5), layout="constrained")
-    panels = picture.subplots(3, 2)
+    logged = {name for run in study for row in run.history for name in row}
+    plotted = {x: label for x, label in QUANTITIES.items() if x in logged or not x.startswith("dynamics/")}
+    picture = Picture(figsize=(11, 0.5 + 1.5 * len(plotted)), layout="constrained")
+    panels = picture.subplots(-(-len(plotted) // 2), 2)
     grid = np.linspace(0, 1, POINTS)
-    for axis, (name, label) in zip(panels.flat, QUANTITIES.items(), strict=True):
+    for axis, (name, label) in zip(panels.flat, plotted.items(), strict=False):
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(label, fontsize=9, loc="left")
         for runs, (style, colour) in zip(cases.values(), looks, strict=True):

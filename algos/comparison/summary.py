@@ -28,6 +28,11 @@ QUANTITIES = {
     "value/explained_variance": "explained variance of the value",
     "policy/entropy": "entropy, nats a step",
     "reference/kl": "KL to the reference, nats an episode",
+    "dynamics/effective_rank": "effective rank of the features (srank)",
+    "dynamics/dead_units": "share of dead units",
+    "dynamics/noise_scale": "noise scale of the gradient",
+    "dynamics/weight_change": "relative change of the weights by an update",
+    "dynamics/fit_error": "plasticity: error on a fresh target",
 }
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
 
