@@ -13,8 +13,6 @@ from textenv.optional import package
 
 FILMED = 3
 """Maximum number of episodes in a film."""
-TOKENS = 20
-"""Maximum number of episodes on a page of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class Evaluate(ModelCommand):
     transcripts: Path | None = None
     """Text only: file for a line of JSON about each episode: prompt, completion, turns, score and its parts."""
     tokens: str | None = None
-    """Text only: page (out.html) of the first 20 episodes with the numbers of each token; or one of log_ratio, kl,
+    """Text only: page (out.html) of the episodes with the numbers of each token; or one of log_ratio, kl,
     entropy, value, advantage and reward, to shade the tokens by it in the terminal."""
 
     def run(self) -> dict[str, Any]:
@@ -85,9 +83,9 @@ class Evaluate(ModelCommand):
             if self.tokens is not None:
                 from algos.insight.tokens import show_tokens
 
-                options["num_episodes"] = min(self.num_episodes, TOKENS)
-                show_tokens(env, policy, self.tokens, config=description["config"], **options)
-            result = summarise(env, policy, **options | {"num_episodes": self.num_episodes})
+                config = description["config"]
+                show_tokens(env, policy, self.tokens, config=config, num_episodes=self.num_episodes, **options)
+            result = summarise(env, policy, num_episodes=self.num_episodes, **options)
         if self.transcripts is not None:
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")

@@ -23,8 +23,12 @@ from algos.comparison.summary import (  # fmt: skip
     curves,
     summary,
 )
+from algos.insight.finding import Finding
+from algos.training.run_folder import replacing
 from textenv.rendering import printable
 
+SHOWN = 100
+"""Maximum number of a finding's rows in a page; the CSV file has all of them."""
 COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
 """Colours of the cases, in their order; beyond the eighth, cases differ by line style."""
 STYLE = """
@@ -195,9 +199,9 @@ def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> s
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
 differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are from evaluation episodes with sampled actions (text: held-out prompts). The total time was {seconds:.0f} s.</p>
-<div class="wide">{html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
+<div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{escape(aside)} There is no score
+solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
 if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
 KL(old‖new) over all its gradient steps, on the rollout that it used.</small></p>
 <h2>While learning</h2>
@@ -217,21 +221,35 @@ def _samples_html(cases: Cases) -> str:
     for name, runs in cases.items():
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
-            table = html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
-            parts.append(f"<h2>Samples of the language model: {escape(name)}</h2>\n{table}")
+            table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
+            parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 
 
-def html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Return a table with cells of (text, small print), all escaped."""
+def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Path:
+    """Replace a folder by the files of findings and a page of their first `SHOWN` rows; return the page's path."""
+    parts = [f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><style>{STYLE}</style><h1>{_escape(title)}</h1>']
+    with replacing(folder) as draft:
+        draft.mkdir()
+        for x in findings:
+            x.write(draft)
+            rows = [[(f"{cell:.4g}" if isinstance(cell, float) else str(cell), "") for cell in row] for row in x.rows]
+            picture = "" if x.draw is None else f'<img alt="" src="{x.name}.png">'
+            table = _html_table([(name, "") for name in x.columns], rows[:SHOWN])
+            parts.append(f'<h2>{_escape(x.title)}</h2>{picture}<div class="wide">{table}</div>')
+            parts.append(f'<p><a href="{x.name}.csv">All {len(rows)} rows</a></p>')
+        (draft / "interpret.html").write_text("\n".join(parts) + "\n", encoding="utf-8")
+    return folder / "interpret.html"
 
+
+def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
-        parts = [(escape(text), f"<br><small>{escape(small)}</small>" if small else "") for text, small in cells]
+        parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
         return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
 
     return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
 
 
-def escape(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape untrusted text, so that it contains no markup and does not change the direction of text around it."""
     return html.escape(printable(text))

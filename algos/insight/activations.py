@@ -1,5 +1,6 @@
 """Activations of a policy's hidden layers, read by hooks."""
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -31,19 +32,17 @@ def activations(policy: Any, rollout: TensorDict) -> dict[str, Tensor]:
         x = x[mask] if x.shape[: mask.ndim] == mask.shape else x
         found[name] = x.movedim(1, -1).flatten(0, -2) if x.ndim > 2 else x
 
-    functions = [(name, x) for name, x in policy.named_modules() if type(x).__module__ in FUNCTIONS]
-    hooks = [module.register_forward_hook(partial(keep, name)) for name, module in functions]
-    try:
+    with ExitStack() as hooks:
+        for name, module in policy.named_modules():
+            if type(module).__module__ in FUNCTIONS:
+                hooks.enter_context(module.register_forward_hook(partial(keep, name)))
         if lm is not None:
             keep(FEATURES, lm, [lm.hidden(rollout["observation"], prompt_lengths(rollout)).float()])
             return found
         leaves = [x for x in actor.modules() if not list(x.children())]
-        hooks += [leaves[-1].register_forward_pre_hook(partial(keep, FEATURES))]
-        hooks += [leaves[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))]
+        hooks.enter_context(leaves[-1].register_forward_pre_hook(partial(keep, FEATURES)))
+        hooks.enter_context(leaves[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])))
         policy.output(rollout)
         if "critic" in parts:
             parts["critic"](read[0])  # it reads what the actor reads
-        return found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from textenv.lm.loading import plain_model, setting, trunk_of
 from textenv.lm.memory import POSITIONS_AT_ONCE
-from textenv.lm.model import LanguageModel, logit_finish
+from textenv.lm.model import LanguageModel
 
 ATTENTION = "(self_attn|attn|attention|self_attention)"
 """Name of the attention in a block."""
@@ -22,11 +22,8 @@ PROJECTIONS = {
     "mlp": r"((mlp|ffn)\.)?(down_proj|c_proj|fc2|fc_out|dense_4h_to_h)",
 }
 """Names, in a block, of the last linear layers of its attention and its MLP."""
-POST_NORMS = (
-    {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"},  # Gemma 2 and 3, OLMo 2
-    {"attention": "post_self_attn_layernorm", "mlp": "post_mlp_layernorm"},  # GLM 4
-)
-"""Norms between these layers and the residual stream, in the blocks that have both."""
+POST_NORMS = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+"""Norms between these layers and the residual stream, in blocks that have both (Gemma 2 and 3, OLMo 2)."""
 TOLERANCE = 1e-3
 """Maximum length, relative to the stream, of what the parts leave unexplained."""
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -60,9 +57,8 @@ class Writer(NamedTuple):
 class Blocks:
     """The blocks of a language model, adapters included, in float32; a policy's temperature is left out.
 
-    Raises:
-        ValueError: if the model is an encoder-decoder or a snapshot that shares weights, its weights are not float32,
-            or its blocks are of an unknown kind; in `read`, if the parts do not add up.
+    Raises a ValueError for an encoder-decoder, blocks of an unknown kind, and weights that are not float32; `read` also
+    if the parts do not add up.
     """
 
     def __init__(self, lm: LanguageModel) -> None:
@@ -90,8 +86,7 @@ class Blocks:
         found = [module for name, module in modules.items() if re.fullmatch(PROJECTIONS[part], name)]
         if len(found) != 1:
             raise self._unknown(f"{len(found)} layers of a block may be the last one of its {part}")
-        norms = [modules[names[part]] for names in POST_NORMS if set(names.values()) <= modules.keys()]
-        return Writer(found[0], (norms or found)[0])
+        return Writer(found[0], modules[POST_NORMS[part]] if {*POST_NORMS.values()} <= modules.keys() else found[0])
 
     def _unknown(self, reason: str) -> ValueError:
         return ValueError(
@@ -128,17 +123,14 @@ class Blocks:
     def unembedding(self, pair: Pair) -> tuple[Tensor, float]:
         """Direction and offset: ``hidden @ direction + offset`` is the difference of the sets' mean logits.
 
-        It includes a scale of the logits (Cohere, Granite); of capped logits (Gemma 2) it is the one before the cap.
+        Of logits that are capped or scaled (Gemma 2, Cohere), it is the one before.
         """
         head: Any = self.model.get_output_embeddings()
-        finish, small = logit_finish(self.model.config), torch.tensor(1e-6, dtype=torch.float64)
-        scale = 1.0 if finish is None else (finish(small) / small).item()  # a cap has slope 1 at 0
-        hidden = torch.zeros(1, self.lm.hidden_size, device=self.lm.device, requires_grad=True)
         with torch.enable_grad():
+            hidden = torch.zeros(1, self.lm.hidden_size, device=self.lm.device, requires_grad=True)
             first, second = (head(hidden)[0, list(tokens)].mean() for tokens in pair)
-            difference = scale * (first - second)
-        (direction,) = torch.autograd.grad(difference, hidden)
-        return direction[0], difference.item()
+            (direction,) = torch.autograd.grad(first - second, hidden)
+        return direction[0], (first - second).item()
 
     def patterns(self, row: Sequence[int]) -> Tensor:
         """Attention of each head from a prompt's last position to all, ``[layers, heads, length]``."""
@@ -167,8 +159,8 @@ def hook(module: nn.Module, use: Callable[[nn.Module, Any, Any], Any]) -> Any:
 def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Fold a LayerNorm or RMSNorm, its scale held at x: ``norm(x) @ direction = x @ folded + constant``.
 
-    Weight (Gemma's is 1 + weight), bias and centring are read off the module's outputs, whatever its class. ``x`` is
-    ``[n, width]``, the direction ``[n, width]`` or ``[width]``; returns ``[n, width]`` and ``[n]``.
+    Weight (Gemma's is 1 + weight), bias and centring are read off the module's outputs, whatever its class. Returns
+    ``[n, width]`` and ``[n]``.
     """
     bias, signs = norm(torch.zeros_like(x[:1])), torch.ones_like(x[:1])
     constant = norm(signs) - bias

@@ -1,7 +1,8 @@
 """Change of a policy for control: sensitivity to observations, hidden units, and maps of policy and value."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from torch import Tensor
 
 from algos.evaluation import evaluate
 from algos.insight.activations import FEATURES, activations
-from algos.insight.finding import Finding
+from algos.insight.finding import Finding, compared, draw_lines, draw_maps
 from algos.make import remake_environment
 from algos.policies.distributions import Categorical, Gaussian
 from algos.policies.policy import ControlPolicy
-from algos.policies.q_network import QPolicy
 from algos.training.save import load, read_description
 
-MAX_STATES, MAX_NUMBERS, GRID = 512, 2**21, 25
-"""Maximum number of states, and of numbers in them; points along a dimension of a map."""
+MAX_STATES, GRID = 512, 25
+"""Maximum number of states; points along a dimension of a map."""
 NAMES = {"CartPole": ("position", "velocity", "angle", "angular velocity"), "MountainCar": ("position", "velocity")}
 """Names of observations, by the environment's id without its version."""
+Policies = Mapping[str, ControlPolicy]
 
 
 def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tuple[Any, Any, TensorDict, Sequence[str]]:
@@ -32,10 +33,10 @@ def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tup
     with another seed, call `interpret_control`. ``env``: arguments of `algos.make.remake_environment`.
     """
     description, after = read_description(folder), load(folder)
-    if not isinstance(after, ControlPolicy):
-        raise ValueError(f"{folder} holds a {type(after).__name__}, expected a policy for control, such as MLPPolicy")
-    make, spaces = type(after), (after.observation_space, after.action_space)
-    before = make(*spaces, **after.arguments(), seed=description["config"]["seed"])
+    if not isinstance(after, ControlPolicy) or after.trained_by_values:
+        raise ValueError(f"{folder} holds a {type(after).__name__}, expected MLPPolicy, GSDEPolicy, CNNPolicy or LSTM")
+    spaces = after.observation_space, after.action_space
+    before = type(after)(*spaces, **after.arguments(), seed=description["config"]["seed"])
     vector_env = remake_environment(description, num_envs=num_episodes, **env)
     name = (env.get("env_id") or description["environment"]["id"]).rpartition(":")[2].partition("-")[0]
     return before, after, evaluate(vector_env, after, num_episodes=num_episodes).rollout, NAMES.get(name, ())
@@ -51,29 +52,22 @@ def interpret_control(
     """
     if type(before) is not type(after) or before.arguments() != after.arguments():
         raise ValueError(f"before is {before!r:.200} and after {after!r:.200}, expected policies of one kind")
-    part, policies = _sample(states, sequential=after.sequential), (before, after)
+    units = states[states["mask"].any(1)] if after.sequential else states[states["mask"]]
+    most = max(1, MAX_STATES // (states.shape[1] if after.sequential else 1))
+    part = units[torch.from_numpy(np.unique(np.linspace(0, len(units) - 1, most).astype(int)))]
     shape = tuple(part["observation"].shape[part["mask"].ndim :])
     names = list(names) or [",".join(map(str, place)) for place in np.ndindex(shape)]
     if len(names) != math.prod(shape) or (dims and not len({*dims} & {*range(len(names))}) == len(dims) == 2):
         raise ValueError(f"observations have shape {shape}, but there are {len(names)} names, and dims is {dims}")
-    what = {"Categorical": "P", "MultiCategorical": "logit"}.get(type(after.distribution).__name__, "mean")
-    what, found = "Q" if isinstance(after, QPolicy) else what, np.stack([_sensitivity(each, part) for each in policies])
-    labels = [*(f"{what}({i})" for i in range(found.shape[1] - 1)), "value"]
-
-    def draw(axis: Any, values: np.ndarray, label: str) -> None:
-        picture = values[:-1].reshape(shape)
-        if len(shape) == 1:
-            axis.barh(names, picture)
-        else:  # channels, the smallest of three dimensions, are added up
-            axis.imshow(picture if len(shape) == 2 else picture.sum(int(np.argmin(shape))))
-
-    title = "sensitivity: mean absolute integrated gradient from the median state, in units of the output"
-    findings = [_finding(title, ["observation"], found, labels, [[x] for x in (*names, "(unexplained)")], draw)]
-    findings.append(_units(policies, part))
+    policies, kind = {"before": before, "after": after}, type(after.distribution).__name__
+    what = {"Categorical": "P", "MultiCategorical": "logit"}.get(kind, "mean")
+    found = {name: _sensitivity(policy, part) for name, policy in policies.items()}
+    labels = [*(f"{what}({i})" for i in range(len(found["after"]) - 1)), "value"]
+    findings = [_sensitivities(found, labels, names, shape), _units(policies, part)]
     if len(shape) == 1 < len(names):
         swing = [i for i, name in enumerate(names) if name in ("angle", "angular velocity")]
-        chosen = dims or (swing if len(swing) == 2 else sorted(found[1, :-1, :-1].sum(0).argsort()[-2:].tolist()))
-        findings.append(_map(policies, part, chosen, [names[i] for i in chosen], labels))
+        strongest = sorted(found["after"][:-1, :-1].sum(0).argsort()[-2:].tolist())
+        findings.append(_map(policies, part, dims or (swing if len(swing) == 2 else strongest), names, labels))
     return findings
 
 
@@ -92,10 +86,7 @@ def integrated_gradients(function: Callable[[Tensor], Tensor], x: Tensor, baseli
 
 
 def _outputs(policy: ControlPolicy, rollout: TensorDict) -> Tensor:
-    """Action probabilities (Box: means; else logits; Q-network: its values) and the value, ``[n, K]``."""
-    if isinstance(policy, QPolicy):
-        output = policy.action_values(rollout["observation"])
-        return torch.cat([output, output.amax(-1, keepdim=True)], dim=-1)
+    """Action probabilities (Box: means; else logits) and the value, ``[n, K]``."""
     output, value = policy.output(rollout), policy.evaluate(rollout).value
     assert value is not None, "a policy's evaluation has a value"
     if isinstance(policy.distribution, Categorical):
@@ -104,14 +95,6 @@ def _outputs(policy: ControlPolicy, rollout: TensorDict) -> Tensor:
     elif isinstance(policy.distribution, Gaussian):
         output = policy.distribution.parametrize(output)[0]
     return torch.cat([output, value[..., None]], dim=-1)[rollout["mask"]]
-
-
-def _sample(states: TensorDict, *, sequential: bool) -> TensorDict:
-    """Whole rows ``[B, T]`` or single steps ``[n]``, spread over the rollout."""
-    mask, size = states["mask"], states["observation"][0, 0].numel()
-    units = states[mask.any(1)] if sequential else states[mask]
-    most = max(16, min(MAX_STATES, MAX_NUMBERS // size)) // (mask.shape[1] if sequential else 1)
-    return units[torch.from_numpy(np.unique(np.linspace(0, len(units) - 1, max(1, most)).astype(int)))]
 
 
 def _sensitivity(policy: ControlPolicy, part: TensorDict) -> np.ndarray:
@@ -128,56 +111,56 @@ def _sensitivity(policy: ControlPolicy, part: TensorDict) -> np.ndarray:
     return torch.cat([means, gap.abs()[:, None] / part["mask"].sum()], dim=1).numpy()
 
 
-def _finding(title: str, columns: Any, found: np.ndarray, labels: list[str], places: list[Any], draw: Any) -> Finding:
-    """A row for each output and place, and panels for each output, of numbers ``[2, K, places]``."""
+def _table(name: str, title: str, labels: list[str], places: Mapping[str, Any], values: Any, draw: Any) -> Finding:
+    """A row for each output and place, of numbers ``[K, places]`` by policy."""
+    size = len(next(iter(places.values())))
+    columns = {"output": np.repeat(labels, size).tolist()} | {key: [*x] * len(labels) for key, x in places.items()}
+    return compared(name, title, columns, {key: x.reshape(1, -1) for key, x in values.items()}, draw, ranked=False)
 
-    def draw_panels(figure: Any) -> None:
-        figure.set_size_inches(1 + 3.2 * len(labels), 6)
-        panels = figure.subplots(2, len(labels), squeeze=False, sharex="col", sharey=True)
-        for (when, k), axis in np.ndenumerate(panels):
-            axis.set_title(labels[k] + (" before", " after")[when], fontsize=9)
-            draw(axis, found[when, k], labels[k])
 
-    rows = [(a, *b, *found[:, k, i].tolist()) for k, a in enumerate(labels) for i, b in enumerate(places)]
-    return Finding(title.partition(":")[0], title, ("output", *columns, "before", "after"), rows, draw_panels)
+def _sensitivities(found: Any, labels: list[str], names: Sequence[str], shape: tuple[int, ...]) -> Finding:
+    rows = [{name: x[i, :-1].reshape(shape) for name, x in found.items()} for i in range(len(labels))]
+    draw = partial(draw_lines, panels=dict(zip(labels, rows, strict=True)), xticks=range(len(names)), xticklabels=names)
+    if len(shape) > 1:  # channels, the smallest of three dimensions, are added up
+        flat = (lambda x: x) if len(shape) == 2 else (lambda x: x.sum(int(np.argmin(shape))))
+        titled = zip(labels, rows, strict=True)
+        draw = partial(draw_maps, rows=[{f"{label} {k}": flat(x) for k, x in row.items()} for label, row in titled])
+    title = "Sensitivity: mean absolute integrated gradient from the median state, in units of the output"
+    return _table("sensitivity", title, labels, {"observation": [*names, "(unexplained)"]}, found, draw)
 
 
 @torch.no_grad()
-def _units(policies: Sequence[ControlPolicy], part: TensorDict) -> Finding:
-    first, last = (activations(policy, part) for policy in policies)
-    moved: dict[str, list[float]] = {}
+def _units(policies: Policies, part: TensorDict) -> Finding:
+    first, last = (activations(policy, part) for policy in policies.values())
+    panels: dict[str, Any] = {}
     rows: list[tuple[Any, ...]] = []
-    for name in (each for each in first if each != FEATURES or policies[0].sequential):
-        moved[name] = (last[name] - first[name]).square().mean(0).sqrt().tolist()
+    for name in (each for each in first if each != FEATURES or policies["after"].sequential):
+        moved = (last[name] - first[name]).square().mean(0).sqrt().tolist()
+        panels[name] = {"change of each unit": sorted(moved, reverse=True)}
         means = (x[name].mean(0).tolist() for x in (first, last))
-        rows += [(name, unit, *values) for unit, values in enumerate(zip(*means, moved[name], strict=True))]
-
-    def draw(figure: Any) -> None:
-        for axis, (name, change) in zip(figure.subplots(len(moved), squeeze=False)[:, 0], moved.items(), strict=True):
-            axis.bar(range(len(change)), sorted(change, reverse=True), width=1.0)
-            axis.set_title(name, fontsize=9)
-
-    title = "hidden units over the states: mean activations, and root mean square change, most changed first"
+        rows += [(name, unit, *values) for unit, values in enumerate(zip(*means, moved, strict=True))]
+    title = "Hidden units over the states: mean activations, and root mean square change, most changed first"
+    rows.sort(key=lambda row: -row[-1])
     columns = ("layer", "unit", "mean before", "mean after", "change")
-    return Finding("hidden_units", title, columns, sorted(rows, key=lambda row: -float(row[-1])), draw)
+    return Finding("hidden_units", title, columns, rows, partial(draw_lines, panels=panels))
 
 
 @torch.no_grad()
-def _map(policies: Any, part: TensorDict, dims: Sequence[int], names: Sequence[str], labels: list[str]) -> Finding:
-    seen, count = part["observation"][part["mask"]].float(), GRID * GRID
-    limits = [(float(seen[:, dim].min()), float(seen[:, dim].max())) for dim in dims]
+def _map(policies: Policies, part: TensorDict, dims: Sequence[int], names: Sequence[str], labels: list[str]) -> Finding:
+    seen, count, (x, y) = part["observation"][part["mask"]].float(), GRID * GRID, (names[i] for i in dims)
+    low, high = (f(seen[:, list(dims)], dim=0).values for f in (torch.min, torch.max))
     points, each = seen.median(0).values.repeat(count, 1), torch.ones(count, dtype=torch.bool)
-    points[:, list(dims)] = places = torch.cartesian_prod(*(torch.linspace(*limit, GRID) for limit in limits))
+    places = torch.cartesian_prod(*(torch.linspace(*limit, GRID) for limit in zip(low, high, strict=True)))
+    points[:, list(dims)] = places
     grid = part.exclude("action_mask").flatten()[:1].expand(count).clone()
     grid.update({"observation": points, "mask": each, "is_init": each})  # each point begins an episode
-    grid = grid[:, None] if policies[0].sequential else grid
-
-    def draw(axis: Any, values: np.ndarray, label: str) -> None:
-        look: dict[str, Any] = {"vmin": 0, "vmax": 1} if label[0] == "P" else {}
-        look |= {"origin": "lower", "aspect": "auto", "extent": (*limits[0], *limits[1])}
-        axis.figure.colorbar(axis.imshow(values.reshape(GRID, GRID).T, **look), ax=axis)
-        axis.set(xlabel=names[0], ylabel=names[1])
-
-    title = f"map: policy and value over {names[0]} and {names[1]}, the other observations at their median"
-    found = torch.stack([_outputs(policy, grid).T for policy in policies]).numpy()
-    return _finding(title, names, found, labels, places.tolist(), draw)
+    grid = grid[:, None] if policies["after"].sequential else grid
+    found = {name: _outputs(policy, grid).T.numpy() for name, policy in policies.items()}
+    rows = [
+        {f"{label} {name}": found[name][i].reshape(GRID, GRID).T[::-1] for name in found}
+        for i, label in enumerate(labels)
+    ]
+    extent = [float(limit[i]) for i in range(2) for limit in (low, high)]
+    title = f"Map: policy and value over {x} and {y}, the other observations at their median"
+    draw = partial(draw_maps, rows=rows, extent=extent, xlabel=x, ylabel=y)
+    return _table("map", title, labels, dict(zip((x, y), places.T.tolist(), strict=True)), found, draw)

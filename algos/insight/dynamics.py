@@ -1,5 +1,6 @@
 """`Dynamics`: rank of features, dead units, noise of the gradient, change of weights and plasticity while training."""
 
+import copy
 import math
 import re
 from collections import defaultdict
@@ -28,32 +29,24 @@ class Dynamics(Callback):
         if every < 1:
             raise ValueError(f"every is {every}, expected at least 1 iteration")
         self.every = every
-        self._acted: tuple[TensorDict, list[Tensor]] | None = None
+        self._acted: tuple[TensorDict, Any] | None = None
 
     def on_rollout(self, run: Run, rollout: TensorDict) -> None:
         """See `Callback.on_rollout`."""
         due = len(run.history) % self.every == 0
-        self._acted = (rollout, [x.detach().clone() for x in _state(run.agent.policy)]) if due else None
+        self._acted = (rollout, copy.deepcopy(run.agent.policy)) if due else None
 
     def on_iteration(self, run: Run, metrics: Metrics) -> None:
-        """See `Callback.on_iteration`; measures the policy that acted, and how far the update moved it."""
-        if self._acted is None:
-            return
-        (rollout, before), policy = self._acted, run.agent.policy
-        self._acted, now = None, [x.detach().clone() for x in _state(policy)]
-        found = weight_changes(policy, before)
-        try:
-            _restore(policy, before)
-            found |= _measure(run.agent, rollout)
-        finally:
-            _restore(policy, now)
-            for parameter in policy.parameters():
-                parameter.grad = None
-        metrics |= {f"dynamics/{name}": value for name, value in found.items()}
+        """See `Callback.on_iteration`; measures a copy of the policy that acted, and how far the update moved it."""
+        if self._acted is not None:
+            rollout, before = self._acted
+            found = weight_changes(run.agent.policy, before) | _measure(run.agent, before, rollout)
+            metrics |= {f"dynamics/{name}": value for name, value in found.items()}
+            self._acted = None
 
 
-def _measure(agent: Any, rollout: TensorDict) -> Metrics:
-    policy, mask, generator = agent.policy, rollout["mask"], torch.Generator().manual_seed(0)
+def _measure(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
+    mask, generator = rollout["mask"], torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"sequential": policy.sequential, "generator": generator}
     part = next(minibatches(rollout, size=ROWS if policy.sequential else STEPS, **options))
     with torch.no_grad():
@@ -100,12 +93,12 @@ def gradient_noise(gradients: Iterable[Tensor], size: int) -> tuple[float, float
     return noise, whole - noise / (size * count)
 
 
-def weight_changes(policy: Any, before: Iterable[Tensor]) -> Metrics:
+def weight_changes(policy: Any, before: Any) -> Metrics:
     """Norm of the change of the trained weights divided by their norm before: of all, and of each layer."""
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2))
-    for (name, parameter), old in zip(_trained(policy), before, strict=False):
+    for (name, new), (_, old) in zip(_trained(policy), _trained(before), strict=True):
         layer = re.sub(r"(\.\d+)\..*|\.[^.]*$", r"\1", name)
-        squares = torch.stack([(parameter.detach() - old).square().sum(), old.square().sum()]).cpu()
+        squares = torch.stack([(new - old).square().sum(), old.square().sum()]).detach().cpu()
         for key in ("weight_change", f"weight_change/{layer}"):
             sums[key] = sums[key] + squares
     return {name: math.sqrt(change / max(norm, 1e-12)) for name, (change, norm) in sums.items()}
@@ -158,13 +151,3 @@ def _gradient(policy: Any, part: TensorDict, steps: float) -> Tensor:
 
 def _trained(policy: Any) -> list[tuple[str, Tensor]]:
     return [(name, x) for name, x in policy.named_parameters() if x.requires_grad]
-
-
-def _state(policy: Any) -> list[Tensor]:
-    return [*(x for _, x in _trained(policy)), *policy.buffers()]
-
-
-@torch.no_grad()
-def _restore(policy: Any, state: Iterable[Tensor]) -> None:
-    for x, saved in zip(_state(policy), state, strict=True):
-        x.copy_(saved)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from algos.comparison.summary import MIN_SEEDS, bootstrap_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,3 +39,57 @@ class Finding:
             figure = Figure(layout="constrained")
             self.draw(figure)
             figure.savefig(folder / f"{self.name}.png", dpi=150)
+
+
+def change(values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Change from the first model to the second."""
+    before, after, *_ = values.values()
+    return after - before
+
+
+def compared(
+    name: str,
+    title: str,
+    labels: Mapping[str, Sequence[Any]],
+    values: Mapping[str, np.ndarray],
+    draw: Callable[[Figure], None] | None = None,
+    *,
+    ranked: bool = True,
+) -> Finding:
+    """Means of ``[n, labels]`` for each model and their `change`; from `MIN_SEEDS` on with 95 % limits over the n.
+
+    ``ranked`` rows begin with the largest change.
+    """
+    differences, limits = change(values), tuple[str, ...]()
+    columns = [*labels.values(), *(x.mean(0).tolist() for x in values.values()), differences.mean(0).tolist()]
+    if len(differences) >= MIN_SEEDS:
+        limits = ("low", "high")
+        columns += zip(*(bootstrap_interval(x) for x in differences.T), strict=True)
+    rows = list(zip(*columns, strict=True))
+    if ranked:
+        rows.sort(key=lambda row: -abs(row[len(labels) + len(values)]))
+    return Finding(name, title, (*labels, *values, "change", *limits), rows, draw)
+
+
+def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], **axes: Any) -> None:
+    """Draw a panel for each quantity, with a line for each name in it."""
+    figure.set_size_inches(6.4, 2.4 + 2.4 * len(panels))
+    for axis, (quantity, lines) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
+        for name, values in lines.items():
+            axis.plot(values, marker=".", label=ascii(name)[1:-1])
+        axis.set(ylabel=quantity, **axes)
+        axis.legend()
+
+
+def draw_maps(figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, extent: Any = None, **axes: Any) -> None:
+    """Draw rows of heat maps by their titles; those of a row share their colours, and white is 0 if one is negative."""
+    figure.set_size_inches(2 + 4.4 * len(rows[0]), 1.8 + 3 * len(rows))
+    for maps, line in zip(rows, figure.subplots(len(rows), len(rows[0]), squeeze=False), strict=True):
+        low, high = (f([f(x) for x in maps.values()]) for f in (np.min, np.max))
+        most = max(-low, high) or 1
+        look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if low < 0 else {"vmin": low, "vmax": high}
+        for axis, (title, values) in zip(line, maps.items(), strict=True):
+            colours = axis.imshow(values, aspect="auto", extent=extent, **look)
+            axis.set(title=title, **axes)
+            axis.tick_params("x", rotation=90 * ("xticklabels" in axes))
+        figure.colorbar(colours, ax=line.tolist())

@@ -1,10 +1,8 @@
 """What training changed in a language model: next tokens, logit differences, and the parts and heads behind them."""
 
-from __future__ import annotations
-
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +11,11 @@ from torch import Tensor
 from algos.comparison.summary import MIN_SEEDS, bootstrap_interval
 from algos.insight.attribution import Attribution, attribute
 from algos.insight.blocks import PROJECTIONS, Blocks
-from algos.insight.finding import Finding
+from algos.insight.finding import Finding, change, compared, draw_lines, draw_maps
 from algos.insight.patching import Place, patch
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_PROBABLE, MOVED = 10, 5
 """Most probable tokens of each model that are listed; heads, and other parts, that moved most and are patched."""
@@ -64,7 +59,7 @@ def interpret_language(
     runs = [*([place] for place in (*by_head[:MOVED], *by_part[:MOVED])), by_head[:MOVED]]
     patched = patch(base, tuned, rows, pair, runs).double().cpu().numpy()
     findings = [
-        _table("logit_difference", f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}", {"": [""]}, difference),
+        compared("logit_difference", f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}", {}, difference),
         _next_tokens(blocks, found),
         _lens(found),
         parts,
@@ -81,9 +76,6 @@ def token_ids(text: str, tokenizer: Any) -> list[int]:
     known = bool(ids) and tokenizer.decode(ids).strip() == text.strip()  # an unknown word is read as another one
     if "|" in text and (len(ids) > 1 or not known):
         return [i for part in text.split("|") for i in token_ids(part, tokenizer)]
-    special = tokenizer.get_vocab().get(text)
-    if special is not None and tokenizer.decode([special]) == text:
-        return [special]
     if not known:
         raise ValueError(f"{text!r} is not in the tokenizer's vocabulary: give one of its tokens")
     if len(ids) > 1:
@@ -97,98 +89,72 @@ def _values(found: Found, column: Callable[[Attribution], Tensor]) -> dict[str, 
     return {name: column(x).flatten(1).double().cpu().numpy() for name, x in found.items()}
 
 
-def _change(values: Mapping[str, np.ndarray]) -> np.ndarray:
-    base, tuned, *_ = values.values()
-    return tuned - base
-
-
-def _limits(x: np.ndarray, statistic: Any = np.mean) -> tuple[float | str, ...]:
-    """95 % limits over the prompts; empty if they are too few."""
-    return tuple(map(float, bootstrap_interval(x, statistic))) if len(x) >= MIN_SEEDS else ("", "")
-
-
-def _table(
-    name: str, title: str, labels: Mapping[str, Sequence[Any]], values: Mapping[str, np.ndarray], draw: Any = None
-) -> Finding:
-    """Means of ``[prompts, labels]`` for each model, and the change; first what changed most, but layers in order."""
-    rows: list[tuple[Any, ...]] = []
-    for i, (change, *keys) in enumerate(zip(_change(values).T, *labels.values(), strict=True)):
-        means = (float(x[:, i].mean()) for x in values.values())
-        rows.append((*keys, *means, float(change.mean()), *_limits(change)))
-    if [*labels] != ["layer"]:
-        rows.sort(key=lambda row: -abs(row[-3]))
-    return Finding(name, title, (*labels, *values, "change", "low", "high"), rows, draw)
-
-
 def _next_tokens(blocks: Mapping[str, Blocks], found: Found) -> Finding:
-    def probabilities(name: str) -> Iterator[Tensor]:  # of all tokens, for one prompt at a time
-        return (blocks[name].lm.logits(x).softmax(-1) for x in found[name].hidden)
-
-    chosen: dict[int, None] = {}
-    for name in blocks:
-        mean = functools.reduce(torch.add, probabilities(name))
-        chosen |= dict.fromkeys(mean.topk(min(MOST_PROBABLE, len(mean))).indices.tolist())
-    values = {
-        name: torch.stack([x[list(chosen)] for x in probabilities(name)]).double().cpu().numpy() for name in blocks
-    }
-    tokenizer = next(iter(blocks.values())).lm.tokenizer
+    lms = {name: x.lm for name, x in blocks.items()}
+    means = [sum(lm.logits(x[None])[0].softmax(-1) for x in found[name].hidden) for name, lm in lms.items()]
+    most = [i for mean in means for i in mean.topk(min(MOST_PROBABLE, len(mean))).indices.tolist()]
+    chosen = list(dict.fromkeys(most))
+    values = {}
+    for name, lm in lms.items():  # a prompt at a time: of all tokens together they would be large
+        found_there = [lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden]
+        values[name] = torch.stack(found_there).double().cpu().numpy()
+    tokenizer = next(iter(lms.values())).tokenizer
     labels = {"token": [repr(tokenizer.decode([i])) for i in chosen]}
-    return _table("next_tokens", "Probability of the next token: the most probable ones of each model", labels, values)
+    return compared("next_tokens", "Probability of the next token: the most probable of each model", labels, values)
 
 
 def _lens(found: Found) -> Finding:
     values = _values(found, lambda x: x.lens)
-    draw = functools.partial(_lines, {name: x.mean(0) for name, x in values.items()}, "difference")
+    draw = partial(draw_lines, panels={"difference": {name: x.mean(0) for name, x in values.items()}}, xlabel="layer")
     title = "Logit lens: the difference if the model ended after a layer (0: after the embedding)"
-    return _table("logit_lens", title, {"layer": range(next(iter(values.values())).shape[1])}, values, draw)
+    labels = {"layer": range(len(change(values)[0]))}
+    return compared("logit_lens", title, labels, values, draw, ranked=False)
 
 
 def _parts(found: Found) -> tuple[Finding, list[Place]]:
     """Contributions of the parts; and these, from the one that moved most."""
     values = _values(found, lambda x: x.parts)
-    change = _change(values).mean(0)[:-2]
-    places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(change) // 2)]
-    lines = dict(zip(PROJECTIONS, change.reshape(2, -1), strict=True))
-    title, labels = "Direct contributions, which add up to the difference", [*places, "embedding", "output's biases"]
-    draw = functools.partial(_lines, lines, "change of direct contribution")
-    return _table("parts", title, {"part": [*map(str, labels)]}, values, draw), _most(places, change)
+    moved = change(values).mean(0)[:-2]
+    places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(moved) // 2)]
+    lines = dict(zip(PROJECTIONS, moved.reshape(2, -1), strict=True))
+    draw = partial(draw_lines, panels={"change of direct contribution": lines}, xlabel="layer")
+    labels = {"part": [*map(str, places), "embedding", "output's biases"]}
+    title = "Direct contributions, which add up to the difference"
+    return compared("parts", title, labels, values, draw), _most(places, moved)
 
 
 def _heads(found: Found) -> tuple[Finding, list[Place]]:
     values = _values(found, lambda x: x.heads)
     _, layers, heads = next(iter(found.values())).heads.shape
-    change = _change(values).mean(0).reshape(layers, heads)[:, :-1]
+    moved = change(values).mean(0).reshape(layers, heads)[:, :-1]
     places = [Place(layer, "attention", head) for layer in range(layers) for head in range(heads - 1)]
     labels = {"layer": np.repeat(range(layers), heads).tolist(), "head": [*range(heads - 1), "bias"] * layers}
-    axes = {"xlabel": "head", "ylabel": "layer"}
-    draw = functools.partial(_picture, change, axes, "change of direct contribution")
+    draw = partial(draw_maps, rows=[{"change of direct contribution": moved}], xlabel="head", ylabel="layer")
     title = "Direct contributions of attention heads, and of the biases behind them"
-    return _table("heads", title, labels, values, draw), _most(places, change.ravel())
+    return compared("heads", title, labels, values, draw), _most(places, moved.ravel())
 
 
-def _most(places: list[Place], change: np.ndarray) -> list[Place]:
-    return [places[i] for i in np.argsort(-abs(change), kind="stable")]
+def _most(places: list[Place], moved: np.ndarray) -> list[Place]:
+    return [places[i] for i in np.argsort(-abs(moved), kind="stable")]
 
 
 def _neurons(found: Found, count: int) -> Finding:
     values = _values(found, lambda x: x.neurons)
-    most = np.argsort(-abs(_change(values).mean(0)), kind="stable")[:count]
+    most = np.argsort(-abs(change(values).mean(0)), kind="stable")[:count]
     layer, neuron = np.divmod(most, next(iter(found.values())).neurons.shape[2])
-    values = {name: x[:, most] for name, x in values.items()}
-    return _table(
-        "neurons", "Direct contributions of MLP neurons", {"layer": layer.tolist(), "neuron": neuron.tolist()}, values
-    )
+    labels = {"layer": layer.tolist(), "neuron": neuron.tolist()}
+    chosen = {name: x[:, most] for name, x in values.items()}
+    return compared("neurons", "Direct contributions of MLP neurons", labels, chosen)
 
 
 def _patching(names: list[str], patched: np.ndarray, before: np.ndarray, after: np.ndarray) -> Finding:
     rows: list[tuple[Any, ...]] = []
     for name, x in zip(names, patched.T[..., None], strict=True):
         both = np.concatenate([after - x, after - before], 1)
-        share = (float(_ratio(both)), *_limits(both, _ratio)) if both[:, 1].any() else ("", "", "")
+        limits = bootstrap_interval(both, _ratio) if len(both) >= MIN_SEEDS and both[:, 1].any() else ("", "")
+        share = (_ratio(both), *limits) if both[:, 1].any() else ("", "", "")
         rows.append((name, float(x.mean()), *share))
-    title = (
-        "Activation patching: the difference with the first model's output at a place, and the share of the change gone"
-    )
+    title = "Activation patching: the difference with the first model's output at a place; share of the change gone"
     return Finding("patching", title, ("place", "difference", "share", "low", "high"), rows)
 
 
@@ -201,32 +167,15 @@ def _ratio(x: np.ndarray, axis: int = 0) -> np.ndarray:
 def _attention(blocks: Mapping[str, Blocks], row: Sequence[int], heads: list[Place]) -> Finding:
     tokenizer = next(iter(blocks.values())).lm.tokenizer
     tokens = [ascii(tokenizer.decode([i])) for i in row]
-    patterns = {name: x.patterns(row).double().cpu().numpy() for name, x in blocks.items()}
-    rows: list[tuple[Any, ...]] = [
-        (head.layer, head.head, i, token, *(float(x[head.layer, head.head, i]) for x in patterns.values()))
-        for head in heads
-        for i, token in enumerate(tokens)
-    ]
-    image = np.array([x[head.layer, head.head] for head in heads for x in patterns.values()])
-    names = [f"{head.layer}.{head.head} {ascii(name)[1:-1]}" for head in heads for name in patterns]
-    axes = {"xticks": range(len(row)), "yticks": range(len(names)), "xticklabels": tokens, "yticklabels": names}
-    title = "Attention from the first prompt's last position, of the heads that moved most"
-    columns = ("layer", "head", "position", "token", *patterns)
-    return Finding("attention", title, columns, rows, functools.partial(_picture, image, axes, "attention"))
-
-
-def _lines(lines: Mapping[str, np.ndarray], quantity: str, figure: Figure) -> None:
-    axis = figure.subplots()
-    for name, values in lines.items():
-        axis.plot(values, marker=".", label=ascii(name)[1:-1])
-    axis.set(xlabel="layer", ylabel=quantity)
-    axis.legend()
-
-
-def _picture(values: np.ndarray, axes: Mapping[str, Any], quantity: str, figure: Figure) -> None:
-    """Heat map whose white is 0."""
-    axis, most = figure.subplots(), abs(values).max() or 1
-    colours = axis.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    axis.set(**axes)
-    axis.tick_params("x", rotation=90 * ("xticklabels" in axes))
-    figure.colorbar(colours, label=quantity)
+    patterns = {name: x.patterns(row)[None].double().cpu().numpy() for name, x in blocks.items()}
+    values = {name: np.concatenate([x[:, head.layer, head.head] for head in heads], 1) for name, x in patterns.items()}
+    maps = {f"attention, {ascii(name)[1:-1]}": x.reshape(len(heads), -1) for name, x in values.items()}
+    named, count = [f"{head.layer}.{head.head}" for head in heads], range(len(row))
+    axes = {"xticks": count, "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
+    labels = {
+        "head": np.repeat(named, len(row)).tolist(),
+        "position": [*count] * len(heads),
+        "token": tokens * len(heads),
+    }
+    title = "Attention from the first prompt's last position, of the heads (layer.head) that moved most"
+    return compared("attention", title, labels, values, partial(draw_maps, rows=[maps], **axes), ranked=False)

@@ -38,12 +38,10 @@ choice.onchange();"""
 
 
 def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
-    """Play episodes of text, and write a page, or print them, shaded by one of `QUANTITIES`.
+    """Play episodes of text (`algos.evaluation.evaluate`), and write a page, or print them shaded by a quantity.
 
-    Args:
-        env, policy, options: see `algos.evaluation.evaluate`.
-        where: path of the page (``.html``), or the quantity; a ValueError if it is neither, or has no reference.
-        config: hyper-parameters of the advantages, by default as in `measured`.
+    ``where`` is the page's path (``.html``) or one of `QUANTITIES`; raises a ValueError if it is neither, or has no
+    reference. ``config`` has the hyper-parameters of the advantages, see `measured`.
     """
     rollout = evaluate(env, policy, **options).rollout
     samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
@@ -51,9 +49,10 @@ def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any],
     known = [name for name in QUANTITIES if name in rollout.keys()]
     if where.endswith(".html"):
         Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
-    elif where not in known:
+        return
+    if where not in known:
         raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(known)}")
-    for row, sample in enumerate([] if where.endswith(".html") else samples):
+    for row, sample in enumerate(samples):
         print(f"\nepisode {row + 1}, score {sample.get('score')}, {QUANTITIES[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
 
@@ -80,11 +79,9 @@ def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> 
     choices = "".join(f'<option value="{i}">{QUANTITIES[name]}</option>' for i, name in enumerate(known))
     episodes = ""
     for row, sample in enumerate(samples):
-        score = {"episode": row + 1, "score": sample.get("score"), **sample.get("parts", {})}
-        cells = "".join(
-            f"<tr><td>{escape(printable(str(name)))}<td>{x if x is None else format(x, '.4g')}"
-            for name, x in score.items()
-        )
+        numbers = {"episode": row + 1, "score": sample.get("score"), **sample.get("parts", {})}
+        texts = {escape(printable(str(name))): x if x is None else f"{x:.4g}" for name, x in numbers.items()}
+        cells = "".join(f"<tr><td>{name}<td>{text}" for name, text in texts.items())
         turns = "".join(_turns(rollout, row, tokenizer, known))
         episodes += f"<section><main>{turns}</main><table>{cells}</table></section>\n"
     return f"""<!doctype html><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style>
@@ -100,9 +97,10 @@ def _turns(rollout: TensorDict, row: int, tokenizer: Any, known: list[str]) -> I
     texts = [escape(text or "·").replace("\n", "⏎\n") for text in pieces(tokens, tokenizer)]
     for own, group in itertools.groupby(range(len(tokens)), key=lambda i: bool(chosen[i])):
         places = list(group)
-        spans = (f'<span data-v="{json.dumps(values[i].tolist())}">{texts[i]}</span>' for i in places)
-        sums = [f"{n} {values[places, i].sum():.3g}" for i, n in enumerate(known) if n in ("log_ratio", "kl", "reward")]
         if own:
-            yield f"<small>policy: {len(places)} tokens, {', '.join(sums)}</small><div>{''.join(spans)}</div>"
+            spans = "".join(f'<span data-v="{json.dumps(values[i].tolist())}">{texts[i]}</span>' for i in places)
+            summed = [i for i, name in enumerate(known) if name in ("log_ratio", "kl", "reward")]
+            sums = ", ".join(f"{known[i]} {values[places, i].sum():.3g}" for i in summed)
+            yield f"<small>policy: {len(places)} tokens, {sums}</small><div>{spans}</div>"
         else:
             yield f'<div class="other">{"".join(texts[i] for i in places)}</div>'

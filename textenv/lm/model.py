@@ -153,7 +153,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits over the tokenizer's ids: ``[m, hidden_size]`` to ``[m, num_tokens]``."""
-        finish = logit_finish(self.model.config)
+        finish = _logit_finish(self.model.config)
         with precision(self.model, self.autocast):
             logits = self.model.get_output_embeddings()(hidden)
             logits = logits if self.seq2seq is None else self.seq2seq.finish(logits, self.model)
@@ -187,7 +187,7 @@ class LanguageModel(nn.Module):
         """
         head = self.model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
-        if not plain or self.seq2seq is not None or logit_finish(self.model.config) is not None:
+        if not plain or self.seq2seq is not None or _logit_finish(self.model.config) is not None:
             return self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
 
         def logits(part: Tensor, start: int) -> Tensor:
@@ -382,7 +382,7 @@ def _context(config: Any) -> int | None:
     return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
 
 
-def logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
+def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
     """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
     settings = vars(vars(config).get("decoder", config))  # faster than getattr, and called at every step
     return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 import torch
 
-from algos import PPO, LMPolicy
+from algos import PPO, LMPolicy, presets
 from algos.cli import main
 
 
@@ -63,8 +63,22 @@ def test_a_run_gets_tables_pictures_and_a_page_and_a_second_call_replaces_them(r
 def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
     tokens = ["--tokens", " a", " film"]
     assert "' wonderful film' is" in said(capsys, run, "--prompt", "the", "--tokens", " wonderful film", " a")
-    assert "no prompt is given" in said(capsys, run, *tokens)
+    assert "add --prompt TEXT" in said(capsys, run, *tokens) and "--tokens" in said(capsys, run, "--prompt", "the")
     assert "there is no folder" in said(capsys, tmp_path / "none", "--prompt", "the", *tokens)
     assert "1 different models" in said(capsys, run, "--prompt", "the", "--model", str(run), *tokens)
-    control = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2)).save(tmp_path / "control")
-    assert "only a language model" in said(capsys, control, "--prompt", "the", "--model", "embedded", *tokens)
+    assert "no such file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
+
+
+def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys):
+    recipe = presets.Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
+    agent = recipe.build(3)
+    agent.learn(32)
+    folder = agent.save(tmp_path / "run")
+    main(["interpret", str(folder), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {x["observation"] for x in found["sensitivity"]} >= {"angle", "(unexplained)"}
+    assert {"sensitivity.png", "hidden_units.csv", "map.png"} <= {x.name for x in (folder / "interpret").iterdir()}
+    assert 'src="map.png"' in (folder / "interpret" / "interpret.html").read_text()
+    assert "--prompt, --neurons: only for a language model" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
+    text = ["--prompt", "the", "--tokens", " a", " film", "--model", str(folder)]
+    assert "but only a language model" in said(capsys, run, *text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, QPolicy, collect, presets
+from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, collect, presets
 from algos.insight.control import control_run, integrated_gradients, interpret_control
 from algos.policies.gsde import GSDEPolicy
 from tests.helpers.errors import refused
@@ -52,7 +52,6 @@ KINDS = {
     "mlp, choices": (MLPPolicy, BOX, spaces.MultiDiscrete([2, 3]), [*(f"logit({i})" for i in range(5)), "value"]),
     "gsde": (GSDEPolicy, BOX, spaces.Box(-1, 1, (1,)), ["mean(0)", "value"]),
     "lstm": (LSTMPolicy, BOX, spaces.Discrete(2), ["P(0)", "P(1)", "value"]),
-    "q": (QPolicy, BOX, spaces.Discrete(2), ["Q(0)", "Q(1)", "value"]),
     "cnn": (CNNPolicy, IMAGES, spaces.Discrete(2), ["P(0)", "P(1)", "value"]),
 }
 
@@ -65,7 +64,7 @@ def test_attributions_add_up_to_the_change_of_each_output_for_every_policy(kind,
     rows = findings[0].rows
     assert list(dict.fromkeys(row[0] for row in rows)) == labels
     for label in labels:
-        own = [row[2:] for row in rows if row[0] == label]
+        own = [row[2:4] for row in rows if row[0] == label]
         assert np.sum(own[:-1]) > 0 and np.max(own[-1]) < 0.01 * np.sum(own[:-1]) + 1e-6, "(unexplained)"
     changes = [row[-1] for row in findings[1].rows]
     assert changes == sorted(changes, reverse=True) and changes[0] > 0
@@ -73,7 +72,7 @@ def test_attributions_add_up_to_the_change_of_each_output_for_every_policy(kind,
         finding.write(tmp_path)
         assert (tmp_path / f"{finding.name}.png").stat().st_size > 1000
     lines = (tmp_path / "sensitivity.csv").read_text().splitlines()
-    assert lines[0] == "output,observation,before,after" and len(lines) == 1 + len(rows)
+    assert lines[0] == "output,observation,before,after,change" and len(lines) == 1 + len(rows)
 
 
 def test_only_the_observation_that_was_learnt_moves():

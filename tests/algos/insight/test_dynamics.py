@@ -1,5 +1,7 @@
 """Dynamics of a training: each number on a case with a known answer, and that measuring changes nothing."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -46,8 +48,10 @@ def test_noise_of_known_gradients():
 
 def test_change_of_known_weights():
     net = nn.ModuleDict({"actor": nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))})
-    before = [torch.full((2, 2), 2.0), torch.full((1, 2), 1.0)]
     with torch.no_grad():
+        net["actor"][0].weight.fill_(2.0)
+        net["actor"][1].weight.fill_(1.0)
+        before = copy.deepcopy(net)
         net["actor"][0].weight.fill_(2.2)
         net["actor"][1].weight.fill_(1.0)
     found = weight_changes(net, before)
