@@ -76,5 +76,5 @@ class Interpret(ModelCommand):
 
         given = {"tokens": self.tokens, "prompt": self.prompt, "prompts": self.prompts, "model": self.model}
         if flags := [f"--{name}" for name, value in given.items() if value] + ["--neurons"] * bool(self.neurons):
-            raise ValueError(f"{', '.join(flags)}: only for a language model, but {self.folder} holds a {policy}")
+            raise ValueError(f"{', '.join(flags)}: only for text, but {self.folder} holds a {policy}; leave it out")
         return interpret_control(*control_run(self.folder))

@@ -120,11 +120,12 @@ def _table(name: str, title: str, labels: list[str], places: Mapping[str, Any], 
 
 def _sensitivities(found: Any, labels: list[str], names: Sequence[str], shape: tuple[int, ...]) -> Finding:
     rows = [{name: x[i, :-1].reshape(shape) for name, x in found.items()} for i in range(len(labels))]
-    draw = partial(draw_lines, panels=dict(zip(labels, rows, strict=True)), xticks=range(len(names)), xticklabels=names)
+    panels, ticks = dict(zip(labels, rows, strict=True)), range(len(names))
+    draw = partial(draw_lines, panels=panels, style="o", xticks=ticks, xticklabels=names)
     if len(shape) > 1:  # channels, the smallest of three dimensions, are added up
         flat = (lambda x: x) if len(shape) == 2 else (lambda x: x.sum(int(np.argmin(shape))))
-        titled = zip(labels, rows, strict=True)
-        draw = partial(draw_maps, rows=[{f"{label} {k}": flat(x) for k, x in row.items()} for label, row in titled])
+        maps = [{f"{label} {name}": flat(x) for name, x in row.items()} for label, row in panels.items()]
+        draw = partial(draw_maps, rows=maps)
     title = "Sensitivity: mean absolute integrated gradient from the median state, in units of the output"
     return _table("sensitivity", title, labels, {"observation": [*names, "(unexplained)"]}, found, draw)
 
@@ -142,7 +143,7 @@ def _units(policies: Policies, part: TensorDict) -> Finding:
     title = "Hidden units over the states: mean activations, and root mean square change, most changed first"
     rows.sort(key=lambda row: -row[-1])
     columns = ("layer", "unit", "mean before", "mean after", "change")
-    return Finding("hidden_units", title, columns, rows, partial(draw_lines, panels=panels))
+    return Finding("hidden_units", title, columns, rows, partial(draw_lines, panels=panels, xlabel="units in order"))
 
 
 @torch.no_grad()

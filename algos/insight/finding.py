@@ -71,25 +71,29 @@ def compared(
     return Finding(name, title, (*labels, *values, "change", *limits), rows, draw)
 
 
-def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], **axes: Any) -> None:
-    """Draw a panel for each quantity, with a line for each name in it."""
+def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style: str = ".-", **axes: Any) -> None:
+    """Draw a panel for each quantity, with a line (or points) for each name in it."""
     figure.set_size_inches(6.4, 2.4 + 2.4 * len(panels))
     for axis, (quantity, lines) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
         for name, values in lines.items():
-            axis.plot(values, marker=".", label=ascii(name)[1:-1])
+            axis.plot(values, style, label=ascii(name)[1:-1])
+        axis.locator_params(axis="x", integer=True)
         axis.set(ylabel=quantity, **axes)
         axis.legend()
 
 
 def draw_maps(figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, extent: Any = None, **axes: Any) -> None:
-    """Draw rows of heat maps by their titles; those of a row share their colours, and white is 0 if one is negative."""
+    """Draw rows of heat maps by title; those of a row have the same colours if their ranges overlap."""
     figure.set_size_inches(2 + 4.4 * len(rows[0]), 1.8 + 3 * len(rows))
     for maps, line in zip(rows, figure.subplots(len(rows), len(rows[0]), squeeze=False), strict=True):
-        low, high = (f([f(x) for x in maps.values()]) for f in (np.min, np.max))
-        most = max(-low, high) or 1
-        look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if low < 0 else {"vmin": low, "vmax": high}
-        for axis, (title, values) in zip(line, maps.items(), strict=True):
-            colours = axis.imshow(values, aspect="auto", extent=extent, **look)
+        lows, highs = ([f(x) for x in maps.values()] for f in (np.min, np.max))
+        shared = max(lows) <= min(highs)
+        for axis, low, high, (title, values) in zip(line, lows, highs, maps.items(), strict=True):
+            low, high = (min(lows), max(highs)) if shared else (low, high)
+            most, both = max(-low, high), low < 0 < high
+            look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if both else {"vmin": low, "vmax": high}
+            figure.colorbar(axis.imshow(values, aspect="auto", extent=extent, **look), ax=axis)
+            if extent is None:
+                axis.locator_params(integer=True)
             axis.set(title=title, **axes)
             axis.tick_params("x", rotation=90 * ("xticklabels" in axes))
-        figure.colorbar(colours, ax=line.tolist())

@@ -1,6 +1,7 @@
 """What training changed in a language model: next tokens, logit differences, and the parts and heads behind them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,15 +91,14 @@ def _values(found: Found, column: Callable[[Attribution], Tensor]) -> dict[str, 
 
 
 def _next_tokens(blocks: Mapping[str, Blocks], found: Found) -> Finding:
-    lms = {name: x.lm for name, x in blocks.items()}
-    means = [sum(lm.logits(x[None])[0].softmax(-1) for x in found[name].hidden) for name, lm in lms.items()]
+    def probabilities(name: str, chosen: Any = slice(None)) -> Iterator[Tensor]:  # a prompt at a time: they are large
+        return (blocks[name].lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden)
+
+    means = [functools.reduce(torch.add, probabilities(name)) for name in blocks]
     most = [i for mean in means for i in mean.topk(min(MOST_PROBABLE, len(mean))).indices.tolist()]
     chosen = list(dict.fromkeys(most))
-    values = {}
-    for name, lm in lms.items():  # a prompt at a time: of all tokens together they would be large
-        found_there = [lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden]
-        values[name] = torch.stack(found_there).double().cpu().numpy()
-    tokenizer = next(iter(lms.values())).tokenizer
+    values = {name: torch.stack([*probabilities(name, chosen)]).double().cpu().numpy() for name in blocks}
+    tokenizer = next(iter(blocks.values())).lm.tokenizer
     labels = {"token": [repr(tokenizer.decode([i])) for i in chosen]}
     return compared("next_tokens", "Probability of the next token: the most probable of each model", labels, values)
 
@@ -171,7 +171,7 @@ def _attention(blocks: Mapping[str, Blocks], row: Sequence[int], heads: list[Pla
     values = {name: np.concatenate([x[:, head.layer, head.head] for head in heads], 1) for name, x in patterns.items()}
     maps = {f"attention, {ascii(name)[1:-1]}": x.reshape(len(heads), -1) for name, x in values.items()}
     named, count = [f"{head.layer}.{head.head}" for head in heads], range(len(row))
-    axes = {"xticks": count, "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
+    axes: Any = {"xticks": count, "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
     labels = {
         "head": np.repeat(named, len(row)).tolist(),
         "position": [*count] * len(heads),

@@ -66,7 +66,7 @@ def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
     assert "add --prompt TEXT" in said(capsys, run, *tokens) and "--tokens" in said(capsys, run, "--prompt", "the")
     assert "there is no folder" in said(capsys, tmp_path / "none", "--prompt", "the", *tokens)
     assert "1 different models" in said(capsys, run, "--prompt", "the", "--model", str(run), *tokens)
-    assert "no such file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
+    assert "there is no file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
 
 
 def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys):
@@ -79,6 +79,6 @@ def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys)
     assert {x["observation"] for x in found["sensitivity"]} >= {"angle", "(unexplained)"}
     assert {"sensitivity.png", "hidden_units.csv", "map.png"} <= {x.name for x in (folder / "interpret").iterdir()}
     assert 'src="map.png"' in (folder / "interpret" / "interpret.html").read_text()
-    assert "--prompt, --neurons: only for a language model" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
+    assert "--prompt, --neurons: only for text" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
     text = ["--prompt", "the", "--tokens", " a", " film", "--model", str(folder)]
     assert "but only a language model" in said(capsys, run, *text)
