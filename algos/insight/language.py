@@ -1,6 +1,5 @@
 """What training changed in a language model: next tokens, logit differences, and the parts and heads behind them."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -94,7 +93,7 @@ def _next_tokens(blocks: Mapping[str, Blocks], found: Found) -> Finding:
     def probabilities(name: str, chosen: Any = slice(None)) -> Iterator[Tensor]:  # a prompt at a time: they are large
         return (blocks[name].lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden)
 
-    means = [functools.reduce(torch.add, probabilities(name)) for name in blocks]
+    means = [sum(probabilities(name), torch.zeros(())) for name in blocks]
     most = [i for mean in means for i in mean.topk(min(MOST_PROBABLE, len(mean))).indices.tolist()]
     chosen = list(dict.fromkeys(most))
     values = {name: torch.stack([*probabilities(name, chosen)]).double().cpu().numpy() for name in blocks}
