@@ -31,13 +31,15 @@ def question(expression):
 
 
 def make_prompts(count, seed):
-    """Chats with one example, and the product for the rewards."""
-    call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "52 * 17"}}\n</tool_call>'
-    said = [("assistant", call), ("tool", "884"), ("assistant", "884")]
-    example = [question("52 * 17"), *({"role": role, "content": text} for role, text in said)]
+    """Chats with two examples, and the product for the rewards."""
+    examples = []
+    for asked, result in (("52 * 17", "884"), ("38 * 64", "2432")):
+        call = f'<tool_call>\n{{"name": "calculate", "arguments": {{"expression": "{asked}"}}}}\n</tool_call>'
+        said = [("assistant", call), ("tool", result), ("assistant", result)]
+        examples += [question(asked), *({"role": role, "content": text} for role, text in said)]
     rng = random.Random(seed)
     pairs = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(count)]
-    return [{"prompt": [*example, question(f"{a} * {b}")], "product": str(a * b)} for a, b in pairs]
+    return [{"prompt": [*examples, question(f"{a} * {b}")], "product": str(a * b)} for a, b in pairs]
 
 
 def computed(tool_calls):
@@ -61,8 +63,8 @@ def main(model="smollm2", iterations=8, episodes=16, seed=1):
     env = TextVectorEnv(
         prompts=make_prompts(1000, seed),
         reward=Rewards({"computed": (computed, 0.2), "called": (called, 0.3), "answered": (answered, 0.5)}),
-        tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=256, max_new_tokens=40,
-        max_turns=3, max_length=420,
+        tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=400, max_new_tokens=40,
+        max_turns=3, max_length=560,
     )  # fmt: skip
     config = replace(presets.TEXT, num_episodes=episodes, minibatch_size=4, learning_rate=8e-4, seed=seed)
     agent = PPO(env, policy, config)

@@ -82,16 +82,18 @@ def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style
         axis.legend()
 
 
-def draw_maps(figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, extent: Any = None, **axes: Any) -> None:
-    """Draw rows of heat maps by title; those of a row have the same colours if their ranges overlap."""
+def draw_maps(
+    figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, signed: bool = False, extent: Any = None, **axes: Any
+) -> None:
+    """Draw rows of heat maps by title, with the same colours in a row if its ranges overlap; signed: white is 0."""
     figure.set_size_inches(2 + 4.4 * len(rows[0]), 1.8 + 3 * len(rows))
     for maps, line in zip(rows, figure.subplots(len(rows), len(rows[0]), squeeze=False), strict=True):
         lows, highs = ([f(x) for x in maps.values()] for f in (np.min, np.max))
-        shared = max(lows) <= min(highs)
+        shared = signed or max(lows) <= min(highs)
         for axis, low, high, (title, values) in zip(line, lows, highs, maps.items(), strict=True):
             low, high = (min(lows), max(highs)) if shared else (low, high)
-            most, both = max(-low, high), low < 0 < high
-            look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if both else {"vmin": low, "vmax": high}
+            most = max(-low, high)
+            look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if signed else {"vmin": low, "vmax": high}
             figure.colorbar(axis.imshow(values, aspect="auto", extent=extent, **look), ax=axis)
             if extent is None:
                 axis.locator_params(integer=True)

@@ -128,7 +128,8 @@ def _heads(found: Found) -> tuple[Finding, list[Place]]:
     moved = change(values).mean(0).reshape(layers, heads)[:, :-1]
     places = [Place(layer, "attention", head) for layer in range(layers) for head in range(heads - 1)]
     labels = {"layer": np.repeat(range(layers), heads).tolist(), "head": [*range(heads - 1), "bias"] * layers}
-    draw = partial(draw_maps, rows=[{"change of direct contribution": moved}], xlabel="head", ylabel="layer")
+    rows = [{"change of direct contribution": moved}]
+    draw = partial(draw_maps, rows=rows, signed=True, xlabel="head", ylabel="layer")
     title = "Direct contributions of attention heads, and of the biases behind them"
     return compared("heads", title, labels, values, draw), _most(places, moved.ravel())
 
