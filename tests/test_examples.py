@@ -294,6 +294,24 @@ def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp
     assert abs(said["before"]["KL, nats an answer"]) < 1e-3
 
 
+def test_what_praise_and_blame_change_inside_is_compared_over_the_seeds(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = load_example("interpret_sentiment")
+    monkeypatch.setattr(example, "CASES", {name: example.CASES[name] for name in ("positive", "negative")})
+    example.main("embedded", [1, 2], 3_000, tmp_path)
+    said = capsys.readouterr().out
+    changed = re.search(r"change of the difference \| (\S+) .*?\| (\S+) ", said)
+    assert float(changed[1]) > 0.6 and float(changed[2]) < -0.6  # seen: 2.0 and -2.2
+    assert said.count("layer 1 head 0") == 4
+    rows = re.findall(r"\| positive \| (\S+) .*?\| (\S+) ", said)
+    assert len(rows) == 2 and all(float(same) > 0.5 and float(other) < -0.5 for same, other in rows)
+    page, folder = tmp_path / "embedded-study" / "interpret.html", tmp_path / "embedded" / "positive-1"
+    assert 'src="heads.png"' in page.read_text() and (folder / "interpret" / "heads.csv").is_file()
+    trained = (folder / "policy").stat().st_mtime_ns
+    example.main("embedded", [1], 3_000, tmp_path)
+    assert (folder / "policy").stat().st_mtime_ns == trained  # a finished run is read
+
+
 @pytest.mark.long
 def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, capsys):
     write_sst2(tmp_path / "sst2", 1_400)
