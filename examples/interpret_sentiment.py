@@ -1,6 +1,6 @@
 """What does praise change inside a language model? Runs for positive and for negative reviews, taken apart.
 
-    python examples/interpret_sentiment.py --model embedded                       # 3 seeds x 4 cases
+    python examples/interpret_sentiment.py --model embedded                       # 3 seeds x 3 cases
     python examples/interpret_sentiment.py --model smollm2 --total-steps 5000     # 3 seeds x 5 cases
 
 PPO trains each case: rewarded for positive or negative reviews, with or without a KL penalty, and SmolLM2 with LoRA or
@@ -37,8 +37,8 @@ CASES = {  # positive or negative reviews, coefficient of the KL penalty (1: the
     "positive": (1, 1.0, True),
     "negative": (-1, 1.0, True),
     "positive, no penalty": (1, 0.0, True),
-    "negative, no penalty": (-1, 0.0, True),
     "positive, all weights": (1, 1.0, False),
+    "negative, all weights": (-1, 1.0, False),
 }
 ALL_WEIGHTS_RATE = 5e-5
 EPISODES = 64
