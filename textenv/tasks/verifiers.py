@@ -19,7 +19,7 @@ from textenv.rewards.scores import shown
 
 
 class Verifiers:
-    """Maker of string environments for `textenv.TokenVectorEnv`, one a task of a taskset of ``verifiers``.
+    """Maker of string environments of a taskset: ``TokenVectorEnv(Verifiers("my_taskset"), tokenizer=tok)``.
 
     Its environment asks one agent for answers: once, or as often as its own code plays the user. The policy gives them.
     Reward, at the end: the task's weighted sum; an episode that fails or is too slow is truncated, with reward 0. A
@@ -30,18 +30,15 @@ class Verifiers:
         split: ``"train"`` or ``"test"``; the hash of a task decides its split.
         config: the environment's configuration, as the part ``env`` of a file for ``vf-eval``.
         seconds: time limit of each answer of the environment, rewards included.
-
-    Example:
-        >>> env = TokenVectorEnv(Verifiers("my_taskset"), tokenizer=tok, num_envs=8)  # doctest: +SKIP
     """
 
     def __init__(
         self, taskset: str, split: str = "train", *, config: Mapping[str, Any] | None = None, seconds: float = 60.0
     ) -> None:
-        vf, loaders = package("verifiers.v1", "verifiers"), package("verifiers.v1.utils.loaders", "verifiers")
+        self.vf = vf = package("verifiers.v1", "verifiers")
         block = dict(config or {})
         block["taskset"] = {**block.get("taskset", {}), "id": taskset}
-        self.env, self.seconds = loaders.load_environment(loaders.resolve_env_config(block)), seconds
+        self.env, self.seconds = vf.load_environment(vf.utils.loaders.resolve_env_config(block)), seconds
         found = list(itertools.islice(self.env.taskset, 10_000))  # it may be endless
         self.tasks = [task for task in found if int(task.hash, 16) % 4 in SPLITS.get(split, ())]
         if not self.tasks:
@@ -95,9 +92,7 @@ class _Episode(gymnasium.Env[str, str]):
             return "", 0.0, False, True, {}
 
     async def _play(self, task: Any) -> float:
-        import verifiers.v1 as vf
-
-        env = self.source.env
+        vf, env = self.source.vf, self.source.env
         agents = vf.Agents(env.config, lambda *_: self)
         await env.setup(agents)
         await env.run(task, agents)
@@ -107,12 +102,10 @@ class _Episode(gymnasium.Env[str, str]):
 
     @contextlib.asynccontextmanager
     async def interaction(self, task: Any) -> AsyncIterator["_Episode"]:
-        import verifiers.v1 as vf
-        from verifiers.v1.state import state_cls
-
-        row = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-        self.task, state = task, state_cls(type(task))()
-        self.trace = vf.Trace(task=row, agent=vf.AgentInfo(config=self.source.agent), state=state)
+        vf, kind = self.source.vf, type(task)
+        row = vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash)
+        agent, state = vf.AgentInfo(config=self.source.agent), vf.state.state_cls(kind)()
+        self.trace = vf.Trace(task=row, agent=agent, state=state)
         self.traces.append(self.trace)
         yield self
         await task.score(self.trace)
@@ -124,22 +117,18 @@ class _Episode(gymnasium.Env[str, str]):
         return self.trace
 
     async def turn(self, message: Any = None) -> Any:
-        import verifiers.v1 as vf
-        from verifiers.v1.dialects.chat import parse_message
-
-        data, nodes, limit = self.task.data, self.trace.nodes, self.source.agent.max_turns
-        if limit is not None and self.trace.num_turns >= limit:
+        vf, data, nodes = self.source.vf, self.trace.task.data, self.trace.nodes
+        if self.trace.num_turns == self.source.agent.max_turns:
             return vf.Segment(messages=[], terminated=True)
         message = data.prompt if message is None else message
         new = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
         if data.system_prompt and not nodes:
             new.insert(0, {"role": "system", "content": data.system_prompt})
-        typed = [parse_message(each) if isinstance(each, dict) else each for each in new]
+        typed = [vf.dialects.parse_message(each) if isinstance(each, dict) else each for each in new]
         self.asked.put_nowait("\n\n".join(vf.types.content_text(each.content) for each in typed))
         typed.append(vf.AssistantMessage(content=await self.answers.get()))
-        for each in typed:
-            parent = len(nodes) - 1 if nodes else None
-            nodes.append(vf.MessageNode(message=each, sampled=each is typed[-1], parent=parent))
+        for place, each in enumerate(typed, len(nodes)):
+            nodes.append(vf.MessageNode(message=each, sampled=each is typed[-1], parent=place - 1 if place else None))
         return vf.Segment(messages=typed[-1:])
 
 
