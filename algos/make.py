@@ -113,14 +113,9 @@ def find_algorithm(name: str) -> type[Agent]:
 
 
 def remake_environment(
-    description: dict[str, Any],
-    *,
-    num_envs: int,
-    env_id: str | None = None,
-    reward: Sequence[str] = (),
-    prompts: str | Path | None = None,
-    wrappers: Sequence[str] = (),
-) -> VectorEnv:
+    description: dict[str, Any], *, num_envs: int, env_id: str | None = None, reward: Sequence[str] = (),
+    prompts: str | Path | None = None, wrappers: Sequence[str] = (),
+) -> VectorEnv:  # fmt: skip
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
     Args:
@@ -137,10 +132,8 @@ def remake_environment(
     """
     saved = description["environment"]
     if saved is None and env_id is None:
-        raise ValueError(
-            "this agent was trained in an environment without an id: give one with --env, or call "
-            "algos.evaluate(env, policy)"
-        )
+        hint = "give one with --env, or call algos.evaluate(env, policy)"
+        raise ValueError(f"this agent was trained in an environment without an id: {hint}")
     if env_id is None and saved.get("module"):
         raise ValueError(
             f"this agent was trained on {saved['id']} from the module {saved['module']!r:.100}; the module is "
@@ -150,20 +143,21 @@ def remake_environment(
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
     arguments = (dict(saved["kwargs"]) if same else {}) | {"wrappers": wrappers}
     if same and not wrappers and (names := saved.get("wrappers")):
-        flags = " ".join(
-            f"--wrapper {shlex.quote(str(each))}" for each in (names if isinstance(names, list) else [names])
-        )
+        flags = _flags("--wrapper", names)
         raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
     if is_ours(wanted):
         arguments["split"] = "test"
         arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
     if wanted.rpartition(":")[2] == PROMPTS:
         if not reward:
-            found = arguments.get("reward", "rewards.py:function")
-            names = [found] if isinstance(found, str) else found
-            flags = " ".join(f"--reward {shlex.quote(str(each))}" for each in names)
+            flags = _flags("--reward", arguments.get("reward", "rewards.py:function"))
             raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
         arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
     elif reward or prompts:
         raise ValueError(f"--reward and --prompts are for agents of {PROMPTS}, not of {wanted}: omit them")
     return make_vector_environment(wanted, num_envs, **arguments)
+
+
+def _flags(flag: str, names: Any) -> str:
+    each = names if isinstance(names, list) else [names]
+    return " ".join(f"{flag} {shlex.quote(str(name))}" for name in each)

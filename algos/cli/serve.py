@@ -59,9 +59,8 @@ class PolicyServer(ThreadingHTTPServer):
         try:
             super().__init__((LOCAL[0], port), _Handler)
         except (OSError, OverflowError) as error:
-            raise OSError(
-                f"cannot listen on port {port} ({error}): choose another --port, or 0 for a free one"
-            ) from error
+            hint = "choose another --port, or 0 for a free one"
+            raise OSError(f"cannot listen on port {port} ({error}): {hint}") from error
         self.policy, self.name, self.token, self.limit, self.lock = policy, name, token, limit, threading.Lock()
         self.url = f"http://{LOCAL[0]}:{self.server_address[1]}/v1"
 
@@ -161,21 +160,20 @@ class _Handler(BaseHTTPRequestHandler):
                 usage = {"prompt_tokens": len(turn.prompt_ids), "completion_tokens": count}
                 self.events, ids, text = bool(body.get("stream")), turn.completion_ids, turn.completion
                 head["object"] = ("chat.completion" + ".chunk" * self.events) if chat else "text_completion"
-                said, before = {"role": "assistant"} if len(ids) == 1 or not self.events else {}, shown.get(row, 0)
                 if self.events:
-                    if not finish:  # a stop text, or the rest of a character, may still change the end
-                        text = text[: len(text) + 1 - max(map(len, turn.stop), default=1)].rstrip("\ufffd")
-                    shown[row] = max(before, len(text))
-                    text, ids, scores = text[before:], ids[-1:], scores[-1:]
+                    ids, scores = ids[-1:], scores[-1:]
                 elif not finish:
                     continue
+                if not finish:  # a stop text, or the rest of a character, may still change the end
+                    text = text[: len(text) + 1 - max(map(len, turn.stop), default=1)].rstrip("\ufffd")
+                role, before = {} if row in shown else {"role": "assistant"}, shown.get(row, 0)
+                shown[row], text = max(before, len(text)), text[before:]
                 choice: dict[str, Any] = {"index": row, "finish_reason": finish, "logprobs": None}
-                choice |= {"delta" if self.events else "message": said | {"content": text}} if chat else {"text": text}
+                choice |= {"delta" if self.events else "message": role | {"content": text}} if chat else {"text": text}
                 if body.get("logprobs") or type(body.get("logprobs")) is int:
-                    pairs = [(decode([token]), score) for token, score in zip(ids, scores, strict=True)]
-                    each = [{"token": token, "logprob": score, "top_logprobs": []} for token, score in pairs]
-                    parts = {"tokens": [token for token, _ in pairs], "token_logprobs": scores}
-                    choice["logprobs"] = {"content": each} if chat else parts
+                    words = [decode([token]) for token in ids]
+                    each = [{"token": x, "logprob": y, "top_logprobs": []} for x, y in zip(words, scores, strict=True)]
+                    choice["logprobs"] = {"content": each} if chat else {"tokens": words, "token_logprobs": scores}
                 if body.get("return_token_ids"):
                     head["prompt_token_ids"], choice["token_ids"] = turn.prompt_ids, ids
                 found.append(choice)

@@ -26,9 +26,8 @@ class Guided:
         elif form in ("regex", "lark") and isinstance(grammar, str):
             lark = grammar if form == "lark" else f"start: /{llguidance.regex_to_lark(grammar)}/"
         else:
-            raise ValueError(
-                f"Got ({form!r}, {grammar!r:.60}): expected json_schema and a dict, or regex or lark and a text"
-            )
+            expected = "json_schema and a dict, or regex or lark and a text"
+            raise ValueError(f"Got ({form!r}, {grammar!r:.60}): expected {expected}")
         self.grammar = '%llguidance {"no_forcing": true}\n' + lark  # else one spelling of a forced text is allowed
         if message := llguidance.LLMatcher.validate_grammar(self.grammar):
             raise ValueError(f"llguidance refuses the {form} {grammar!r:.200}: {message}")

@@ -57,12 +57,9 @@ class StringGames:
     """
 
     def __init__(
-        self,
-        make_env: Callable[[], StringEnv] | StringEnv,
-        *,
-        tokenizer: PreTrainedTokenizerBase,
+        self, make_env: Callable[[], StringEnv] | StringEnv, *, tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
-    ) -> None:
+    ) -> None:  # fmt: skip
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
         self.only = make_env if isinstance(make_env, gymnasium.Env) else None
@@ -90,12 +87,12 @@ class StringGames:
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
         self._close(turns)
-        games: list[_Game] = [turn.prompt.state for turn in turns]
-        if self.pay_at == "end":
-            earned = [sum(game.rewards.values()) if turn.last else 0.0 for game, turn in zip(games, turns, strict=True)]
-        else:
-            earned = [game.rewards.get(turn.index, 0.0) for game, turn in zip(games, turns, strict=True)]
-        failed = frozenset(index for index, game in enumerate(games) if game.failed)
+        earned = []
+        for turn in turns:
+            rewards = turn.prompt.state.rewards
+            total = sum(rewards.values()) if turn.last else 0.0
+            earned.append(total if self.pay_at == "end" else rewards.get(turn.index, 0.0))
+        failed = frozenset(row for row, turn in enumerate(turns) if turn.prompt.state.failed)
         return replace(read_scores(earned, rows_of(turns), name=type(self).__name__), failed=failed)
 
     def prompt(self, said: str, state: Any = None) -> Prompt:
@@ -116,8 +113,7 @@ class StringGames:
             raise ValueError(f"make_env returned {env!r} a second time: make a new environment for each episode")
         self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
-        said = _observed(env.reset(seed=int(drawn))[0], env)
-        return self.prompt(said, _Game(env))
+        return self.prompt(_text(env, env.reset(seed=int(drawn))[0]), _Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
         game: _Game = turn.prompt.state
@@ -129,7 +125,7 @@ class StringGames:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
         if terminated or truncated:
             return None if terminated else TRUNCATED
-        said = _observed(said, game.env)
+        said = _text(game.env, said)
         return said if self.chat else f"\n{said}\n"
 
 
@@ -156,14 +152,9 @@ class TokenEnv(TextEnv):
     """
 
     def __init__(
-        self,
-        env: StringEnv | Callable[[], StringEnv],
-        *,
-        tokenizer: PreTrainedTokenizerBase,
-        pay_at: Literal["turn", "end"] = "turn",
-        max_turns: int = MAX_TURNS,
-        **limits: Any,
-    ) -> None:
+        self, env: StringEnv | Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase,
+        pay_at: Literal["turn", "end"] = "turn", max_turns: int = MAX_TURNS, **limits: Any,
+    ) -> None:  # fmt: skip
         task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at)
         super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **limits)
 
@@ -177,27 +168,17 @@ class TokenVectorEnv(TextVectorEnv):
     """
 
     def __init__(
-        self,
-        make_env: Callable[[], StringEnv],
-        *,
-        tokenizer: PreTrainedTokenizerBase,
-        num_envs: int = 1,
-        pay_at: Literal["turn", "end"] = "turn",
-        max_turns: int = MAX_TURNS,
-        **limits: Any,
-    ) -> None:
+        self, make_env: Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase, num_envs: int = 1,
+        pay_at: Literal["turn", "end"] = "turn", max_turns: int = MAX_TURNS, **limits: Any,
+    ) -> None:  # fmt: skip
         task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
         if task.only is not None:
-            raise TypeError(
-                f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "
-                "give a function that makes one, such as the class itself"
-            )
+            hint = "cannot run several episodes at once: give a function that makes one, such as the class itself"
+            raise TypeError(f"make_env is the environment {make_env!r}, which {hint}")
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
 
 
-def _observed(observation: Any, env: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(
-            f"{env!r} returned the observation {observation!r:.200}, expected a string: TokenEnv needs Text spaces"
-        )
-    return observation
+def _text(env: StringEnv, said: Any) -> str:
+    if not isinstance(said, str):
+        raise TypeError(f"{env!r} gave the observation {said!r:.200}, expected a string: TokenEnv needs Text spaces")
+    return said

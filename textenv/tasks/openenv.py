@@ -38,8 +38,7 @@ class OpenEnv(StringGames):
     def __init__(
         self, split: str = "train", *, tokenizer: Any, url: str = "", action_field: str = "", timeout: float = 60.0
     ) -> None:
-        connect = package("websockets.sync.client", "openenv").connect
-        parts = urlsplit(url)
+        connect, parts = package("websockets.sync.client", "openenv").connect, urlsplit(url)
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
             raise ValueError(f"url is {url!r:.200}, expected the address of an OpenEnv server: http://localhost:8000")
         base = "s" * (parts.scheme in ("https", "wss")) + f"://{parts.netloc}{parts.path.rstrip('/')}"
@@ -55,10 +54,6 @@ class OpenEnv(StringGames):
         self._map = ThreadPoolExecutor(32).map  # sessions wait for the server at the same time
         length = min(1024, tokenizer.model_max_length)
         self.limits = {"max_prompt_tokens": length // 2, "max_new_tokens": 32, "max_turns": 20, "max_length": length}
-
-
-class _ServerError(Exception):
-    """Error that a server answered: its code and its text."""
 
 
 class _Session(gymnasium.Env[str, str]):
@@ -92,7 +87,7 @@ class _Session(gymnasium.Env[str, str]):
             data = self._ask("step", {self._field: action})
             return _text(data), float(data["reward"] or 0), bool(data["done"]), False, {}
         except Exception as error:  # the other side may send anything
-            if isinstance(error, _ServerError) and error.args[0] == "VALIDATION_ERROR":
+            if error.args[:1] == ("VALIDATION_ERROR",):
                 return error.args[1], 0.0, False, False, {}
             _log.warning("%s failed, the episode is broken off: %r", self._begin.args[0], error)
             return "", 0.0, False, True, {FAILED: True}
@@ -105,7 +100,7 @@ class _Session(gymnasium.Env[str, str]):
         answer = json.loads(self._socket.recv(timeout=self._timeout))
         if answer["type"] == "error":
             found = [str(each["msg"]) for each in answer["data"].get("errors", ())]
-            raise _ServerError(answer["data"]["code"], "; ".join([str(answer["data"]["message"]), *found]))
+            raise RuntimeError(answer["data"]["code"], "; ".join([str(answer["data"]["message"]), *found]))
         return answer["data"]
 
 

@@ -56,13 +56,9 @@ class ReasoningGym:
     """
 
     def __init__(
-        self,
-        dataset: str = "chain_sum",
-        split: str = "train",
-        *,
-        extract: Callable[[str], str] | None = None,
-        **config: Any,
-    ) -> None:
+        self, dataset: str = "chain_sum", split: str = "train", *,
+        extract: Callable[[str], str] | None = None, **config: Any,
+    ) -> None:  # fmt: skip
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
         self.name, self.split, self.extract = dataset, split, extract or answer_of
@@ -80,9 +76,8 @@ class ReasoningGym:
 
     def verify(self, answer: str, entry: Any) -> float:
         """Return the package's score for an answer to a prompt with these columns."""
-        if self.name in EVAL | SYMPY and not is_harmless(
-            answer, sympy=self.name in SYMPY, functions=FUNCTIONS if self.name in INTEGRALS else ()
-        ):
+        sympy, functions = self.name in SYMPY, FUNCTIONS if self.name in INTEGRALS else ()
+        if (sympy or self.name in EVAL) and not is_harmless(answer, sympy=sympy, functions=functions):
             answer = ""
         try:
             return float(self._dataset.score_answer(answer, dict(entry)))
