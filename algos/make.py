@@ -74,8 +74,7 @@ def make_vector_environment(
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text(env_id):
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
-        own = spec.kwargs | arguments | {"wrappers": wrappers}
-        env.spec = dataclasses.replace(spec, kwargs=own)  # for saved agents
+        env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments | {"wrappers": wrappers})  # for saving
         vars(env.spec)["module"] = module or None
         return env
     except gymnasium.error.Error as error:
@@ -108,8 +107,7 @@ def is_text(env_id: str) -> bool:
 
 def find_algorithm(name: str) -> type[Agent]:
     """Find the class of an algorithm; raises as `find_config` does."""
-    own = find_config(name).__name__.removesuffix("Config")
-    return resolve_name(f"algos.{name}:{own}")
+    return resolve_name(f"algos.{name}:{find_config(name).__name__.removesuffix('Config')}")
 
 
 def remake_environment(
@@ -135,10 +133,8 @@ def remake_environment(
         hint = "give one with --env, or call algos.evaluate(env, policy)"
         raise ValueError(f"this agent was trained in an environment without an id: {hint}")
     if env_id is None and saved.get("module"):
-        raise ValueError(
-            f"this agent was trained on {saved['id']} from the module {saved['module']!r:.100}; the module is "
-            f"imported only if you name it: --env {saved['module']}:{saved['id']}"
-        )
+        hint = f"the module is imported only if you name it: --env {saved['module']}:{saved['id']}"
+        raise ValueError(f"this agent was trained on {saved['id']} from the module {saved['module']!r:.100}; {hint}")
     wanted = saved["id"] if env_id is None else env_id
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
     arguments = (dict(saved["kwargs"]) if same else {}) | {"wrappers": wrappers}
@@ -146,8 +142,7 @@ def remake_environment(
         flags = _flags("--wrapper", names)
         raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
     if is_ours(wanted):
-        arguments["split"] = "test"
-        arguments["kl_coef"] = arguments.get("kl_coef") or 0.0
+        arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
     if wanted.rpartition(":")[2] == PROMPTS:
         if not reward:
             flags = _flags("--reward", arguments.get("reward", "rewards.py:function"))

@@ -30,6 +30,7 @@ _START, _END = "\U000f0000", "\U000f0001"
 """Private-use characters around each control token that a message spells; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
 """Private-use characters; one stands for an assistant message, to find the text that follows it."""
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 def is_chat(prompt: Prompt) -> bool:
@@ -96,20 +97,16 @@ def chat_ids(
             like the template's own.
     """
     if not tokenizer.chat_template:
-        raise ValueError(
-            f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: "
-            "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
-        )
+        hint = "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
+        raise ValueError(f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: {hint}")
     spelt = _control_tokens(messages, tokenizer)
     if spelt is not None:
         messages = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
         messages = [_marked(message, own) for message, own in zip(messages, spelt, strict=True)]
     rendered = render(messages, tokenizer, **{"add_generation_prompt": True} | options)
-    if after and rendered.count(after) != 1:
-        raise ValueError(
-            f"the tokenizer's chat template writes an assistant message {rendered.count(after)} times, expected "
-            "once: use another template for conversations"
-        )
+    if after and (times := rendered.count(after)) != 1:
+        expected = "expected once: use another template for conversations"
+        raise ValueError(f"the tokenizer's chat template writes an assistant message {times} times, {expected}")
     wanted = rendered.partition(after)[2] if after else rendered
     return _usual_ids(wanted, tokenizer) if spelt is None else _marked_ids(wanted, tokenizer)
 
@@ -127,8 +124,9 @@ def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Log a warning, once per token, if a text of the data spells special tokens: they are read as text."""
     for token in special_tokens(tokenizer):
-        if token in text:
-            _say_once(token)
+        if token in text:  # such as a chat that is already rendered, or a completion with EOS appended
+            hint = "if you mean the token, give chat messages or token ids; a completion gets its EOS automatically"
+            _warn_once("a prompt or completion spells out the special token %r, which is read as text: %s", token, hint)
 
 
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -142,16 +140,6 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
     return ids
-
-
-@functools.cache
-def _say_once(token: str) -> None:
-    """Warn about a token; likely causes: a chat prompt that is already rendered, a completion with EOS appended."""
-    logging.getLogger(__name__).warning(
-        "a prompt or completion spells out the special token %r, which is read as text: if you mean the token, give "
-        "chat messages or token ids; a completion gets its EOS automatically",
-        token,
-    )
 
 
 def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
@@ -179,8 +167,7 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
         if found := own.search("\n".join([*names, _parts_text(message)])):
             raise ValueError(
                 f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
-                f"field, where it looks like the chat template's own: {message!r:.200}. Give its content as "
-                "one text"
+                f"field, where it looks like the chat template's own: {message!r:.200}. Give its content as one text"
             )
     return spelt
 

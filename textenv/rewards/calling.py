@@ -72,16 +72,15 @@ def check_columns(function: Callable[..., Any], columns: Collection[str]) -> Non
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [each.name for each in _parameters(function) if each.default is each.empty and each.kind in kinds]
     if missing := [name for name in needed if name not in columns and name not in Training._fields]:
-        raise ValueError(
-            f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}, but got "
-            f"{sorted(columns)}: add it to the prompts, one entry per row, or give the parameter a default"
-        )
+        needs = f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}"
+        hint = "add it to the prompts, one entry per row, or give the parameter a default"
+        raise ValueError(f"{needs}, but got {sorted(columns)}: {hint}")
 
 
 def _copied(value: Any) -> Any:
     """Copy containers recursively; return other values unchanged."""
     if type(value) in (list, tuple):
-        return type(value)([_copied(item) for item in value])
+        return type(value)(map(_copied, value))
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     kinds = (list, tuple, dict, set, bytearray, deque, np.ndarray)
@@ -161,8 +160,7 @@ def _explained(place: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a user's module may raise anything
-        raise ValueError(
-            f"{place} could not be imported: {type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
-        ) from error
+        said = f"{type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
+        raise ValueError(f"{place} could not be imported: {said}") from error
     finally:
         sys.path.remove(str(folder))

@@ -95,17 +95,13 @@ class ReasoningGym:
             prompt = Prompt(entry["question"], {name: entry[name] for name in ("question", "answer", "metadata")})
             if content_hash(prompt) % 4 in SPLITS[self.split]:
                 return prompt
-        raise ValueError(
-            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {MAX_TRIES} draws"
-            + (f", the last of which failed ({failure!r:.200})" if failure else "")
-            + ": these settings give too few different questions; choose settings with more"
-        ) from failure
+        draws = f"{MAX_TRIES} draws" + (f", the last of which failed ({failure!r:.200})" if failure else "")
+        hint = "these settings give too few different questions; choose settings with more"
+        message = f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {draws}: {hint}"
+        raise ValueError(message) from failure
 
     def _entry(self, rng: random.Random) -> dict[str, Any]:
-        """Generate one item from a fresh seed and a random index, because the package seeds items by seed + index.
-
-        A new dataset per item gives the same result but is slow.
-        """
+        """Generate an item from a fresh seed and a random index, as the package seeds items by seed + index."""
         dataset = self._dataset
         dataset.seed = dataset.config.seed = rng.randrange(2**31)
         dataset.size = self._size  # word_ladder lowers the size when it finds no puzzle

@@ -47,10 +47,8 @@ class TextWorld(StringGames):
             cached(folder, build, what=f"{games} games of TextWorld (2 s each)")
         files = sorted(map(str, folder.glob("*.z8")))
         if not files:
-            raise ValueError(
-                f"games is {games!r} with the settings {settings}, expected a number or a folder of *.z8 files, and "
-                f"settings among {', '.join(SETTINGS)}"
-            )
+            expected = f"a number or a folder of *.z8 files, and settings among {', '.join(SETTINGS)}"
+            raise ValueError(f"games is {games!r} with the settings {settings}, expected {expected}")
         super().__init__(partial(_Game, files, admissible), tokenizer=tokenizer)
         starts = [self.prompt(_Game([file]).reset()[0]) for file in files]
         self.limits: dict[str, Any] = {"max_new_tokens": 32, "max_turns": 20}
