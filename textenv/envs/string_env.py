@@ -38,8 +38,7 @@ class _Game:
     env: StringEnv
     rewards: dict[int, float] = field(default_factory=dict)  # by number of the turn: those that call tools have none
     closed: bool = False
-    failed: bool = False
-    """True if the environment failed: the episode is broken off and left out of the update."""
+    failed: bool = False  # by an error of the environment: the episode is broken off, and left out of the update
 
 
 class StringGames:

@@ -44,10 +44,10 @@ class Tools:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`."""
         content: Any = prompt.content
-        if not is_chat(prompt) and not isinstance(content, str):
-            raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
-        if not is_chat(prompt):
+        if isinstance(content, str):
             content = f"{self.text}\n\n{content}"
+        elif not is_chat(prompt):
+            raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
         elif not self.rendered:
             given = [content[0]["content"]] if content[0]["role"] == "system" else []
             content = ({"role": "system", "content": "\n\n".join([*given, self.text])}, *content[len(given) :])

@@ -131,9 +131,8 @@ def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     bos = tokenizer.bos_token
-    if bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
-        while text.startswith(bos):  # the tokenizer adds one
-            text = text.removeprefix(bos)
+    while bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
+        text = text.removeprefix(bos)  # the tokenizer adds one
     warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
     # An EOS added by the tokenizer would end the completion before it begins.
@@ -155,10 +154,9 @@ def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase)
     added = tokenizer.added_tokens_decoder.values()
     special = [str(token) for token in added if token.special]
     words = [str(token) for token in added if not token.special and str(token) in template and str(token).strip()]
-    texts = list(strings(messages))
+    check_unicode(messages)
     names = [name for name in field_names(messages) if not name.isidentifier()]
-    check_unicode(texts)
-    whole = "\n".join([*texts, *names, *map(_parts_text, messages)])
+    whole = "\n".join([*strings(messages), *names, *map(_parts_text, messages)])
     if not any(token in whole for token in (*special, *words)):
         return None
     of_others, of_assistants = _any_of([*special, *words]), _any_of(special)

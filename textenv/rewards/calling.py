@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import functools
-import importlib
 import importlib.util
 import inspect
 import sys

@@ -1,10 +1,9 @@
 """`ReasoningGym`: the datasets of the package ``reasoning-gym``, with their own verifiers, as one-turn tasks."""
 
-import contextlib
 import dataclasses
 import difflib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,8 +104,14 @@ class ReasoningGym:
         dataset = self._dataset
         dataset.seed = dataset.config.seed = rng.randrange(2**31)
         dataset.size = self._size  # word_ladder lowers the size when it finds no puzzle
-        with _global_seed(rng.randrange(2**32)):
+        seed, python, numpy = rng.randrange(2**32), random.getstate(), np.random.get_state()
+        try:
+            random.seed(seed)  # some datasets use the global generators
+            np.random.seed(seed)
             return dict(dataset[rng.randrange(self._size)])
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def answer_of(completion: str) -> str:
@@ -131,16 +136,3 @@ def _create(name: str, config: dict[str, Any]) -> Any:
         return factory.create_dataset(name, seed=0, **config)
     except (AssertionError, TypeError) as error:  # the package checks settings with assert
         raise ValueError(f"{name} does not accept the settings {config}: {error}") from error
-
-
-@contextlib.contextmanager
-def _global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generators, which some datasets use, and restore their states afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -11,8 +11,6 @@ FUNCTIONS = frozenset(
     ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
 )
 """Functions allowed in an integral."""
-_SEQUENCES = (ast.List, ast.Tuple)
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = ()) -> bool:
@@ -53,17 +51,19 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
             return max((_degree(part, functions) for part in parts), default=1)
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             return _degree(operand, functions)
-        case ast.BinOp(left=left, right=right) if not any(_is_text(side) for side in (left, right)):
-            if isinstance(node.op, _ARITHMETIC):
-                return max(_degree(left, functions), _degree(right, functions))
-            if isinstance(node.op, ast.Pow) and (exponent := _exponent(right)) is not None:
-                return _degree(left, functions) * exponent
+        case ast.BinOp(left=left, right=right) if _is_text(left) or _is_text(right):
+            pass  # a multiplication would repeat it
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
+            return max(_degree(left, functions), _degree(right, functions))
+        case ast.BinOp(op=ast.Pow(), left=left, right=right) if (exponent := _exponent(right)) is not None:
+            return _degree(left, functions) * exponent
     raise ValueError(f"{type(node).__name__} is not allowed")
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Return True for a text or a sequence, which a multiplication would repeat."""
-    return isinstance(node, _SEQUENCES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+    """Return True for a text or a sequence."""
+    constant = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+    return constant or isinstance(node, (ast.List, ast.Tuple))
 
 
 def _exponent(node: ast.expr) -> int | None:

@@ -43,14 +43,13 @@ class Verifiers:
         self.tasks = [task for task in found if int(task.hash, 16) % 4 in SPLITS.get(split, ())]
         if not self.tasks:
             raise ValueError(f"{taskset!r} has {len(found)} tasks, none of them in the split {split!r}: it needs more")
-        agents = [value for _, value in self.env.config if isinstance(value, vf.AgentConfig)]
+        self.agent, *others = (value for _, value in self.env.config if isinstance(value, vf.AgentConfig))
         task, kind = self.tasks[0], type(self.tasks[0])
         hooks = kind.setup is not vf.Task.setup or kind.finalize is not vf.Task.finalize or task.hooks("stop")
         hooks = hooks or any("runtime" in inspect.signature(reward).parameters for reward in task.hooks("reward"))
-        if len(agents) > 1 or hooks or kind.NEEDS_CONTAINER or task.data.image or kind.toolsets(task.config):
+        if others or hooks or kind.NEEDS_CONTAINER or task.data.image or kind.toolsets(task.config):
             more = "several agents, tools, a container or hooks"
             raise ValueError(f"{taskset!r} needs {more}: evaluate the policy with 'algos serve' and vf-eval instead")
-        self.agent = agents[0]
 
     def __call__(self) -> gymnasium.Env[str, str]:
         """Make an environment, for one episode at a time."""
