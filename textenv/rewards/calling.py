@@ -47,11 +47,11 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     parameters, now = _parameters(function), NOW.get()._asdict()
     now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
     check_columns(function, columns)
-    given = {each.name: (now | columns)[each.name] for each in parameters if each.name in now | columns}
+    names = {each.name for each in parameters}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        given |= columns
-    given = {name: _copied(column) for name, column in given.items()}
-    if tokenizer is not None and any(each.name == "tokenizer" for each in parameters):
+        names |= columns.keys()
+    given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
+    if tokenizer is not None and "tokenizer" in names:
         given["tokenizer"] = tokenizer
     found = function(**given)
     return _wait(found) if inspect.isawaitable(found) else found

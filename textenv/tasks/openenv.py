@@ -123,10 +123,8 @@ def _find_field(schema: dict[str, Any], wanted: str) -> str:
     """Return the field of an action for the text; raise a ValueError if there is none, or others are required."""
     fields = {name: x for name, x in schema["properties"].items() if name != "metadata" and "const" not in x}
     texts = [name for name, x in fields.items() if "string" in [y.get("type") for y in (x, *x.get("anyOf", ()))]]
-    field = wanted or (texts[0] if len(texts) == 1 else "")
-    if field not in texts or set(schema.get("required", ())) - {field}:
-        raise ValueError(
-            f"action_field is {wanted!r}, and the environment's action has the fields {', '.join(fields)} (texts: "
-            f"{', '.join(texts)}; required: {', '.join(schema.get('required', ()))}): expected a text, alone required"
-        )
+    field, required = wanted or (texts[0] if len(texts) == 1 else ""), schema.get("required", [])
+    if field not in texts or {*required} - {field}:
+        found = f"the fields {', '.join(fields)} (texts: {', '.join(texts)}; required: {', '.join(required)})"
+        raise ValueError(f"action_field is {wanted!r}, and the action has {found}: expected a text, alone required")
     return field

@@ -7,9 +7,8 @@ MAX_LENGTH = 1000
 """Maximum characters of a text to evaluate."""
 MAX_DEGREE = 40
 """Maximum product of nested exponents: ``(9**9)**9`` is refused, ``x**12`` is not."""
-FUNCTIONS = frozenset(
-    ["exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "Abs", "Integral"]
-)
+FUNCTIONS = frozenset({"exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt",
+                       "Abs", "Integral"})  # fmt: skip
 """Functions allowed in an integral."""
 
 

@@ -120,10 +120,9 @@ class _Episode(gymnasium.Env[str, str]):
         if self.trace.num_turns == self.source.agent.max_turns:
             return vf.Segment(messages=[], terminated=True)
         message = data.prompt if message is None else message
-        new = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
-        if data.system_prompt and not nodes:
-            new.insert(0, {"role": "system", "content": data.system_prompt})
-        typed = [vf.dialects.parse_message(each) if isinstance(each, dict) else each for each in new]
+        new = [{"role": "user", "content": message}] if isinstance(message, str) else message
+        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt and not nodes else []
+        typed = [vf.dialects.parse_message(each) if isinstance(each, dict) else each for each in (*system, *new)]
         self.asked.put_nowait("\n\n".join(vf.types.content_text(each.content) for each in typed))
         typed.append(vf.AssistantMessage(content=await self.answers.get()))
         for place, each in enumerate(typed, len(nodes)):
