@@ -139,13 +139,13 @@ def remake_environment(
     same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
     arguments = (dict(saved["kwargs"]) if same else {}) | {"wrappers": wrappers}
     if same and not wrappers and (names := saved.get("wrappers")):
-        flags = _flags("--wrapper", names)
+        flags = _flags_for("--wrapper", names)
         raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
     if is_ours(wanted):
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
     if wanted.rpartition(":")[2] == PROMPTS:
         if not reward:
-            flags = _flags("--reward", arguments.get("reward", "rewards.py:function"))
+            flags = _flags_for("--reward", arguments.get("reward", "rewards.py:function"))
             raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
         arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
     elif reward or prompts:
@@ -153,6 +153,6 @@ def remake_environment(
     return make_vector_environment(wanted, num_envs, **arguments)
 
 
-def _flags(flag: str, names: Any) -> str:
+def _flags_for(flag: str, names: Any) -> str:
     each = names if isinstance(names, list) else [names]
     return " ".join(f"{flag} {shlex.quote(str(name))}" for name in each)

@@ -112,7 +112,7 @@ class StringGames:
             raise ValueError(f"make_env returned {env!r} a second time: make a new environment for each episode")
         self._made.add(env)
         drawn = np.random.default_rng([seed, number]).integers(2**31)
-        return self.prompt(_text(env, env.reset(seed=int(drawn))[0]), _Game(env))
+        return self.prompt(_observed(env, env.reset(seed=int(drawn))[0]), _Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
         game: _Game = turn.prompt.state
@@ -124,7 +124,7 @@ class StringGames:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
         if terminated or truncated:
             return None if terminated else TRUNCATED
-        said = _text(game.env, said)
+        said = _observed(game.env, said)
         return said if self.chat else f"\n{said}\n"
 
 
@@ -177,7 +177,7 @@ class TokenVectorEnv(TextVectorEnv):
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
 
 
-def _text(env: StringEnv, said: Any) -> str:
+def _observed(env: StringEnv, said: Any) -> str:
     if not isinstance(said, str):
         raise TypeError(f"{env!r} gave the observation {said!r:.200}, expected a string: TokenEnv needs Text spaces")
     return said

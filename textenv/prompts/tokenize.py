@@ -30,7 +30,7 @@ _START, _END = "\U000f0000", "\U000f0001"
 """Private-use characters around each control token that a message spells; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
 """Private-use characters; one stands for an assistant message, to find the text that follows it."""
-_warn_once = functools.cache(logging.getLogger(__name__).warning)
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 
 def is_chat(prompt: Prompt) -> bool:
@@ -126,7 +126,7 @@ def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
     for token in special_tokens(tokenizer):
         if token in text:  # such as a chat that is already rendered, or a completion with EOS appended
             hint = "if you mean the token, give chat messages or token ids; a completion gets its EOS automatically"
-            _warn_once("a prompt or completion spells out the special token %r, which is read as text: %s", token, hint)
+            _warn("a prompt or completion spells out the special token %r, which is read as text: %s", token, hint)
 
 
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
