@@ -225,7 +225,9 @@ class Collector:
         env, space = self.env, self.env.single_observation_space
         mode = autoreset_mode(env)
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        action = _within(env.single_action_space, step.action.cpu().numpy())
+        action, bounds = step.action.cpu().numpy(), env.single_action_space
+        if isinstance(bounds, spaces.Box):  # for the environment; the rollout keeps the sampled action
+            action = np.clip(action, bounds.low, bounds.high)
         observation, reward, terminated, truncated, info = env.step(action)
         done, ended, begins = terminated | truncated, self.ended, self.is_init
         if FAILED in info:
@@ -239,19 +241,14 @@ class Collector:
                 last = flatten_one(space, info["final_obs"][slot])
                 final[slot] = _final_observation(env, last, final.shape[1:])
             next_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
-        columns["observation"].append(self.observation)
-        columns["next_observation"].append(final)
-        columns["action"].append(step.action)
-        columns["log_prob"].append(step.log_prob)
-        columns["reward"].append(reward)
-        columns["terminated"].append(terminated)
-        columns["truncated"].append(truncated)
-        if step.state is not None:
-            columns["state"].append(step.state)
-        columns["action_mask"].append(self.action_mask)
-        columns["next_action_mask"].append(next_mask)
-        columns["mask"].append(~ended)
-        columns["is_init"].append(begins)
+        added = {
+            "observation": self.observation, "next_observation": final, "action": step.action,
+            "log_prob": step.log_prob, "reward": reward, "terminated": terminated, "truncated": truncated,
+            "state": step.state, "action_mask": self.action_mask, "next_action_mask": next_mask, "mask": ~ended,
+            "is_init": begins,
+        }  # fmt: skip
+        for name, column in added.items():
+            columns[name].append(column)
         if mode is AutoresetMode.DISABLED and done.any():
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
@@ -381,25 +378,18 @@ def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.nda
     return torch.where(torch.from_numpy(done)[:, None], after, before)
 
 
-def _within(space: spaces.Space, action: np.ndarray) -> np.ndarray:
-    """Clip an action to a Box space, for the environment; the rollout keeps the sampled action."""
-    return np.clip(action, space.low, space.high) if isinstance(space, spaces.Box) else action
-
-
 def _rollout(columns: Columns) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
     steps, slots = len(columns["mask"]), len(columns["mask"][0])
     data = {}
     names = "action_mask", "next_action_mask"
     said = next((mask for name in names for mask in columns[name] if mask is not None), None)
-    for name in names:
-        masks = columns.pop(name)
-        if said is not None:
-            columns[name] = [torch.ones_like(said) if mask is None else mask for mask in masks]
+    if said is not None:
+        columns |= {name: [torch.ones_like(said) if x is None else x for x in columns[name]] for name in names}
     for name, column in columns.items():
         if isinstance(column[0], torch.Tensor):
             data[name] = torch.stack(column, dim=1).cpu()
-        else:
+        elif column[0] is not None:
             data[name] = torch.from_numpy(np.stack(column, axis=1))
     data["reward"] = data["reward"].to(torch.float32)
     data["group"] = torch.arange(slots, device="cpu")[:, None].expand(slots, steps)

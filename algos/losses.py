@@ -13,20 +13,11 @@ from torch import Tensor
 from textenv.rollout import check_mask
 
 
-class PolicyLoss(Protocol):
-    """Loss per entry whose minimization improves the policy; set further parameters by `functools.partial`."""
-
-    def __call__(self, *, log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip_range: float) -> Tensor:
-        """Return one number per entry, 0 where the mask is False."""
-        ...
-
-
 class Aggregation(Protocol):
     """Weights of the entries of a minibatch in its loss."""
 
     def __call__(self, *, mask: Tensor) -> Tensor:
         """Return the weight of each entry, float32, from the whole minibatch's mask; 0 where it is False."""
-        ...
 
 
 def log_ratio(*, log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:

@@ -17,13 +17,7 @@ from algos.policies.policy import Policy
 from algos.training.diagnose import LossOf, explain_step
 from algos.training.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
 from algos.training.learner import Learner
-from algos.training.metrics import (
-    MetricMeans,
-    Metrics,
-    group_metrics as group_metrics,
-    ratio_metrics,
-    rollout_metrics,
-)
+from algos.training.metrics import MetricMeans, Metrics, group_metrics as group_metrics, ratio_metrics, rollout_metrics
 from textenv.acceleration import accelerated
 from textenv.errors import PLACE
 from textenv.kl.penalty import KLPenalty

@@ -70,7 +70,6 @@ class Reference(Protocol):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Score the rollout's actions."""
-        ...
 
 
 class EpisodeEnv:

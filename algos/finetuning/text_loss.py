@@ -1,7 +1,7 @@
 """`TextLoss`: likelihood of plain text as a term of PPO's loss, to reduce the policy's forgetting."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from algos.finetuning.sft import check_context
-from textenv.lm.model import LanguageModel
+from textenv.lm.model import HoldsLanguageModel, LanguageModel
 from textenv.prompts.prompts import PromptList, as_prompt
 from textenv.prompts.tokenize import prompt_ids, without_end
 from textenv.rollout import masked_mean
-
-
-@runtime_checkable
-class TextPolicy(Protocol):
-    """Interface of a policy with a language model (`LMPolicy`)."""
-
-    lm: LanguageModel
 
 
 class TextLoss:
@@ -60,9 +53,9 @@ class TextLoss:
         self._seed, self._position = seed, 0
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
-    def __call__(self, policy: TextPolicy) -> Tensor:
+    def __call__(self, policy: HoldsLanguageModel) -> Tensor:
         """Loss term of the next batch, a differentiable float32 scalar."""
-        if not (isinstance(policy, TextPolicy) and isinstance(policy.lm, LanguageModel)):
+        if not (isinstance(policy, HoldsLanguageModel) and isinstance(policy.lm, LanguageModel)):
             raise TypeError(
                 f"policy is a {type(policy).__name__}, expected an LMPolicy: TextLoss needs a language model"
             )

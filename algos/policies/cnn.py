@@ -1,7 +1,5 @@
 """`CNNPolicy`: actor and critic on a shared convolutional trunk, for images."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -71,10 +69,6 @@ class CNNPolicy(ControlPolicy):
         before = observation.shape[: observation.ndim - len(self._shape)]
         parts = observation.reshape(-1, *self._shape).split(CHUNK)
         return torch.cat([self.critic(self._features(part)).squeeze(-1) for part in parts]).view(before)
-
-    def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON."""
-        return {"hidden": self.hidden}
 
     def _features(self, observation: Tensor) -> Tensor:
         """Trunk features ``[*, hidden]`` of images with any leading dimensions."""

@@ -66,7 +66,8 @@ class MultiCategorical(nn.Module):
         self.shape = tuple(space.shape)
         # Not a buffer: the offset comes from the action space and is not saved with the weights.
         self.start = torch.from_numpy(np.asarray(space.start if isinstance(space, spaces.MultiDiscrete) else 0))
-        self.choices = _num_options(space).flatten().tolist()
+        options = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
+        self.choices = options.flatten().tolist()
         self.size = sum(self.choices)
 
     def sample(
@@ -119,7 +120,8 @@ class Gaussian(nn.Module):
 
     def __init__(self, space: spaces.Box, *features: int) -> None:
         super().__init__()
-        _check_floats(space)
+        if not np.issubdtype(space.dtype, np.floating):
+            raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or a (Multi)Discrete")
         self.shape = tuple(space.shape)
         self.size = math.prod(self.shape)
         self.log_std = nn.Parameter(torch.zeros(*features, self.size, device="cpu"))
@@ -182,11 +184,6 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
     )
 
 
-def _num_options(space: spaces.MultiDiscrete | spaces.MultiBinary) -> np.ndarray:
-    """Number of options of each choice, in the space's shape."""
-    return space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
-
-
 def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
     return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
 
@@ -215,11 +212,6 @@ def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Te
 def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     log_probs = logits.log_softmax(-1)
     return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
-
-
-def _check_floats(space: spaces.Box) -> None:
-    if not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected floats or Discrete/MultiDiscrete")
 
 
 def _refuse_mask(action_mask: Tensor | None) -> None:

@@ -160,12 +160,8 @@ class GSDEPolicy(ControlPolicy):
         return value(self._read(observation), self.critic).squeeze(-1)
 
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
-        return {
-            "hidden": list(self.hidden),
-            "normalize_observations": self.normalizer is not None,
-            "sde_sample_freq": self.sde_sample_freq,
-        }
+        """See `ControlPolicy.arguments`."""
+        return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
     def _output(self, observation: Tensor) -> Tensor:
         features = self.actor[:-1](self._read(observation))

@@ -93,11 +93,7 @@ class LMPolicy(nn.Module, Policy):
             )
         self.top_k, self.top_p = top_k, top_p
         self.lm = LanguageModel(
-            model,
-            tokenizer,
-            temperature=temperature,
-            gradient_checkpointing=gradient_checkpointing,
-            autocast=autocast,
+            model, tokenizer, temperature=temperature, gradient_checkpointing=gradient_checkpointing, autocast=autocast
         )
         self.detach_value, self.critic = detach_value, critic
         if critic is None:

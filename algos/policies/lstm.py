@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -149,10 +149,6 @@ class LSTMPolicy(ControlPolicy):
     def _encode(self, observation: Tensor) -> Tensor:
         """LSTM input: flat, float32, normalized, encoded."""
         return self.encoder(self._read(observation.to(self.critic.weight)))
-
-    def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON."""
-        return {"hidden": self.hidden, "normalize_observations": self.normalizer is not None}
 
 
 def _stretches(rollout: TensorDict) -> _Stretches:

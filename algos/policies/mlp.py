@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +80,3 @@ class MLPPolicy(ControlPolicy):
     def value(self, observation: Tensor) -> Tensor:
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
         return towers.value(self._read(observation), self.critic).squeeze(-1)
-
-    def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
-        return {"hidden": list(self.hidden), "normalize_observations": self.normalizer is not None}

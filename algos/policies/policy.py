@@ -148,7 +148,6 @@ class Policy(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters for the optimizer."""
-        ...
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that affect only the value: a critic or a value head. None by default."""
@@ -256,6 +255,8 @@ class ControlPolicy(nn.Module, Policy):
     distribution: Any
     """Action distribution, of `algos.policies.distributions` or with the same methods."""
     critic: nn.Module
+    hidden: Any
+    """Width of the hidden layer, or of each; needed only by `arguments`."""
 
     def __init_subclass__(cls) -> None:
         """Check the names of constructor arguments."""
@@ -309,8 +310,8 @@ class ControlPolicy(nn.Module, Policy):
             self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
 
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON."""
-        raise NotImplementedError
+        """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
+        return {"hidden": self.hidden} | ({} if self.normalizer is None else {"normalize_observations": True})
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -89,10 +88,6 @@ class QPolicy(ControlPolicy):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`; empty, because the Q-values also determine the actions."""
         return iter(())
-
-    def arguments(self) -> dict[str, Any]:
-        """Constructor arguments other than the spaces, for JSON."""
-        return {"hidden": list(self.hidden)}
 
     def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
         """Log-probabilities of the ε-greedy distribution over the allowed actions."""

@@ -75,10 +75,7 @@ def model_card(folder: Path, repo_id: str) -> str:
         lines += ["| metric | training | first | last |", "| --- | --- | --- | --- |"]
         lines += [f"| `{x}` | {sparkline(y, 40)} | {y[0]:.4g} | {y[-1]:.4g} |" for x, y in run["curves"].items()] + [""]
     lines += ["```python", "import algos", "", f'policy = algos.load("{repo_id}")', "```", ""]
-    lines += [
-        f"`algos evaluate {repo_id}` plays episodes. Hyper-parameters other than {algorithm}'s defaults:",
-        "",
-    ]
+    lines += [f"`algos evaluate {repo_id}` plays episodes. Hyper-parameters other than {algorithm}'s defaults:", ""]
     lines += ["| field | value |", "| --- | --- |", *(f"| `{x}` | `{value}` |" for x, value in run["config"].items())]
     return "\n".join(lines) + "\n"
 

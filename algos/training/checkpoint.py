@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from algos.training.run_folder import checkpoints, checksum, force_to_disk, remove, replacing
+from algos.training.run_folder import checkpoints, force_to_disk, remove, replacing
 from algos.training.serialization import from_json, to_json
+from textenv.embedded.cache import sha256
 from textenv.json_files import read_json
 
 CHECKPOINT_FORMAT = 3
@@ -48,7 +49,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
             tensors: dict[str, Any] = {}
             (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
-            files = {name: checksum(new / name) for name in (STATE, TENSORS)}
+            files = {name: sha256(new / name) for name in (STATE, TENSORS)}
             manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": files}
             (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
             for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
@@ -118,5 +119,5 @@ def _verify(folder: Path) -> None:
     for name in (STATE, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"the checkpoint {folder} is damaged: {name} is missing")
-        if files.get(name) != checksum(folder / name):
+        if files.get(name) != sha256(folder / name):
             raise ValueError(f"the checkpoint {folder} is damaged: the checksum of {name} differs")

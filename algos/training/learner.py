@@ -32,29 +32,22 @@ class Learner(Protocol):
     @property
     def config(self) -> Any:
         """Hyper-parameters of the algorithm, an `algos.config.Config`."""
-        ...
 
     @property
     def optimizer(self) -> Any:
         """The optimizer, an `algos.optimize.Optimizer`."""
-        ...
 
     def collect(self) -> TensorDict:
         """Return the next rollout."""
-        ...
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes during training, except the environment."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
     def save(self, folder: str | Path) -> Path:
         """Write policy and config."""
-        ...

@@ -36,15 +36,12 @@ class Logger(Protocol):
             config: algorithm, environment, length and hyper-parameters of the run.
             step: steps so far: 0, or more if the run is resumed. Later values, from before the resume, are void.
         """
-        ...
 
     def log(self, values: Values, *, step: int) -> None:
         """Log values after this number of steps; several calls may have the same step."""
-        ...
 
     def close(self) -> None:
         """Write what is buffered, and close."""
-        ...
 
 
 class _TensorBoard:

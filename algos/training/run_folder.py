@@ -1,6 +1,5 @@
 """Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
-import hashlib
 import json
 import os
 import platform
@@ -150,12 +149,6 @@ def replacing(path: Path) -> Iterator[Path]:
         new.replace(path)
     finally:
         remove(new)
-
-
-def checksum(path: Path) -> str:
-    """Sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def force_to_disk(path: Path) -> None:

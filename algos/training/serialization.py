@@ -27,11 +27,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, of values that `to_json` accepts."""
-        ...
 
     def load_state_dict(self, state: Any) -> Any:
         """Restore what `state_dict` returned."""
-        ...
 
 
 def saved_state(owner: Any) -> dict[str, Any] | None:

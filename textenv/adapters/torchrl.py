@@ -53,11 +53,6 @@ def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
     return TransformedEnv(wrapped, ActionMask())
 
 
-def from_torchrl(env: EnvBase, observation: str | None = None) -> "TorchRLVectorEnv":
-    """Convert a torchrl environment to a Gymnasium vector environment; see `TorchRLVectorEnv`."""
-    return TorchRLVectorEnv(env, observation)
-
-
 class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     """A torchrl environment as a Gymnasium vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
 
@@ -178,6 +173,10 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if not self._masked:
             return {}
         return {"action_mask": entries["action_mask"].cpu().numpy().astype(np.int8).reshape(self.num_envs, -1)}
+
+
+from_torchrl = TorchRLVectorEnv
+"""Convert a torchrl environment to a Gymnasium vector environment."""
 
 
 class _ActionMaskReader(BaseInfoDictReader):

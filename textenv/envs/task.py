@@ -29,11 +29,9 @@ class Task(Protocol):
         The result depends only on seed and numbers. So seed and position suffice to resume, environments can share a
         task, and a group repeats one number.
         """
-        ...
 
     def score(self, turns: Sequence[Turn]) -> Scores | Sequence[Any]:
         """Return the score of each turn: one number each, or another form that `read_scores` accepts."""
-        ...
 
 
 @runtime_checkable
@@ -45,7 +43,6 @@ class Conversation(Task, Protocol):
 
         Called once for each turn, in order, before the turn is scored.
         """
-        ...
 
 
 class FunctionTask(PromptList):

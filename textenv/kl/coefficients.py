@@ -13,22 +13,38 @@ class Coefficient(Protocol):
     @property
     def value(self) -> float:
         """Current β, at least 0."""
-        ...
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """Update β after a rollout with this KL in nats per episode (None if no episode ended) and number of steps."""
-        ...
 
     def state_dict(self) -> dict[str, float]:
         """State that changes during training, for JSON."""
-        ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore the state that `state_dict` returned; raise a ValueError if the state is of another kind."""
-        ...
 
 
-class FixedCoefficient:
+class _Saved:
+    """State of a coefficient: numbers by name."""
+
+    def __init__(self, **state: float) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, float]:
+        """See `Coefficient.state_dict`."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """See `Coefficient.load_state_dict`."""
+        if state.keys() != self._state.keys():
+            raise ValueError(
+                f"the state has {sorted(state)}, {type(self).__name__} expects {sorted(self._state)}: it was saved by "
+                "another kind of coefficient"
+            )
+        self._state = dict(state)
+
+
+class FixedCoefficient(_Saved):
     """Constant coefficient.
 
     Raises:
@@ -42,21 +58,14 @@ class FixedCoefficient:
     def __init__(self, value: float) -> None:
         if not 0 <= value < math.inf:
             raise ValueError(f"coefficient is {value}, expected a number of at least 0 (reward per nat)")
+        super().__init__()
         self.value = value
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """Do nothing."""
 
-    def state_dict(self) -> dict[str, float]:
-        """See `Coefficient.state_dict`."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """See `Coefficient.load_state_dict`."""
-        _check_keys(self, state)
-
-
-class AdaptiveCoefficient:
+class AdaptiveCoefficient(_Saved):
     """Coefficient that rises while KL > target and falls while KL < target (Ziegler et al. 2019, section 2.2).
 
     ``e = clip(kl / target - 1, -.2, .2)`` and ``β ← β·(1 + gain·e)``, with the KL in nats per episode.
@@ -80,25 +89,22 @@ class AdaptiveCoefficient:
         for name, x, most in (("initial", initial, math.inf), ("target", target, math.inf), ("gain", gain, 5.0)):
             if not 0 < x < most:
                 raise ValueError(f"{name} is {x}, expected a number above 0 and below {most}")
-        self.value, self.target, self.gain = initial, target, gain
+        super().__init__(value=initial)
+        self.target, self.gain = target, gain
+
+    @property
+    def value(self) -> float:
+        """See `Coefficient.value`."""
+        return self._state["value"]
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """See `Coefficient.update`; β does not change if no episode ended."""
         if kl is not None:
             error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
-            self.value *= 1 + self.gain * error
-
-    def state_dict(self) -> dict[str, float]:
-        """See `Coefficient.state_dict`."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """See `Coefficient.load_state_dict`."""
-        _check_keys(self, state)
-        self.value = state["value"]
+            self._state = {"value": self.value * (1 + self.gain * error)}
 
 
-class ScheduledCoefficient:
+class ScheduledCoefficient(_Saved):
     """Coefficient linear in the number of steps (True mask entries) so far, constant after ``steps``.
 
     Args:
@@ -122,36 +128,19 @@ class ScheduledCoefficient:
                 raise ValueError(f"{name} is {x}, expected a number of at least 0 (reward per nat)")
         if steps < 1:
             raise ValueError(f"steps is {steps}, expected at least 1")
-        self.start, self.end, self.steps, self.seen = start, end, steps, 0
+        super().__init__(seen=0)
+        self.start, self.end, self.steps = start, end, steps
 
     @property
     def value(self) -> float:
         """See `Coefficient.value`."""
-        return self.start + min(self.seen / self.steps, 1.0) * (self.end - self.start)
+        return self.start + min(self._state["seen"] / self.steps, 1.0) * (self.end - self.start)
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """See `Coefficient.update`."""
-        self.seen += steps
-
-    def state_dict(self) -> dict[str, float]:
-        """See `Coefficient.state_dict`."""
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """See `Coefficient.load_state_dict`."""
-        _check_keys(self, state)
-        self.seen = int(state["seen"])
+        self._state = {"seen": self._state["seen"] + steps}
 
 
 def as_coefficient(coefficient: float | Coefficient) -> Coefficient:
     """Return a coefficient object; a number becomes a `FixedCoefficient`."""
     return FixedCoefficient(float(coefficient)) if isinstance(coefficient, SupportsFloat) else coefficient
-
-
-def _check_keys(coefficient: Coefficient, state: dict[str, float]) -> None:
-    expected = coefficient.state_dict().keys()
-    if state.keys() != expected:
-        raise ValueError(
-            f"the state has {sorted(state)}, {type(coefficient).__name__} expects {sorted(expected)}: it was saved "
-            "by another kind of coefficient"
-        )

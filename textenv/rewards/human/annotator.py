@@ -47,4 +47,3 @@ class Annotator(Protocol):
 
     def ask(self, question: Question) -> str:
         """Return one of ``question.answers``."""
-        ...

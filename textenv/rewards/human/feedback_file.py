@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from textenv.json_files import parse_json
 from textenv.rewards.human.annotator import SCORES, SKIP, Question
 
 Record = dict[str, Any]
@@ -153,10 +154,7 @@ def _line(record: Record) -> bytes:
 
 
 def _parse(line: bytes) -> Record:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"not JSON in UTF-8 ({error})") from error
+    record = parse_json(line)
     scale = record.get("scale") if isinstance(record, dict) else None
     if not isinstance(scale, str) or scale not in SCORES:
         raise ValueError(f"not a JSON object whose 'scale' is one of {', '.join(SCORES)}: {line[:60]!r}")
