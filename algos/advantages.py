@@ -11,16 +11,9 @@ ALIKE = 1e-6
 
 
 def gae(
-    *,
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    mask: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
+    *, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor,
+    gamma: float, gae_lambda: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generalized advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
 
     ``delta_t = r_t + gamma * next_value_t * (not terminated_t) - value_t`` and

@@ -120,14 +120,9 @@ class DQN(Agent[DQNConfig]):
 
 
 def q_target(
-    *,
-    reward: Tensor,
-    terminated: Tensor,
-    next_target: Tensor,
-    next_online: Tensor,
-    gamma: float,
+    *, reward: Tensor, terminated: Tensor, next_target: Tensor, next_online: Tensor, gamma: float,
     open_actions: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return r + γ Q'(s', argmax_a Q(s', a)), without the second term at termination (van Hasselt et al. 2016, eq. 4).
 
     Args:

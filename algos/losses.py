@@ -88,9 +88,7 @@ def gspo_policy_loss(*, log_ratio: Tensor, mask: Tensor, **columns: Any) -> Tens
     objective (eq. 5), whose ranges are far below a token's: 3e-4 and 4e-4 there. Arguments as of `clipped_policy_loss`.
     """
     check_mask(mask, log_ratio=log_ratio)
-    if mask.ndim > 1:
-        mean = torch.where(mask, log_ratio, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        log_ratio = mean.expand_as(mask)
+    log_ratio = _row_mean(torch.where(mask, log_ratio, 0.0), mask)
     return clipped_policy_loss(log_ratio=log_ratio, mask=mask, **columns)
 
 
@@ -112,10 +110,13 @@ def thresholded_policy_loss(*, log_ratio: Tensor, mask: Tensor, threshold: float
     if not threshold > 1:
         raise ValueError(f"threshold is {threshold}, expected a ratio above 1")
     loss = clipped_policy_loss(log_ratio=log_ratio, mask=mask, **columns)
-    ratio = torch.where(mask, log_ratio.detach().exp(), 0.0)
-    if mask.ndim > 1:
-        ratio = (ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
+    ratio = _row_mean(torch.where(mask, log_ratio.detach().exp(), 0.0), mask)
     return torch.where(ratio <= threshold, loss, 0.0)
+
+
+def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the True entries of each row, at all of its entries; single steps ``[B]`` stay as they are."""
+    return x if mask.ndim == 1 else (x.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(x)
 
 
 def value_loss(

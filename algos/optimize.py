@@ -408,16 +408,13 @@ class Optimizer:
         if not all(math.isfinite(x.item()) for x in (grad_norm, *found)):
             if self.config.skip_nonfinite:
                 return {}
-            step = f"step {self._taken() + 1} of the optimiser"
+            taken = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
+            step = f"step {taken + 1} of the optimiser"
             raise explain_step(
                 loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
         self.optimizer.step()
         return totals
-
-    def _taken(self) -> int:
-        """Optimizer steps so far."""
-        return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
 
 
 def split(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from algos.policies.distributions import Gaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
@@ -113,11 +113,6 @@ class GSDEPolicy(ControlPolicy):
         self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
         self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
         self.log_std.data.fill_(log_std_init)
-
-    @property
-    def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each element of the noise matrix, float32 ``[features, size]``."""
-        return self.distribution.log_std
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from algos.policies import towers
-from algos.policies.distributions import Gaussian, action_distribution
+from algos.policies.distributions import action_distribution
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 
 
@@ -53,13 +53,6 @@ class MLPPolicy(ControlPolicy):
             if not isinstance(action_space, spaces.Box):
                 raise ValueError(f"action_space is {action_space}, but only a Box has a log_std: omit log_std_init")
             self.log_std.data.fill_(log_std_init)
-
-    @property
-    def log_std(self) -> nn.Parameter:
-        """Log standard deviation of each action dimension, float32 ``[size]``; AttributeError without a Box."""
-        if not isinstance(self.distribution, Gaussian):
-            raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
-        return self.distribution.log_std
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""

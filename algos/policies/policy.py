@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from algos.config import CONTROL_RATE
 from algos.envs.flatten import flat_shape, flatten
+from algos.policies.distributions import Gaussian
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
@@ -277,6 +278,13 @@ class ControlPolicy(nn.Module, Policy):
     def num_actions(self) -> int | None:
         """Number of actions; None unless the action space is Discrete."""
         return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+
+    @property
+    def log_std(self) -> nn.Parameter:
+        """Log standard deviation of each action dimension (gSDE: element of the noise matrix); only for a Box."""
+        if not isinstance(self.distribution, Gaussian):
+            raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
+        return self.distribution.log_std
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""

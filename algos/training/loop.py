@@ -122,19 +122,19 @@ def learn(
 
 def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, *, start: float) -> bool:
     """Run one iteration and record it, even if a callback fails; return True if one ends the training."""
+
+    def on_rollout(rollout: TensorDict) -> None:
+        for callback in run.callbacks:
+            callback.on_rollout(run, rollout)
+
     run.agent.progress = run.steps / run.total_steps
-    metrics = iterate(run.agent, run.meters, diagnose, on_rollout=lambda rollout: _each(run, rollout))
+    metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
     try:
         ends = [callback.on_iteration(run, metrics) for callback in run.callbacks]  # call them all
         return any(ends)
     finally:
         run.record(metrics)
-
-
-def _each(run: Run, rollout: TensorDict) -> None:
-    for callback in run.callbacks:
-        callback.on_rollout(run, rollout)
 
 
 def _configuration(run: Run) -> dict[str, Any]:

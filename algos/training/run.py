@@ -227,13 +227,8 @@ class Run:
         Raises:
             Interrupted: after a signal.
         """
-        if over or request.name is not None or self.steps - self.saved >= every:
-            folder = self.write(run_dir)
-            if request.name is not None and not over:
-                raise Interrupted(request.name, f"stopped by {request.name} after {self.steps} steps, see {folder}")
-
-    def write(self, run_dir: str | Path) -> Path:
-        """Write a checkpoint; see `write_checkpoint`."""
+        if not over and request.name is None and self.steps - self.saved < every:
+            return
         self.saved = self.steps
         state: dict[str, Any] = {
             "algorithm": type(self.agent).__name__,
@@ -247,4 +242,6 @@ class Run:
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
-        return write_checkpoint(run_dir, state, steps=self.steps)
+        folder = write_checkpoint(run_dir, state, steps=self.steps)
+        if request.name is not None and not over:
+            raise Interrupted(request.name, f"stopped by {request.name} after {self.steps} steps, see {folder}")

@@ -93,14 +93,10 @@ def check_reward(
 
 
 def run_reward_checks(
-    function: Callable[..., Any],
-    prompts: Sequence[Any] | None = None,
-    completions: Sequence[Any] | None = None,
-    columns: Mapping[str, Sequence[Any]] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    *,
+    function: Callable[..., Any], prompts: Sequence[Any] | None = None, completions: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None, tokenizer: PreTrainedTokenizerBase | None = None, *,
     tolerance: float = TOLERANCE,
-) -> RewardCheckReport:
+) -> RewardCheckReport:  # fmt: skip
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")

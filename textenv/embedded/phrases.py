@@ -5,11 +5,7 @@ same tables, so they cannot disagree. No word that carries sentiment occurs in b
 "never dull"), so the small embedded models learn the grammar in seconds.
 """
 
-OPENINGS = (
-    "{the} {genre} {topic}",
-    "{the} {kind} {genre} {topic}",
-    "{whose} {number} {genre}",
-)
+OPENINGS = ("{the} {genre} {topic}", "{the} {kind} {genre} {topic}", "{whose} {number} {genre}")
 """First words of a review, neutral in sentiment. No opening is the beginning of another."""
 
 PREDICATES = (
@@ -61,10 +57,7 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
 }
 """Slots with the same phrases for both sentiments."""
 
-_STRONG = (
-    ("awful", "dreadful", "boring", "clumsy"),
-    ("superb", "brilliant", "charming", "gripping"),
-)
+_STRONG = (("awful", "dreadful", "boring", "clumsy"), ("superb", "brilliant", "charming", "gripping"))
 _PLAIN = (("dull", "stale", "lazy", "cold"), ("fresh", "witty", "warm", "funny"))
 _DESCRIPTION = ("{adjective}", "{adverb} {adjective}", "{strong} and {plain}", "a {degree} {thing}")
 

@@ -61,14 +61,12 @@ SHARPNESS = 1.2
 """Factor applied to the logits after training (see `_sharpen`)."""
 
 
-def train_language_model(
-    tokenizer: PreTrainedTokenizerFast, *, reviews: int = 12_000, seed: int = 1
-) -> GPT2LMHeadModel:
+def train_language_model(tokenizer: PreTrainedTokenizerFast, *, reviews: int = 12_000) -> GPT2LMHeadModel:
     """Train one epoch on sampled reviews, each followed by the end token."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     texts = [sample_review(rng).text for _ in range(reviews)]
     rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
-    with isolated(seed):
+    with isolated(seed=1):
         # The initial weights' scale is closer to 1/sqrt(128) than GPT-2's .02; the model learns much faster.
         config = gpt2_config(tokenizer, n_embd=128, n_layer=2, n_inner=256, initializer_range=0.05)
         model = GPT2LMHeadModel(config)
@@ -99,14 +97,12 @@ BARE, CUT = 0.2, 0.5
 """Fractions of training examples: openings only, and reviews truncated after the opening."""
 
 
-def train_classifier(
-    tokenizer: PreTrainedTokenizerFast, *, reviews: int = 4_000, seed: int = 2
-) -> GPT2ForSequenceClassification:
+def train_classifier(tokenizer: PreTrainedTokenizerFast, *, reviews: int = 4_000) -> GPT2ForSequenceClassification:
     """Train on sampled reviews, most of them truncated, so that the model also scores incomplete ones."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(2)
     examples = [_example(sample_review(rng), tokenizer, rng) for _ in range(reviews)]
     rows, targets = zip(*examples, strict=True)
-    with isolated(seed):
+    with isolated(seed=2):
         labels = {name: label for label, name in enumerate(CLASSES)}
         config = gpt2_config(tokenizer, n_embd=64, n_layer=1, id2label=dict(enumerate(CLASSES)), label2id=labels)
         model = GPT2ForSequenceClassification(config)

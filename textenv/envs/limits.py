@@ -14,8 +14,6 @@ from textenv.prompts.special_tokens import special_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from textenv.envs.turn import Turn
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -104,7 +102,3 @@ class Ends:
                 # Part of a character decodes to the replacement character and may complete any text. The decoder may
                 # insert a space before any token.
                 self.may_complete[token] = "�" in said or any(tail in said or tail.isspace() for tail in tails)
-
-    def complete(self, turn: Turn) -> bool:
-        """Return True if the turn's last token completed a stop text."""
-        return turn.completed(self.texts) is not None

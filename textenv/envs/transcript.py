@@ -111,7 +111,8 @@ class Transcript:
         if self.ends.texts:
             new = after - self.turn_start[rows]
             for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
-                ended[i] = self.stopped[named[i]] = self.ends.complete(self._turn(named[i], terminated=True))
+                turn = self._turn(named[i], terminated=True)
+                ended[i] = self.stopped[named[i]] = turn.completed(self.ends.texts) is not None
         over = (after >= self.turn_limit[rows]) | ended
         self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
         if self.masks.active:

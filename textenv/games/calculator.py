@@ -51,11 +51,8 @@ number to finish. You have 6 turns.
     OPTION = "expression"
 
     def __init__(self, *, terms: int = 3, digits: int = 2, max_turns: int = 6) -> None:
-        for name, value, low, high in (
-            ("terms", terms, 2, 8),
-            ("digits", digits, 1, 6),
-            ("max_turns", max_turns, 2, 1000),
-        ):
+        ranges = ("terms", terms, 2, 8), ("digits", digits, 1, 6), ("max_turns", max_turns, 2, 1000)
+        for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
         super().__init__(turns=max_turns, max_observation=600)

@@ -158,11 +158,8 @@ def record(function: Function, *examples: Tensor) -> Function:
 def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the operation as torch's Python binding, which is faster to call; itself if there is none."""
     name = operation._schema.name.removeprefix("aten::")
-    for home, kind in (
-        (torch, BuiltinFunctionType),
-        (torch._C._nn, BuiltinFunctionType),
-        (torch.Tensor, MethodDescriptorType),
-    ):
+    homes = (torch, BuiltinFunctionType), (torch._C._nn, BuiltinFunctionType), (torch.Tensor, MethodDescriptorType)
+    for home, kind in homes:
         binding = getattr(home, name, None)
         if isinstance(binding, kind):
             return binding
