@@ -1,5 +1,6 @@
 """Change of a policy for control: sensitivity to observations, hidden units, and maps of policy and value."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -111,13 +112,6 @@ def _sensitivity(policy: ControlPolicy, part: TensorDict) -> np.ndarray:
     return torch.cat([means, gap.abs()[:, None] / part["mask"].sum()], dim=1).numpy()
 
 
-def _table(name: str, title: str, labels: list[str], places: Mapping[str, Any], values: Any, draw: Any) -> Finding:
-    """A row for each output and place, of numbers ``[K, places]`` by policy."""
-    size = len(next(iter(places.values())))
-    columns = {"output": np.repeat(labels, size).tolist()} | {key: [*x] * len(labels) for key, x in places.items()}
-    return compared(name, title, columns, {key: x.reshape(1, -1) for key, x in values.items()}, draw, ranked=False)
-
-
 def _sensitivities(found: Any, labels: list[str], names: Sequence[str], shape: tuple[int, ...]) -> Finding:
     rows = [{name: x[i, :-1].reshape(shape) for name, x in found.items()} for i in range(len(labels))]
     panels, ticks = dict(zip(labels, rows, strict=True)), range(len(names))
@@ -127,7 +121,8 @@ def _sensitivities(found: Any, labels: list[str], names: Sequence[str], shape: t
         maps = [{f"{label} {name}": flat(x) for name, x in row.items()} for label, row in panels.items()]
         draw = partial(draw_maps, rows=maps)
     title = "Sensitivity: mean absolute integrated gradient from the median state, in units of the output"
-    return _table("sensitivity", title, labels, {"observation": [*names, "(unexplained)"]}, found, draw)
+    places, values = itertools.product(labels, [*names, "(unexplained)"]), {name: x[None] for name, x in found.items()}
+    return compared("sensitivity", title, ("output", "observation"), places, values, draw, ranked=False)
 
 
 @torch.no_grad()
@@ -148,20 +143,18 @@ def _units(policies: Policies, part: TensorDict) -> Finding:
 
 @torch.no_grad()
 def _map(policies: Policies, part: TensorDict, dims: Sequence[int], names: Sequence[str], labels: list[str]) -> Finding:
-    seen, count, (x, y) = part["observation"][part["mask"]].float(), GRID * GRID, (names[i] for i in dims)
-    low, high = (f(seen[:, list(dims)], dim=0).values for f in (torch.min, torch.max))
+    seen, chosen, count = part["observation"][part["mask"]].float(), list(dims), GRID * GRID
+    low, high = seen[:, chosen].amin(0).tolist(), seen[:, chosen].amax(0).tolist()
+    lines = [torch.linspace(*limits, GRID) for limits in zip(low, high, strict=True)]
     points, each = seen.median(0).values.repeat(count, 1), torch.ones(count, dtype=torch.bool)
-    places = torch.cartesian_prod(*(torch.linspace(*limit, GRID) for limit in zip(low, high, strict=True)))
-    points[:, list(dims)] = places
+    points[:, chosen] = torch.cartesian_prod(*lines)
     grid = part.exclude("action_mask").flatten()[:1].expand(count).clone()
     grid.update({"observation": points, "mask": each, "is_init": each})  # each point begins an episode
     grid = grid[:, None] if policies["after"].sequential else grid
-    found = {name: _outputs(policy, grid).T.numpy() for name, policy in policies.items()}
-    rows = [
-        {f"{label} {name}": found[name][i].reshape(GRID, GRID).T[::-1] for name in found}
-        for i, label in enumerate(labels)
-    ]
-    extent = [float(limit[i]) for i in range(2) for limit in (low, high)]
+    values = {name: _outputs(policy, grid).T.reshape(1, -1, GRID, GRID).numpy() for name, policy in policies.items()}
+    rows = [{f"{label} {name}": x[0, i].T[::-1] for name, x in values.items()} for i, label in enumerate(labels)]
+    x, y = (names[i] for i in dims)
+    draw = partial(draw_maps, rows=rows, extent=[low[0], high[0], low[1], high[1]], xlabel=x, ylabel=y)
     title = f"Map: policy and value over {x} and {y}, the other observations at their median"
-    draw = partial(draw_maps, rows=rows, extent=extent, xlabel=x, ylabel=y)
-    return _table("map", title, labels, dict(zip((x, y), places.T.tolist(), strict=True)), found, draw)
+    places = itertools.product(labels, *(line.tolist() for line in lines))
+    return compared("map", title, ("output", x, y), places, values, draw, ranked=False)

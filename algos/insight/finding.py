@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ class Finding:
     title: str
     """What it shows, with units: a short phrase."""
     columns: tuple[str, ...]
-    rows: list[tuple[str | int | float, ...]]
+    rows: list[tuple[Any, ...]]
     draw: Callable[[Figure], None] | None = None
     """Draws it into an empty figure."""
 
@@ -50,25 +50,26 @@ def change(values: Mapping[str, np.ndarray]) -> np.ndarray:
 def compared(
     name: str,
     title: str,
-    labels: Mapping[str, Sequence[Any]],
+    columns: Sequence[str],
+    labels: Iterable[tuple[Any, ...]],
     values: Mapping[str, np.ndarray],
     draw: Callable[[Figure], None] | None = None,
     *,
     ranked: bool = True,
 ) -> Finding:
-    """Means of ``[n, labels]`` for each model and their `change`; from `MIN_SEEDS` on with 95 % limits over the n.
+    """Means of ``[n, *]`` for each model and their `change`; from `MIN_SEEDS` on with 95 % limits over the n.
 
-    ``ranked`` rows begin with the largest change.
+    A row for each place of ``*``, with its labels first. ``ranked`` rows begin with the largest change.
     """
-    differences, limits = change(values), tuple[str, ...]()
-    columns = [*labels.values(), *(x.mean(0).tolist() for x in values.values()), differences.mean(0).tolist()]
-    if len(differences) >= MIN_SEEDS:
+    found = [x.reshape(len(x), -1) for x in (*values.values(), change(values))]
+    numbers, limits = [x.mean(0).tolist() for x in found], tuple[str, ...]()
+    if len(found[-1]) >= MIN_SEEDS:
         limits = ("low", "high")
-        columns += zip(*(bootstrap_interval(x) for x in differences.T), strict=True)
-    rows = list(zip(*columns, strict=True))
+        numbers += zip(*(bootstrap_interval(x) for x in found[-1].T), strict=True)
+    rows = [(*label, *row) for label, row in zip(labels, zip(*numbers, strict=True), strict=True)]
     if ranked:
-        rows.sort(key=lambda row: -abs(row[len(labels) + len(values)]))
-    return Finding(name, title, (*labels, *values, "change", *limits), rows, draw)
+        rows.sort(key=lambda row: -abs(row[len(columns) + len(values)]))
+    return Finding(name, title, (*columns, *values, "change", *limits), rows, draw)
 
 
 def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style: str = ".-", **axes: Any) -> None:
@@ -97,5 +98,5 @@ def draw_maps(
             figure.colorbar(axis.imshow(values, aspect="auto", extent=extent, **look), ax=axis)
             if extent is None:
                 axis.locator_params(integer=True)
-            axis.set(title=title, **axes)
+            axis.set(title=ascii(title)[1:-1], **axes)
             axis.tick_params("x", rotation=90 * ("xticklabels" in axes))

@@ -1,6 +1,7 @@
 """What training changed in a language model: next tokens, logit differences, and the parts and heads behind them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,8 @@ from textenv.prompts.tokenize import prompt_ids, text_ids
 
 MOST_PROBABLE, MOVED = 10, 5
 """Most probable tokens of each model that are listed; heads, and other parts, that moved most and are patched."""
-Found = Mapping[str, Attribution]
-"""Attribution of each model, the first of which is that before training."""
+Values = Mapping[str, np.ndarray]
+"""A quantity of each model, ``[prompts, *]``; the first model is that before training."""
 
 
 @torch.no_grad()
@@ -53,21 +54,22 @@ def interpret_language(
         raise ValueError(f"{tokens[0]!r} and {tokens[1]!r} have a token in common, expected different ones")
     rows = [prompt_ids(as_prompt(i, prompt), tokenizer) for i, prompt in enumerate(prompts)]
     found = {name: attribute(x, rows, pair, neurons=neurons > 0) for name, x in blocks.items()}
-    parts, by_part = _parts(found)
-    heads, by_head = _heads(found)
-    difference = _values(found, lambda x: x.difference[:, None])
-    runs = [*([place] for place in (*by_head[:MOVED], *by_part[:MOVED])), by_head[:MOVED]]
+    values = {
+        column: {name: x._asdict()[column].double().cpu().numpy() for name, x in found.items()}
+        for column in Attribution._fields
+    }
+    title = f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}"
+    difference = compared("logit_difference", title, (), [()], values["difference"])
+    places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(base.blocks))]
+    parts, heads = _parts(values["parts"], places), _heads(values["heads"])
+    by_part = [place for row in parts.rows for place in places if str(place) == row[0]][:MOVED]
+    by_head = [Place(layer, "attention", head) for layer, head, *_ in heads.rows if head != "bias"][:MOVED]
+    runs = [*([place] for place in (*by_head, *by_part)), by_head]
     patched = patch(base, tuned, rows, pair, runs).double().cpu().numpy()
-    findings = [
-        compared("logit_difference", f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}", {}, difference),
-        _next_tokens(blocks, found),
-        _lens(found),
-        parts,
-        heads,
-        _patching([" + ".join(map(str, run)) for run in runs], patched, *list(difference.values())[:2]),
-        _attention(blocks, rows[0], by_head[:MOVED]),
-    ]
-    return [*findings, _neurons(found, neurons)] if neurons else findings
+    patching = _patching([" + ".join(map(str, run)) for run in runs], patched, values["difference"])
+    attention = _attention(blocks, rows[0], by_head)
+    findings = [difference, _next_tokens(blocks, found), _lens(values["lens"]), parts, heads, patching, attention]
+    return [*findings, _neurons(values["neurons"], neurons)] if neurons else findings
 
 
 def token_ids(text: str, tokenizer: Any) -> list[int]:
@@ -84,12 +86,7 @@ def token_ids(text: str, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _values(found: Found, column: Callable[[Attribution], Tensor]) -> dict[str, np.ndarray]:
-    """A quantity of each model, ``[prompts, labels]``."""
-    return {name: column(x).flatten(1).double().cpu().numpy() for name, x in found.items()}
-
-
-def _next_tokens(blocks: Mapping[str, Blocks], found: Found) -> Finding:
+def _next_tokens(blocks: Mapping[str, Blocks], found: Mapping[str, Attribution]) -> Finding:
     def probabilities(name: str, chosen: Any = slice(None)) -> Iterator[Tensor]:  # a prompt at a time: they are large
         return (blocks[name].lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden)
 
@@ -98,59 +95,51 @@ def _next_tokens(blocks: Mapping[str, Blocks], found: Found) -> Finding:
     chosen = list(dict.fromkeys(most))
     values = {name: torch.stack([*probabilities(name, chosen)]).double().cpu().numpy() for name in blocks}
     tokenizer = next(iter(blocks.values())).lm.tokenizer
-    labels = {"token": [repr(tokenizer.decode([i])) for i in chosen]}
-    return compared("next_tokens", "Probability of the next token: the most probable of each model", labels, values)
+    labels = [(repr(tokenizer.decode([i])),) for i in chosen]
+    title = "Probability of the next token: the most probable of each model"
+    return compared("next_tokens", title, ("token",), labels, values)
 
 
-def _lens(found: Found) -> Finding:
-    values = _values(found, lambda x: x.lens)
-    draw = partial(draw_lines, panels={"difference": {name: x.mean(0) for name, x in values.items()}}, xlabel="layer")
+def _lens(values: Values) -> Finding:
+    panels = {"difference": {name: x.mean(0) for name, x in values.items()}}
+    draw = partial(draw_lines, panels=panels, xlabel="layer")
     title = "Logit lens: the difference if the model ended after a layer (0: after the embedding)"
-    labels = {"layer": range(len(change(values)[0]))}
-    return compared("logit_lens", title, labels, values, draw, ranked=False)
+    labels = zip(range(change(values).shape[1]))
+    return compared("logit_lens", title, ("layer",), labels, values, draw, ranked=False)
 
 
-def _parts(found: Found) -> tuple[Finding, list[Place]]:
-    """Contributions of the parts; and these, from the one that moved most."""
-    values = _values(found, lambda x: x.parts)
-    moved = change(values).mean(0)[:-2]
-    places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(moved) // 2)]
-    lines = dict(zip(PROJECTIONS, moved.reshape(2, -1), strict=True))
+def _parts(values: Values, places: list[Place]) -> Finding:
+    moved = change(values).mean(0)[:-2].reshape(len(PROJECTIONS), -1)
+    lines = dict(zip(PROJECTIONS, moved, strict=True))
     draw = partial(draw_lines, panels={"change of direct contribution": lines}, xlabel="layer")
-    labels = {"part": [*map(str, places), "embedding", "output's biases"]}
-    title = "Direct contributions, which add up to the difference"
-    return compared("parts", title, labels, values, draw), _most(places, moved)
+    labels = zip([*map(str, places), "embedding", "output's biases"])
+    return compared("parts", "Direct contributions, which add up to the difference", ("part",), labels, values, draw)
 
 
-def _heads(found: Found) -> tuple[Finding, list[Place]]:
-    values = _values(found, lambda x: x.heads)
-    _, layers, heads = next(iter(found.values())).heads.shape
-    moved = change(values).mean(0).reshape(layers, heads)[:, :-1]
-    places = [Place(layer, "attention", head) for layer in range(layers) for head in range(heads - 1)]
-    labels = {"layer": np.repeat(range(layers), heads).tolist(), "head": [*range(heads - 1), "bias"] * layers}
-    rows = [{"change of direct contribution": moved}]
+def _heads(values: Values) -> Finding:
+    moved = change(values).mean(0)
+    layers, heads = map(range, moved.shape)
+    rows = [{"change of direct contribution": moved[:, :-1]}]
     draw = partial(draw_maps, rows=rows, signed=True, xlabel="head", ylabel="layer")
+    labels = itertools.product(layers, [*heads[:-1], "bias"])
     title = "Direct contributions of attention heads, and of the biases behind them"
-    return compared("heads", title, labels, values, draw), _most(places, moved.ravel())
+    return compared("heads", title, ("layer", "head"), labels, values, draw)
 
 
-def _most(places: list[Place], moved: np.ndarray) -> list[Place]:
-    return [places[i] for i in np.argsort(-abs(moved), kind="stable")]
+def _neurons(values: Values, count: int) -> Finding:
+    """The neurons that moved most."""
+    moved = change(values).mean(0)
+    layers, numbers = np.unravel_index(np.argsort(-abs(moved), axis=None, kind="stable")[:count], moved.shape)
+    chosen = {name: x[:, layers, numbers] for name, x in values.items()}
+    labels = zip(layers.tolist(), numbers.tolist(), strict=True)
+    return compared("neurons", "Direct contributions of MLP neurons", ("layer", "neuron"), labels, chosen)
 
 
-def _neurons(found: Found, count: int) -> Finding:
-    values = _values(found, lambda x: x.neurons)
-    most = np.argsort(-abs(change(values).mean(0)), kind="stable")[:count]
-    layer, neuron = np.divmod(most, next(iter(found.values())).neurons.shape[2])
-    labels = {"layer": layer.tolist(), "neuron": neuron.tolist()}
-    chosen = {name: x[:, most] for name, x in values.items()}
-    return compared("neurons", "Direct contributions of MLP neurons", labels, chosen)
-
-
-def _patching(names: list[str], patched: np.ndarray, before: np.ndarray, after: np.ndarray) -> Finding:
+def _patching(names: list[str], patched: np.ndarray, difference: Values) -> Finding:
     rows: list[tuple[Any, ...]] = []
-    for name, x in zip(names, patched.T[..., None], strict=True):
-        both = np.concatenate([after - x, after - before], 1)
+    before, after, *_ = difference.values()
+    for name, x in zip(names, patched.T, strict=True):
+        both = np.stack([after - x, after - before], 1)
         limits = bootstrap_interval(both, _ratio) if len(both) >= MIN_SEEDS and both[:, 1].any() else ("", "")
         share = (_ratio(both), *limits) if both[:, 1].any() else ("", "", "")
         rows.append((name, float(x.mean()), *share))
@@ -167,15 +156,12 @@ def _ratio(x: np.ndarray, axis: int = 0) -> np.ndarray:
 def _attention(blocks: Mapping[str, Blocks], row: Sequence[int], heads: list[Place]) -> Finding:
     tokenizer = next(iter(blocks.values())).lm.tokenizer
     tokens = [ascii(tokenizer.decode([i])) for i in row]
-    patterns = {name: x.patterns(row)[None].double().cpu().numpy() for name, x in blocks.items()}
-    values = {name: np.concatenate([x[:, head.layer, head.head] for head in heads], 1) for name, x in patterns.items()}
-    maps = {f"attention, {ascii(name)[1:-1]}": x.reshape(len(heads), -1) for name, x in values.items()}
-    named, count = [f"{head.layer}.{head.head}" for head in heads], range(len(row))
-    axes: Any = {"xticks": count, "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
-    labels = {
-        "head": np.repeat(named, len(row)).tolist(),
-        "position": [*count] * len(heads),
-        "token": tokens * len(heads),
-    }
+    layers, _, numbers = map(list, zip(*heads, strict=True))
+    values = {name: x.patterns(row)[layers, numbers][None].double().cpu().numpy() for name, x in blocks.items()}
+    maps = {f"attention, {name}": x[0] for name, x in values.items()}
+    named = [f"{head.layer}.{head.head}" for head in heads]
+    axes: Any = {"xticks": range(len(row)), "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
+    labels = [(head, i, token) for head in named for i, token in enumerate(tokens)]
     title = "Attention from the first prompt's last position, of the heads (layer.head) that moved most"
-    return compared("attention", title, labels, values, partial(draw_maps, rows=[maps], **axes), ranked=False)
+    draw = partial(draw_maps, rows=[maps], **axes)
+    return compared("attention", title, ("head", "position", "token"), labels, values, draw, ranked=False)
