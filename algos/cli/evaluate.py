@@ -55,7 +55,9 @@ class Evaluate(ModelCommand):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
                 raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
         if self.video is not None:
-            _check_film(self.video)
+            if self.video.suffix not in (".gif", ".mp4"):
+                raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
+            package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
         from algos.training.save import load, read_description
 
@@ -90,12 +92,6 @@ class Evaluate(ModelCommand):
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
         return result
-
-
-def _check_film(path: Path) -> None:
-    if path.suffix not in (".gif", ".mp4"):
-        raise ValueError(f"--video is {path}, expected a file name that ends in .gif or .mp4")
-    package("imageio_ffmpeg", "video")
 
 
 @dataclass(frozen=True, kw_only=True)

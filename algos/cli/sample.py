@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from algos.cli.arguments import ModelCommand, one_thread
+from algos.cli.tables import print_table
 from textenv.lm.loading import EMBEDDED
 
 
@@ -98,15 +99,10 @@ def _typed() -> Iterator[str]:
 
 def _show(title: str, written: dict[str, str]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from textenv.rendering import printable
 
     if title:
         Console().print(Text(printable(title), style="italic"))
-    table = Table(show_header=len(written) > 1)
-    for name in written:
-        table.add_column(Text(printable(name)), overflow="fold", ratio=1)
-    table.add_row(*(Text(printable(text)) for text in written.values()))
-    Console().print(table)
+    print_table([written.values()], [*written] if len(written) > 1 else ())

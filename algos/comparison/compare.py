@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,8 @@ def compare(
     if wrappers:
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"total_steps": total_steps, "overwrite": overwrite, "quiet": quiet}
-    options["dynamics_every"] = dynamics_every
-    runs = train_all(found, seeds=seeds, run_dir=run_dir, processes=processes, **options)
+    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
+    runs = train_all(found, seeds=seeds, run_dir=run_dir, total_steps=total_steps, processes=processes, **options)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
@@ -123,14 +123,12 @@ def train_all(
     quiet: bool = False,
     dynamics_every: int = 0,
 ) -> list[RunResult]:
-    """Train every case with seeds 1, 2, ….
+    """Train every case with seeds 1, 2, …, in run folders inside ``run_dir``.
 
     Args:
-        cases: cases to train.
-        seeds, total_steps, processes, overwrite, quiet, dynamics_every: see `compare`.
-        run_dir: parent folder of the run folders.
         num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate with the most probable actions.
+        cases, seeds, total_steps, processes, overwrite, quiet, dynamics_every: see `compare`.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
         raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or total_steps=None)")
@@ -144,32 +142,27 @@ def train_all(
                 f"{_folder(run_dir, case, seed)} holds a run already: give another folder (--run-dir), or remove the "
                 "runs of these cases (--overwrite, in Python overwrite=True)"
             )
+    cases = [case if total_steps is None else dataclasses.replace(case, total_steps=total_steps) for case in cases]
     for case in cases:  # fail before training, not after other cases have been trained
         try:
             recipe_of(case).build(seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
-    options = (run_dir, total_steps, num_episodes, deterministic, overwrite, quiet, dynamics_every)
-    jobs = [(case, seed, *options) for seed in range(1, seeds + 1) for case in reversed(cases)]
+    evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
+    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
+    run = partial(_run, run_dir=run_dir, **options, **evaluation)
+    jobs = zip(*((case, seed) for seed in range(1, seeds + 1) for case in reversed(cases)), strict=True)
     if not processes:
-        runs = [_run(*job) for job in jobs]
+        runs = list(map(run, *jobs))
     else:  # two processes of one thread are faster than one of two threads
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            runs = list(pool.map(_run, *zip(*jobs, strict=True)))
+            runs = list(pool.map(run, *jobs))
     order = [str(case) for case in cases]
     return sorted(runs, key=lambda run: (order.index(run.case), run.seed))
 
 
 def _run(
-    case: Case,
-    seed: int,
-    run_dir: Path,
-    total_steps: int | None,
-    num_episodes: int | None,
-    deterministic: bool,
-    overwrite: bool,
-    quiet: bool,
-    dynamics_every: int,
+    case: Case, seed: int, *, run_dir: Path, overwrite: bool, quiet: bool, dynamics_every: int, **evaluation: Any
 ) -> RunResult:
     """Train and evaluate one run, on one thread."""
     import torch
@@ -182,9 +175,9 @@ def _run(
     recipe = recipe_of(case)
     agent = recipe.build(seed)
     policy = agent.policy
-    played = num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    played = evaluation["num_episodes"] or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
     test_env = recipe.environment(min(played, 64), split="test")
-    evaluation: dict[str, Any] = {"num_episodes": played, "seed": seed, "deterministic": deterministic}
+    evaluation |= {"num_episodes": played, "seed": seed}
     before, asked = summarise(test_env, policy, **evaluation), _samples(test_env, policy)
 
     def report(metrics: dict[str, float]) -> None:
@@ -192,9 +185,9 @@ def _run(
             returns = metrics["episode/return"]
             print(f"{case} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
-    budget, folder = total_steps or recipe.total_steps, _folder(run_dir, case, seed)
     watching: Any = {"callbacks": [Dynamics(dynamics_every)] if dynamics_every else [], "diagnose": update_kl}
-    history = agent.learn(budget, run_dir=folder, on_iteration=report, overwrite=overwrite, **watching)
+    folder = _folder(run_dir, case, seed)
+    history = agent.learn(recipe.total_steps, run_dir=folder, on_iteration=report, overwrite=overwrite, **watching)
     after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
@@ -225,14 +218,9 @@ def recipe_of(case: Case) -> presets.Recipe:
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
     """Return a few prompts of a text environment and the policy's completions; none in control."""
     from algos.evaluation import evaluate
-    from textenv.rollout import is_episode_env, sequences
+    from textenv.rollout import is_episode_env
 
     if not is_episode_env(env.unwrapped):
         return []
-    _, rollout = evaluate(env, policy, num_episodes=count)
-    found = []
-    for tokens, mask in zip(sequences(rollout).tolist(), rollout["mask"], strict=True):
-        start = int(mask.int().argmax()) + 1
-        answer = env.tokenizer.decode(tokens[start : start + int(mask.sum())], skip_special_tokens=True)
-        found.append((env.tokenizer.decode(tokens[:start]), answer))
-    return found
+    evaluate(env, policy, num_episodes=count)
+    return [(sample["prompt"], sample["completion"]) for sample in env.unwrapped.samples(range(count))]

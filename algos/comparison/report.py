@@ -12,17 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from algos.comparison.summary import (  # fmt: skip
-    MIN_SEEDS,
-    POINTS,
-    QUANTITIES,
-    Figure,
-    RunResult,
-    bootstrap_interval,
-    by_case,
-    curves,
-    summary,
-)
+from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, curves, limits, summary
 from algos.insight.finding import Finding
 from algos.training.run_folder import replacing
 from textenv.rendering import printable
@@ -81,8 +71,8 @@ def _format_figure(figure: Figure | None) -> tuple[str, str]:
     mean, *values = map(_format_number, (figure.mean, *figure.values))
     if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
         return mean, ""
-    limits = [_format_number(x) for x in (figure.low, figure.high) if x is not None]
-    return mean, " to ".join(limits) or ", ".join(values)
+    ends = [_format_number(x) for x in (figure.low, figure.high) if x is not None]
+    return mean, " to ".join(ends) or ", ".join(values)
 
 
 def _format_number(value: float) -> str:
@@ -101,20 +91,15 @@ def print_summaries(summaries: Summaries) -> None:
     from rich.text import Text
 
     chief = {
-        "mean_return": "return",
-        "normalised score": "normalised score",
-        "steps to 0.9": "steps to .9",
-        "update/kl": "KL of an update",
-        "reference/kl": "KL to the reference",
-        "steps_per_second": "steps a second",
-    }
+        "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
+        "update/kl": "KL of an update", "reference/kl": "KL to the reference", "steps_per_second": "steps a second",
+    }  # fmt: skip
     seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
     table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
     for case, metrics in summaries.items():
         cells = [_format_figure(metrics.get(name)) for name in chief]
-        table.add_row(
-            Text(printable(case)), *(f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
-        )
+        shown = (f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
+        table.add_row(Text(printable(case)), *shown)
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal cuts no name
     Console().print(table)
@@ -160,7 +145,6 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
     plotted = {x: label for x, label in QUANTITIES.items() if x in logged or not x.startswith("dynamics/")}
     picture = Picture(figsize=(11, 0.5 + 1.5 * len(plotted)), layout="constrained")
     panels = picture.subplots(-(-len(plotted) // 2), 2)
-    grid = np.linspace(0, 1, POINTS)
     for axis, (name, label) in zip(panels.flat, plotted.items(), strict=False):
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(label, fontsize=9, loc="left")
@@ -168,9 +152,10 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
             found = curves(runs, name, study=study)
             if found is None:
                 continue
+            grid = np.linspace(0, 1, found.shape[1])
             axis.plot(grid, found.mean(0), style, color=colour)
-            if len(found) >= MIN_SEEDS:
-                axis.fill_between(grid, *bootstrap_interval(found), color=colour, alpha=0.2, linewidth=0)
+            if band := limits(found):
+                axis.fill_between(grid, *band, color=colour, alpha=0.2, linewidth=0)
             elif len(found) > 1:
                 axis.plot(grid, found.T, style, color=colour, alpha=0.4, linewidth=0.7)
     for axis in panels[-1]:

@@ -84,7 +84,6 @@ class RunResult:
     history: list[dict[str, float]]
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Text only: prompt, answer before, answer after."""
-
     name: str = ""
 
     @property
@@ -121,28 +120,19 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
 
     if not isinstance(agent.config, PolicyGradientConfig):
         return {}
-    mask = rollout["mask"]
     with torch.no_grad():
-        log_prob = agent.policy.evaluate(rollout).log_prob
-        change = (log_prob - rollout["log_prob"])[mask]
-        return {"update/kl": k3(-change).mean().item()}
+        change = agent.policy.evaluate(rollout).log_prob - rollout["log_prob"]
+        return {"update/kl": k3(-change[rollout["mask"]]).mean().item()}
 
 
 Score = Callable[[float], float]
 
 
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
-    """Return a function from returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
+    """Return a function from a case's returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
     Solved means Gymnasium's ``reward_threshold`` or, without one, the environment's best evaluation in the
-    whole study, so that all algorithms share one scale.
-
-    Args:
-        runs: runs of the case.
-        study: all runs of the comparison.
-
-    Returns:
-        Function from returns to scores; None if the solved return is not above the untrained policy's.
+    whole study, so that all algorithms share one scale. None if that return is not above the untrained policy's.
     """
     zero = float(np.mean([run.before["mean_return"] for run in runs]))
     here = [run for run in (*runs, *study) if run.env == runs[0].env]
@@ -179,7 +169,7 @@ def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> di
 
 def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
     values = np.array(column)
-    low, high = map(float, bootstrap_interval(values, statistic)) if len(values) >= MIN_SEEDS else (None, None)
+    low, high = (None, None) if (ends := limits(values, statistic)) is None else map(float, ends)
     return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
 
 
@@ -189,16 +179,14 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
     if score is not None:
         metrics["normalised score"] = score(run.after["mean_return"])
-    learning = curve(run, "normalised score", score)
-    if learning:
+    if learning := curve(run, "normalised score", score):
         metrics["area under the curve"] = float(on_grid([learning], grid).mean())
         reached = [x * last["steps"] for x, y in learning if y >= REACHED]
         metrics[f"reached {REACHED}"] = float(bool(reached))
         if reached:
             metrics[f"steps to {REACHED}"] = reached[0]
     for name in list(QUANTITIES)[1:]:
-        points = curve(run, name, score)
-        if points:
+        if points := curve(run, name, score):
             metrics[name] = float(np.mean([y for _, y in points]))
     if "kl" in run.after:
         metrics["reference/kl"] = run.after["kl"]
@@ -221,27 +209,25 @@ def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
     2.0
     """
     cut = x.shape[axis] // 4
-    kept = np.sort(x, axis=axis).take(np.arange(cut, x.shape[axis] - cut), axis=axis)
-    return kept.mean(axis=axis)
+    return np.sort(x, axis=axis).take(np.arange(cut, x.shape[axis] - cut), axis=axis).mean(axis=axis)
 
 
 def bootstrap_interval(
     x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean, *, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """95 % limits of a statistic over seeds, by the percentile bootstrap (Efron 1979).
+    """95 % limits of a statistic (called with ``axis``) over seeds, by the percentile bootstrap (Efron 1979).
 
-    Args:
-        x: ``[seeds, *]``, one row per seed.
-        statistic: called with ``axis``.
-        seed: seed of the resampling.
-
-    Returns:
-        Low and high, ``[*]`` each; with one seed both are its value, and below `MIN_SEEDS` seeds they mean little.
+    Of ``[seeds, *]``, low and high are ``[*]`` each; with one seed both are its value, and below `MIN_SEEDS` seeds they
+    mean little. ``seed`` is that of the resampling.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
-    found = statistic(x[chosen], axis=1)
-    low, high = np.quantile(found, [0.025, 0.975], axis=0)
+    low, high = np.quantile(statistic(x[chosen], axis=1), [0.025, 0.975], axis=0)
     return low, high
+
+
+def limits(x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[np.ndarray, np.ndarray] | None:
+    """`bootstrap_interval`; None with fewer than `MIN_SEEDS` seeds."""
+    return bootstrap_interval(x, statistic) if len(x) >= MIN_SEEDS else None
 
 
 def on_grid(curves: Sequence[Sequence[tuple[float, float]]], grid: np.ndarray) -> np.ndarray:

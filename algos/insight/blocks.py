@@ -15,10 +15,8 @@ from textenv.lm.loading import plain_model, setting, trunk_of
 from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.model import LanguageModel
 
-ATTENTION = "(self_attn|attn|attention|self_attention)"
-"""Name of the attention in a block."""
 PROJECTIONS = {
-    "attention": rf"{ATTENTION}(\.attention)?\.(o_proj|out_proj|c_proj|dense)",
+    "attention": r"(self_attn|attn|attention|self_attention)(\.attention)?\.(o_proj|out_proj|c_proj|dense)",
     "mlp": r"((mlp|ffn)\.)?(down_proj|c_proj|fc2|fc_out|dense_4h_to_h)",
 }
 """Names, in a block, of the last linear layers of its attention and its MLP."""
@@ -132,17 +130,14 @@ class Blocks:
             (direction,) = torch.autograd.grad(first - second, hidden)
         return direction[0], (first - second).item()
 
+    @torch.no_grad()
     def patterns(self, row: Sequence[int]) -> Tensor:
         """Attention of each head from a prompt's last position to all, ``[layers, heads, length]``."""
-        found: list[Any] = []
-        with ExitStack() as hooks:
-            hooks.callback(self.model.set_attn_implementation, self.model.config._attn_implementation)
+        with ExitStack() as stack:
+            stack.callback(self.model.set_attn_implementation, self.model.config._attn_implementation)
             self.model.set_attn_implementation("eager")  # the others do not return their weights
-            for block in self.blocks:
-                attention = next(module for name, module in block.named_children() if re.fullmatch(ATTENTION, name))
-                hooks.enter_context(hook(attention, lambda _, x, y: found.append(y[1])))
-            self.hidden([row])
-        if None in found:
+            found = self.model(torch.tensor([row], device=self.lm.device), output_attentions=True).attentions
+        if not found or None in found:
             raise self._unknown("its attention returns no weights")
         return torch.stack(found)[:, 0, :, -1]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algos.comparison.summary import MIN_SEEDS, bootstrap_interval
+from algos.comparison.summary import limits
 from algos.insight.attribution import Attribution, attribute
 from algos.insight.blocks import PROJECTIONS, Blocks
 from algos.insight.finding import Finding, change, compared, draw_lines, draw_maps
@@ -20,7 +20,7 @@ from textenv.prompts.tokenize import prompt_ids, text_ids
 
 MOST_PROBABLE, MOVED = 10, 5
 """Most probable tokens of each model that are listed; heads, and other parts, that moved most and are patched."""
-Values = Mapping[str, np.ndarray]
+ByModel = Mapping[str, np.ndarray]
 """A quantity of each model, ``[prompts, *]``; the first model is that before training."""
 
 
@@ -100,7 +100,7 @@ def _next_tokens(blocks: Mapping[str, Blocks], found: Mapping[str, Attribution])
     return compared("next_tokens", title, ("token",), labels, values)
 
 
-def _lens(values: Values) -> Finding:
+def _lens(values: ByModel) -> Finding:
     panels = {"difference": {name: x.mean(0) for name, x in values.items()}}
     draw = partial(draw_lines, panels=panels, xlabel="layer")
     title = "Logit lens: the difference if the model ended after a layer (0: after the embedding)"
@@ -108,7 +108,7 @@ def _lens(values: Values) -> Finding:
     return compared("logit_lens", title, ("layer",), labels, values, draw, ranked=False)
 
 
-def _parts(values: Values, places: list[Place]) -> Finding:
+def _parts(values: ByModel, places: list[Place]) -> Finding:
     moved = change(values).mean(0)[:-2].reshape(len(PROJECTIONS), -1)
     lines = dict(zip(PROJECTIONS, moved, strict=True))
     draw = partial(draw_lines, panels={"change of direct contribution": lines}, xlabel="layer")
@@ -116,7 +116,7 @@ def _parts(values: Values, places: list[Place]) -> Finding:
     return compared("parts", "Direct contributions, which add up to the difference", ("part",), labels, values, draw)
 
 
-def _heads(values: Values) -> Finding:
+def _heads(values: ByModel) -> Finding:
     moved = change(values).mean(0)
     layers, heads = map(range, moved.shape)
     rows = [{"change of direct contribution": moved[:, :-1]}]
@@ -126,7 +126,7 @@ def _heads(values: Values) -> Finding:
     return compared("heads", title, ("layer", "head"), labels, values, draw)
 
 
-def _neurons(values: Values, count: int) -> Finding:
+def _neurons(values: ByModel, count: int) -> Finding:
     """The neurons that moved most."""
     moved = change(values).mean(0)
     layers, numbers = np.unravel_index(np.argsort(-abs(moved), axis=None, kind="stable")[:count], moved.shape)
@@ -135,13 +135,12 @@ def _neurons(values: Values, count: int) -> Finding:
     return compared("neurons", "Direct contributions of MLP neurons", ("layer", "neuron"), labels, chosen)
 
 
-def _patching(names: list[str], patched: np.ndarray, difference: Values) -> Finding:
+def _patching(names: list[str], patched: np.ndarray, difference: ByModel) -> Finding:
     rows: list[tuple[Any, ...]] = []
     before, after, *_ = difference.values()
     for name, x in zip(names, patched.T, strict=True):
         both = np.stack([after - x, after - before], 1)
-        limits = bootstrap_interval(both, _ratio) if len(both) >= MIN_SEEDS and both[:, 1].any() else ("", "")
-        share = (_ratio(both), *limits) if both[:, 1].any() else ("", "", "")
+        share = (_ratio(both), *(limits(both, _ratio) or ("", ""))) if both[:, 1].any() else ("", "", "")
         rows.append((name, float(x.mean()), *share))
     title = "Activation patching: the difference with the first model's output at a place; share of the change gone"
     return Finding("patching", title, ("place", "difference", "share", "low", "high"), rows)
