@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,17 +21,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 def render_rollout(
     rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob"
 ) -> str:
-    """Render one episode of a text rollout for a terminal, each chosen token shaded by a column.
+    """Render the episode in a row of a text rollout for a terminal, each chosen token shaded by a float column.
 
-    Args:
-        rollout: see `textenv.rollout`.
-        row: row of the episode.
-        tokenizer: the policy's tokenizer.
-        column: a float column such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; positive
-            values are green, negative ones red, brightest at the row's largest absolute value.
-
-    Raises:
-        KeyError: if the rollout has no such column.
+    Such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; positive values are green, negative ones
+    red, brightest at the row's largest absolute value. Raises a KeyError if the rollout has no such column.
     """
     if column not in rollout.keys():
         raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
@@ -58,18 +51,11 @@ def episode_tokens(rollout: TensorDict, row: int, column: str) -> tuple[list[int
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
     """Add ANSI colours to a text: chosen tokens are underlined on a background shaded by value, others are plain.
 
-    Args:
-        tokens: ids.
-        tokenizer: decodes them, special tokens included.
-        chosen: bool ``[len(tokens)]``.
-        values: float ``[len(tokens)]``; values at tokens that were not chosen have no effect.
+    ``chosen`` is bool and ``values`` float, ``[len(tokens)]`` each; values of other than chosen tokens have no effect.
     """
-    backgrounds = _backgrounds(chosen, values)
-    parts = []
-    for text, was_chosen, background in zip(pieces(tokens, tokenizer), chosen, backgrounds, strict=True):
-        start = "\x1b[4;97;48;2;{};{};{}m".format(*background)
-        parts.append(f"{start}{text}\x1b[0m" if was_chosen and text else text)
-    return "".join(parts)
+    starts = ("\x1b[4;97;48;2;{};{};{}m".format(*background) for background in _backgrounds(chosen, values))
+    parts = zip(pieces(tokens, tokenizer), chosen, starts, strict=True)
+    return "".join(f"{start}{text}\x1b[0m" if own and text else text for text, own, start in parts)
 
 
 def draw(
@@ -81,22 +67,21 @@ def draw(
 
     font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
     letter, backgrounds = font.getlength("m"), _backgrounds(chosen, values)
-    columns, lines = int(WIDTH // letter), HEIGHT // LINE
-    placed, line, column = [], 0, 0
+    lines: list[list[Any]] = [[]]
     for text, was_chosen, background in zip(pieces(tokens, tokenizer), chosen, backgrounds, strict=True):
         for character in text.replace("\t", " "):
-            if character == "\n" or column == columns:
-                line, column = line + 1, 0
+            if character == "\n" or len(lines[-1]) == int(WIDTH // letter):
+                lines.append([])
             if character != "\n":
-                placed.append((line, column, character, background, was_chosen))
-                column += 1
+                lines[-1].append((character, background, was_chosen))
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    draw = ImageDraw.Draw(image)
-    for at, column, character, colour, was_chosen in placed:
-        x, y = column * letter, (at - max(0, line + 1 - lines)) * LINE
-        if was_chosen:
-            draw.rectangle((x, y, x + letter, y + LINE), fill=colour)
-        draw.text((x, y), character, font=font, fill="white" if was_chosen else "black")
+    canvas = ImageDraw.Draw(image)
+    for row, line in enumerate(lines[-(HEIGHT // LINE) :]):
+        for column, (character, background, was_chosen) in enumerate(line):
+            x, y = column * letter, row * LINE
+            if was_chosen:
+                canvas.rectangle((x, y, x + letter, y + LINE), fill=background)
+            canvas.text((x, y), character, font=font, fill="white" if was_chosen else "black")
     return np.asarray(image)
 
 
@@ -108,11 +93,9 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[st
     found, before = [], ""
     for end in range(1, len(tokens) + 1):
         whole = str(tokenizer.decode(list(tokens[:end])))
-        if end < len(tokens) and whole.endswith("\N{REPLACEMENT CHARACTER}"):
-            found.append("")
-            continue
-        found.append(printable(whole[len(before) :]))
-        before = whole
+        split = end < len(tokens) and whole.endswith("\N{REPLACEMENT CHARACTER}")
+        found.append("" if split else printable(whole[len(before) :]))
+        before = before if split else whole
     return found
 
 

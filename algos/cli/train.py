@@ -253,18 +253,12 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
+        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device")  # names in a recipe
         return presets.Recipe(
-            env=self.env,
             algorithm=self.algo,
-            config=self.config,
-            num_envs=self.num_envs,
-            total_steps=self.total_steps,
-            policy=self.policy,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
             env_kwargs=every | json_object(self.env_kwargs, "--env-kwargs") | env,
-            model=self.model,
-            kl_coef=self.kl_coef,
-            device=self.device,
+            **{name: value for name, value in field_values(self).items() if name in same},
         )
 
     def _described(self, config: Config) -> str:

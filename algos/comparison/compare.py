@@ -22,43 +22,43 @@ TEXT_EPISODES, CONTROL_EPISODES = 288, 20
 """Episodes per evaluation; in text, prompts of the test split."""
 
 
-def parse_cases(texts: Iterable[str]) -> list[Case]:
-    """Parse cases from ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
+def parse_cases(given: Iterable[Case | str]) -> list[Case]:
+    """Return cases; texts are ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
 
     Raises:
-        ValueError: on an unknown environment or algorithm, or on two that do not fit together.
+        ValueError: on an unknown environment or algorithm, two that do not fit together, or equal names.
     """
     import gymnasium
 
     import textenv  # noqa: F401 (registers the environments)
     from textenv.rewards.calling import read_module
 
-    cases = []
-    for text in texts:
-        env, _, algorithms = text.rpartition(":")
+    cases = list[Case]()
+    for each in given:
+        if isinstance(each, Case):
+            cases.append(each)
+            continue
+        env, _, algorithms = each.rpartition(":")
         if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
-            env, algorithms = text, "ppo"
+            env, algorithms = each, "ppo"
         module, _, env_id = env.rpartition(":")
         if module:
             read_module(module)
         try:
             gymnasium.spec(env_id)
         except gymnasium.error.Error as error:
-            raise ValueError(f"case {text!r}: {error}") from error
-        cases += [Case(env, algorithm) for algorithm in algorithms.split(",")]
-    for case in cases:
-        recipe_of(case)
-    _check_different(cases)
-    return cases
-
-
-def _check_different(cases: Sequence[Case]) -> None:
+            raise ValueError(f"case {each!r}: {error}") from error
+        parsed = [Case(env, algorithm) for algorithm in algorithms.split(",")]
+        for case in parsed:
+            recipe_of(case)
+        cases += parsed
     names = [str(case) for case in cases]
     if not cases or len(set(names)) < len(names):
         raise ValueError(
             f"cases are {', '.join(names) or 'none'}: give each once, such as CartPole-v1:ppo,a2c, or "
             "give them different names (in Python name=...)"
         )
+    return cases
 
 
 def compare(
@@ -92,8 +92,7 @@ def compare(
     from algos.comparison.report import print_summaries, write_report
 
     start, run_dir = time.perf_counter(), Path(run_dir)
-    found = [case for each in cases for case in (parse_cases([each]) if isinstance(each, str) else [each])]
-    _check_different(found)
+    found = parse_cases(cases)
     if wrappers:
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -204,15 +203,12 @@ def recipe_of(case: Case) -> presets.Recipe:
     """Return the recipe of a case, after importing the module that registers its environment."""
     from textenv.rewards.calling import read_module
 
-    if isinstance(case.env, str):
-        if module := case.env.rpartition(":")[0]:
-            read_module(module)
-        recipe = presets.recipe(case.env, case.algorithm)
-    else:
-        recipe = dataclasses.replace(presets.recipe("", case.algorithm), env=case.env)
-    given = {name: value for name, value in field_values(case).items() if value is not None}
-    own = ("policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
-    return dataclasses.replace(recipe, **{name: given[name] for name in own if name in given})
+    env_id = case.env if isinstance(case.env, str) else ""
+    if module := env_id.rpartition(":")[0]:
+        read_module(module)
+    own = ("env", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
+    given = {name: value for name, value in field_values(case).items() if name in own and value is not None}
+    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **given)
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

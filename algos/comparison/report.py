@@ -112,13 +112,13 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     picture = _plot_curves(cases, runs)
     (run_dir / "report.png").write_bytes(picture)
     rows = [
-        _identity(cases[name][0], seeds=len(cases[name]), quantity=quantity) | figure._asdict()
-        for name, metrics in summaries.items()
+        _identity(own[0], seeds=len(own), quantity=quantity, **figure._asdict())
+        | {"values": " ".join(map(str, figure.values))}
+        for own, metrics in zip(cases.values(), summaries.values(), strict=True)
         for quantity, figure in metrics.items()
     ]
-    _write_csv(run_dir / "summary.csv", [row | {"values": " ".join(map(str, row["values"]))} for row in rows])
-    rows = [_identity(run, seed=run.seed) | row for run in runs for row in run.history]
-    _write_csv(run_dir / "curves.csv", rows)
+    _write_csv(run_dir / "summary.csv", rows)
+    _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
     page = run_dir / "report.html"
     page.write_text(_page(cases, summaries, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
     return page
@@ -172,8 +172,7 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
 
 def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> str:
     every = [runs[0] for runs in cases.values()]
-    policies = [(f"{run.policy}, {run.parameters:,} parameters", "") for run in every]
-    rows = [[("policy", ""), *policies], *table_rows(summaries)]
+    policies = [("policy", ""), *((f"{run.policy}, {run.parameters:,} parameters", "") for run in every)]
     seeds = len(next(iter(cases.values())))
     bands = "bands 95 % limits" if seeds >= MIN_SEEDS else "thin lines single seeds"
     unknown = sorted({run.env for run in every if run.best is None})
@@ -184,7 +183,7 @@ def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> s
 <p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
 differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
 are from evaluation episodes with sampled actions (text: held-out prompts). The total time was {seconds:.0f} s.</p>
-<div class="wide">{_html_table([("", ""), *((name, "") for name in summaries)], rows)}</div>
+<div class="wide">{_html_table(["", *summaries], [policies, *table_rows(summaries)])}</div>
 <p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
 solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
 if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
@@ -206,7 +205,7 @@ def _samples_html(cases: Cases) -> str:
     for name, runs in cases.items():
         if runs[0].samples:
             rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
-            table = _html_table([("prompt", ""), ("before", ""), ("after", "")], rows)
+            table = _html_table(["prompt", "before", "after"], rows)
             parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 
@@ -220,19 +219,21 @@ def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Pat
             x.write(draft)
             rows = [[(f"{cell:.4g}" if isinstance(cell, float) else str(cell), "") for cell in row] for row in x.rows]
             picture = "" if x.draw is None else f'<img alt="" src="{x.name}.png">'
-            table = _html_table([(name, "") for name in x.columns], rows[:SHOWN])
+            table = _html_table(x.columns, rows[:SHOWN])
             parts.append(f'<h2>{_escape(x.title)}</h2>{picture}<div class="wide">{table}</div>')
             parts.append(f'<p><a href="{x.name}.csv">All {len(rows)} rows</a></p>')
         (draft / "interpret.html").write_text("\n".join(parts) + "\n", encoding="utf-8")
     return folder / "interpret.html"
 
 
-def _html_table(header: Sequence[tuple[str, str]], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+def _html_table(header: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
         parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
         return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
 
-    return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+    return (
+        "<table>" + line([(name, "") for name in header], "th") + "".join(line(row, "td") for row in rows) + "</table>"
+    )
 
 
 def _escape(text: str) -> str:

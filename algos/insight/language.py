@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from algos.comparison.summary import limits
-from algos.insight.attribution import Attribution, attribute
+from algos.insight.attribution import Attribution, Place, attribute, patch
 from algos.insight.blocks import PROJECTIONS, Blocks
 from algos.insight.finding import Finding, change, compared, draw_lines, draw_maps
-from algos.insight.patching import Place, patch
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids

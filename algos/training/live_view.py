@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from algos.training.loggers import Values
@@ -31,12 +31,7 @@ QUIET = 10.0
 
 
 class LiveView:
-    """Logger that shows progress, rate, time left, curves and the newest sample, on stderr.
-
-    Args:
-        total_steps: length of the training.
-        console: where to show it.
-    """
+    """Logger that shows progress, rate, time left, curves and the newest sample; by default on stderr."""
 
     def __init__(self, total_steps: float, console: Console | None = None) -> None:
         self.total_steps = total_steps
@@ -82,10 +77,7 @@ class LiveView:
 
     def _panel(self) -> RenderableType:
         width = self.console.width
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=LABELS)
-        table.add_column(width=10, justify="right")
-        table.add_column()
+        table = Table.grid(Column(width=LABELS), Column(width=10, justify="right"), Column(), padding=(0, 1))
         for name, label in CURVES.items():
             if curve := self._curves.get(name):
                 shown = sparkline(curve, max(10, width - LABELS - 20))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from algos.insight.attribution import attribute
+from algos.insight.attribution import Place, attribute, patch
 from algos.insight.blocks import Blocks
 from algos.insight.language import interpret_language, token_ids
-from algos.insight.patching import Place, patch
 from tests.helpers.architectures import make_family
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_bart, make_gpt2, make_llama, make_tokenizer
