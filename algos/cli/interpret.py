@@ -66,8 +66,8 @@ class Interpret(ModelCommand):
                 "language models are compared on prompts: add --prompt TEXT (or --prompts FILE) --tokens A B"
             )
         first, *others = self.model or ("base",)
-        names = {name: model_name(name, self.folder) for name in (first, self.folder, *others)}
-        models = {name: load_policy(each).lm for name, each in names.items()}
+        named = (first, self.folder, *others)
+        models = {name: load_policy(model_name(name, self.folder)).lm for name in named}
         return interpret_language(models, prompts, self.tokens, neurons=self.neurons)
 
     def _control(self, policy: str) -> list[Any]:

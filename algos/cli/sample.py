@@ -11,6 +11,7 @@ import tyro
 from algos.cli.arguments import ModelCommand, one_thread
 from algos.cli.tables import print_table
 from textenv.lm.loading import EMBEDDED
+from textenv.rendering import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +101,6 @@ def _typed() -> Iterator[str]:
 def _show(title: str, written: dict[str, str]) -> None:
     from rich.console import Console
     from rich.text import Text
-
-    from textenv.rendering import printable
 
     if title:
         Console().print(Text(printable(title), style="italic"))

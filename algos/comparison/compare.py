@@ -64,27 +64,19 @@ def parse_cases(given: Iterable[Case | str]) -> list[Case]:
 def compare(
     cases: Sequence[Case | str],
     *,
-    seeds: int = 3,
     run_dir: str | Path = "runs/compare",
-    total_steps: int | None = None,
-    processes: int = 2,
-    overwrite: bool = False,
     quiet: bool = False,
     wrappers: Sequence[Wrapper] = (),
-    dynamics_every: int = 0,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
     Args:
         cases: cases to train; strings as in `parse_cases`.
-        seeds: runs per case, at least 1; with 5 or more the report has 95 % limits.
         run_dir: folder for the report and a run folder for each training.
-        total_steps: steps of every run; None takes each case's own.
-        processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
-        overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
         quiet: print nothing.
         wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
-        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
+        options: further arguments of `train_all`, such as ``seeds`` and ``total_steps``.
 
     Returns:
         Mean metrics of each case, path of the report, and seconds.
@@ -96,8 +88,7 @@ def compare(
     if wrappers:
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
-    runs = train_all(found, seeds=seeds, run_dir=run_dir, total_steps=total_steps, processes=processes, **options)
+    runs = train_all(found, run_dir=run_dir, quiet=quiet, **options)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
@@ -112,8 +103,8 @@ def compare(
 def train_all(
     cases: Sequence[Case],
     *,
-    seeds: int,
     run_dir: Path,
+    seeds: int = 3,
     total_steps: int | None = None,
     num_episodes: int | None = None,
     deterministic: bool = False,
@@ -125,9 +116,14 @@ def train_all(
     """Train every case with seeds 1, 2, …, in run folders inside ``run_dir``.
 
     Args:
+        cases, run_dir, quiet: see `compare`.
+        seeds: runs per case, at least 1; with 5 or more the report has 95 % limits.
+        total_steps: steps of every run; None takes each case's own.
         num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
         deterministic: evaluate with the most probable actions.
-        cases, seeds, total_steps, processes, overwrite, quiet, dynamics_every: see `compare`.
+        processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
+        overwrite: remove existing runs of these cases and seeds from the folder; otherwise they are refused.
+        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
     """
     if seeds < 1 or (total_steps is not None and total_steps < 1):
         raise ValueError(f"seeds is {seeds} and total_steps {total_steps}, expected at least 1 (or total_steps=None)")
@@ -181,8 +177,8 @@ def _run(
 
     def report(metrics: dict[str, float]) -> None:
         if not quiet and int(metrics["iteration"]) % 10 == 0 and "episode/return" in metrics:
-            returns = metrics["episode/return"]
-            print(f"{case} seed {seed}: {metrics['steps']:>6.0f} steps, mean return {returns:.3g}", flush=True)
+            steps, returns = metrics["steps"], metrics["episode/return"]
+            print(f"{case} seed {seed}: {steps:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
     watching: Any = {"callbacks": [Dynamics(dynamics_every)] if dynamics_every else [], "diagnose": update_kl}
     folder = _folder(run_dir, case, seed)

@@ -3,7 +3,6 @@
 import base64
 import csv
 import html
-import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -109,8 +108,7 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; return the path of the page."""
     cases = by_case(runs)
     summaries = {name: summary(own, study=runs) for name, own in cases.items()}
-    picture = _plot_curves(cases, runs)
-    (run_dir / "report.png").write_bytes(picture)
+    _plot_curves(cases, runs, run_dir / "report.png")
     rows = [
         _identity(own[0], seeds=len(own), quantity=quantity, **figure._asdict())
         | {"values": " ".join(map(str, figure.values))}
@@ -119,8 +117,8 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     ]
     _write_csv(run_dir / "summary.csv", rows)
     _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
-    page = run_dir / "report.html"
-    page.write_text(_page(cases, summaries, base64.b64encode(picture).decode(), seconds), encoding="utf-8")
+    page, picture = run_dir / "report.html", base64.b64encode((run_dir / "report.png").read_bytes()).decode()
+    page.write_text(_page(cases, summaries, picture, seconds), encoding="utf-8")
     return page
 
 
@@ -135,7 +133,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
+def _plot_curves(cases: Cases, study: Sequence[RunResult], path: Path) -> None:
     """Plot one panel per quantity over the fraction of the budget; per case the mean, with limits or every seed."""
     from matplotlib.figure import Figure as Picture
     from matplotlib.lines import Line2D
@@ -165,9 +163,7 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult]) -> bytes:
     legend = picture.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    buffer = io.BytesIO()
-    picture.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    picture.savefig(path, dpi=110)
 
 
 def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> str:
@@ -231,9 +227,8 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]
         parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
         return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
 
-    return (
-        "<table>" + line([(name, "") for name in header], "th") + "".join(line(row, "td") for row in rows) + "</table>"
-    )
+    lines = [line([(name, "") for name in header], "th"), *(line(row, "td") for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _escape(text: str) -> str:

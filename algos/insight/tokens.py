@@ -99,8 +99,8 @@ def _turns(rollout: TensorDict, row: int, tokenizer: Any, known: list[str]) -> I
         places = list(group)
         if own:
             spans = "".join(f'<span data-v="{json.dumps(values[i].tolist())}">{texts[i]}</span>' for i in places)
-            summed = [i for i, name in enumerate(known) if name in ("log_ratio", "kl", "reward")]
-            sums = ", ".join(f"{known[i]} {values[places, i].sum():.3g}" for i in summed)
-            yield f"<small>policy: {len(places)} tokens, {sums}</small><div>{spans}</div>"
+            sums = dict(zip(known, values[places].sum(0), strict=True))
+            summed = ", ".join(f"{name} {sums[name]:.3g}" for name in sums if name in ("log_ratio", "kl", "reward"))
+            yield f"<small>policy: {len(places)} tokens, {summed}</small><div>{spans}</div>"
         else:
             yield f'<div class="other">{"".join(texts[i] for i in places)}</div>'
