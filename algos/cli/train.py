@@ -284,17 +284,10 @@ def train_command(arguments: Sequence[str]) -> Any:
     recurrent = policy == "lstm" and algorithm == "ppo"
     model = named(arguments, "--model", "embedded")
     recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm, model)
-    default = Train(
-        env=tyro.MISSING,
-        algo=algorithm,  # type: ignore[arg-type]
-        total_steps=recipe.total_steps,
-        num_envs=recipe.num_envs,
-        policy=recipe.policy,  # type: ignore[arg-type]
-        policy_kwargs=json.dumps(dict(recipe.policy_kwargs)),
-        env_kwargs=json.dumps(dict(recipe.env_kwargs)),
-        kl_coef=recipe.kl_coef,  # type: ignore[arg-type]
-        config=recipe.config,
-    )
+    own = field_values(recipe)
+    given = {name: own[name] for name in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
+    given |= {name: json.dumps(dict(own[name])) for name in ("policy_kwargs", "env_kwargs")}
+    default = Train(env=tyro.MISSING, algo=algorithm, **given)  # type: ignore[arg-type]
     return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]
 
 

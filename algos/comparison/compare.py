@@ -25,8 +25,7 @@ TEXT_EPISODES, CONTROL_EPISODES = 288, 20
 def parse_cases(given: Iterable[Case | str]) -> list[Case]:
     """Return cases; texts are ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``.
 
-    Raises:
-        ValueError: on an unknown environment or algorithm, two that do not fit together, or equal names.
+    Raises a ValueError on an unknown environment or algorithm, two that do not fit together, or equal names.
     """
     import gymnasium
 

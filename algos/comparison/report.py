@@ -86,7 +86,7 @@ def _spread(seeds: int) -> str:
 def print_summaries(summaries: Summaries) -> None:
     """Print the main quantities to the terminal, one line per case; the page has all of them."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     chief = {
@@ -94,13 +94,12 @@ def print_summaries(summaries: Summaries) -> None:
         "update/kl": "KL of an update", "reference/kl": "KL to the reference", "steps_per_second": "steps a second",
     }  # fmt: skip
     seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
-    table = Table("", *chief.values(), title=f"After training: means over the seeds, and {_spread(seeds)}")
+    columns = [Column(name, overflow="fold") for name in ("", *chief.values())]  # a narrow terminal cuts no name
+    table = Table(*columns, title=f"After training: means over the seeds, and {_spread(seeds)}")
     for case, metrics in summaries.items():
         cells = [_format_figure(metrics.get(name)) for name in chief]
         shown = (f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
         table.add_row(Text(printable(case)), *shown)
-    for column in table.columns:
-        column.overflow = "fold"  # a narrow terminal cuts no name
     Console().print(table)
 
 
@@ -198,10 +197,9 @@ nothing.</small></p>
 def _samples_html(cases: Cases) -> str:
     """Samples of the language model before and after training, from the first run of each text case."""
     parts = []
-    for name, runs in cases.items():
-        if runs[0].samples:
-            rows = [[(cell, "") for cell in sample] for sample in runs[0].samples]
-            table = _html_table(["prompt", "before", "after"], rows)
+    for name, (first, *_) in cases.items():
+        if first.samples:
+            table = _html_table(["prompt", "before", "after"], [[(x, "") for x in sample] for sample in first.samples])
             parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
     return "\n".join(parts)
 

@@ -1,8 +1,4 @@
-"""Attribution of a difference of logits to a model's parts: what each adds to it directly, and what each causes.
-
-Direct contributions add up to the difference. Activation patching puts the base model's activations back into the tuned
-one: what remains of the change has other causes.
-"""
+"""Attribution of a difference of logits to parts of a model: what each adds to it, and what goes if it is put back."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

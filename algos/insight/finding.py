@@ -90,11 +90,10 @@ def draw_maps(
     figure.set_size_inches(2 + 4.4 * len(rows[0]), 1.8 + 3 * len(rows))
     for maps, line in zip(rows, figure.subplots(len(rows), len(rows[0]), squeeze=False), strict=True):
         lows, highs = ([f(x) for x in maps.values()] for f in (np.min, np.max))
-        shared = signed or max(lows) <= min(highs)
-        for axis, low, high, (title, values) in zip(line, lows, highs, maps.items(), strict=True):
-            low, high = (min(lows), max(highs)) if shared else (low, high)
-            most = max(-low, high)
-            look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if signed else {"vmin": low, "vmax": high}
+        shared = {"vmin": min(lows), "vmax": max(highs)} if max(lows) <= min(highs) else {}
+        most = max(-min(lows), max(highs))
+        look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if signed else shared
+        for axis, (title, values) in zip(line, maps.items(), strict=True):
             figure.colorbar(axis.imshow(values, aspect="auto", extent=extent, **look), ax=axis)
             if extent is None:
                 axis.locator_params(integer=True)

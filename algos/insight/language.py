@@ -35,8 +35,7 @@ def interpret_language(
         tokens: two tokens, or two sets with ``|`` between tokens, whose mean logits are subtracted.
         neurons: number of MLP neurons to list, those that moved most; memory then grows with the prompts.
 
-    Raises:
-        ValueError: if a text is not one token, or a model does not fit the others or `Blocks`.
+    Raises a ValueError if a text is not one token, or a model does not fit the others or `Blocks`.
     """
     blocks = {name: Blocks(lm) for name, lm in models.items()}
     if len(blocks) < 2 or len(tokens) != 2 or not prompts:
