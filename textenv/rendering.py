@@ -86,10 +86,7 @@ def draw(
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return each token's part of the decoded text, escaped by `printable`.
-
-    A character that consists of several tokens belongs to the last of them.
-    """
+    """Return each token's part of the decoded text, escaped; a character of several tokens belongs to the last."""
     found, before = [], ""
     for end in range(1, len(tokens) + 1):
         whole = str(tokenizer.decode(list(tokens[:end])))

@@ -62,9 +62,7 @@ class Interpret(ModelCommand):
 
         prompts = [*self.prompt, *(load_prompts(self.prompts) if self.prompts is not None else ())]
         if not prompts or self.tokens is None:
-            raise ValueError(
-                "language models are compared on prompts: add --prompt TEXT (or --prompts FILE) --tokens A B"
-            )
+            raise ValueError("a language model needs prompts: add --prompt TEXT (or --prompts FILE) --tokens A B")
         first, *others = self.model or ("base",)
         named = (first, self.folder, *others)
         models = {name: load_policy(model_name(name, self.folder)).lm for name in named}

@@ -239,9 +239,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
                 raise ValueError(f"{flags}: only for {what}, not for {self.env}; leave out what does not fit")
         if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
-            raise ValueError(
-                f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}, expected nats above 0 and a number"
-            )
+            both = f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}"
+            raise ValueError(f"{both}, expected nats above 0 and a number")
 
     def _given(self, kind: type) -> dict[str, Any]:
         """Return the options of a kind that differ from their defaults."""

@@ -111,8 +111,7 @@ class Figure(NamedTuple):
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020): a ``diagnose`` for `algos.training.loop.learn`.
 
-    Every algorithm is measured in the same way, after the update. Empty for Q-learning, which updates no
-    distribution.
+    The same for every algorithm, after the update; empty for Q-learning, which updates no distribution.
     """
     import torch
 
@@ -217,8 +216,7 @@ def bootstrap_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """95 % limits of a statistic (called with ``axis``) over seeds, by the percentile bootstrap (Efron 1979).
 
-    Of ``[seeds, *]``, low and high are ``[*]`` each; with one seed both are its value, and below `MIN_SEEDS` seeds they
-    mean little. ``seed`` is that of the resampling.
+    Of ``[seeds, *]``, low and high are ``[*]`` each; with few seeds they mean little. ``seed``: of the resampling.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     low, high = np.quantile(statistic(x[chosen], axis=1), [0.025, 0.975], axis=0)
