@@ -4,7 +4,7 @@
 
 Products of two numbers of two digits are too hard for the model by itself. Two examples in the prompt show it the call.
 A call that the calculator can compute is worth .2, one that gives the right product another .3, and the right answer in
-the end .5. Before the training, 7 answers of 10 are right; the others call a tool that does not exist, or write no JSON.
+the end .5. Before the training, 7 answers of 10 are right; the others call tools that do not exist, or write no JSON.
 After three iterations, of 2 to 4 minutes each on one core, nearly all of them are.
 """
 
@@ -66,9 +66,7 @@ def main(model="smollm2", iterations=4, episodes=24, seed=1):
         tools=[calculate], tokenizer=policy.tokenizer, num_envs=episodes, max_prompt_tokens=400, max_new_tokens=40,
         max_turns=3, max_length=560,
     )  # fmt: skip
-    config = replace(
-        presets.TEXT, num_episodes=episodes, num_epochs=1, minibatch_size=8, learning_rate=8e-4, seed=seed
-    )
+    config = replace(presets.TEXT, num_episodes=episodes, num_epochs=1, minibatch_size=8, learning_rate=8e-4, seed=seed)
     agent = PPO(env, policy, config)
     history = []
     for _ in range(iterations):

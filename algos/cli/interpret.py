@@ -9,8 +9,11 @@ import tyro
 from algos.cli.arguments import ModelCommand, one_thread
 from algos.cli.sample import load_policy, model_name
 from algos.cli.tables import print_table
+from algos.config import field_values
 from textenv.prompts.files import load_prompts
 
+OF_TEXT, OF_CONTROL = ("tokens", "prompt", "prompts", "model", "neurons"), ("env", "wrapper", "dims")
+"""Options for language models alone, and for control alone."""
 SHOWN = 10
 """Maximum number of rows of a table in the terminal."""
 
@@ -36,6 +39,12 @@ class Interpret(ModelCommand):
     by name; changes are those from the first to the run."""
     neurons: int = 0
     """Text only: number of MLP neurons to list, those that changed most."""
+    env: str | None = None
+    """Control only: environment other than the policy's own; module:id first imports the module that registers it."""
+    wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Control only: function that wraps each environment, which is run only if it is named, as in algos train."""
+    dims: tuple[int, int] | None = None
+    """Control only: numbers, from 0, of the two observations that the map is over."""
 
     def run(self) -> dict[str, Any]:
         """Load the policies, compare them, write the page."""
@@ -45,8 +54,11 @@ class Interpret(ModelCommand):
         if not Path(self.folder).is_dir():
             raise FileNotFoundError(f"there is no folder {self.folder}: give a run's, where the page is written too")
         policy = read_description(self.folder)["policy"]
+        given, foreign = field_values(self), OF_CONTROL if policy == "LMPolicy" else OF_TEXT
+        if flags := [f"--{name}" for name in foreign if given[name]]:
+            raise ValueError(f"{', '.join(flags)}: not for {self.folder}, which holds a {policy}; leave it out")
         one_thread()
-        findings = self._text() if policy == "LMPolicy" else self._control(policy)
+        findings = self._text() if policy == "LMPolicy" else self._control()
         page = write_findings(Path(self.folder) / "interpret", f"What training changed in {self.folder}", findings)
         if not self.json:
             for finding in findings:
@@ -68,11 +80,9 @@ class Interpret(ModelCommand):
         models = {name: load_policy(model_name(name, self.folder)).lm for name in named}
         return interpret_language(models, prompts, self.tokens, neurons=self.neurons)
 
-    def _control(self, policy: str) -> list[Any]:
+    def _control(self) -> list[Any]:
         """Compare a policy with itself before training."""
         from algos.insight.control import control_run, interpret_control
 
-        given = {"tokens": self.tokens, "prompt": self.prompt, "prompts": self.prompts, "model": self.model}
-        if flags := [f"--{name}" for name, value in given.items() if value] + ["--neurons"] * bool(self.neurons):
-            raise ValueError(f"{', '.join(flags)}: only for text, but {self.folder} holds a {policy}; leave it out")
-        return interpret_control(*control_run(self.folder))
+        found = control_run(self.folder, env_id=self.env, wrappers=self.wrapper)
+        return interpret_control(*found, dims=self.dims or ())

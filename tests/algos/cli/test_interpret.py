@@ -74,11 +74,14 @@ def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys)
     agent = recipe.build(3)
     agent.learn(32)
     folder = agent.save(tmp_path / "run")
-    main(["interpret", str(folder), "--json"])
+    main(["interpret", str(folder), "--json", "--env", "CartPole-v0", "--dims", "0", "1"])
     found = json.loads(capsys.readouterr().out)
     assert {x["observation"] for x in found["sensitivity"]} >= {"angle", "(unexplained)"}
+    assert {"output", "position", "velocity"} <= found["map"][0].keys()
     assert {"sensitivity.png", "hidden_units.csv", "map.png"} <= {x.name for x in (folder / "interpret").iterdir()}
     assert 'src="map.png"' in (folder / "interpret" / "interpret.html").read_text()
-    assert "--prompt, --neurons: only for text" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
+    assert "--prompt, --neurons: not for" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
+    assert "dims is (0, 7)" in said(capsys, folder, "--dims", "0", "7")
     text = ["--prompt", "the", "--tokens", " a", " film", "--model", str(folder)]
+    assert "--dims: not for" in said(capsys, run, *text, "--dims", "0", "1")
     assert "but only a language model" in said(capsys, run, *text)
