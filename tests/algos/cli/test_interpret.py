@@ -74,7 +74,7 @@ def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys)
     agent = recipe.build(3)
     agent.learn(32)
     folder = agent.save(tmp_path / "run")
-    main(["interpret", str(folder), "--json", "--env", "CartPole-v0", "--dims", "0", "1"])
+    main(["interpret", str(folder), "--json", "--env", "CartPole-v1", "--dims", "0", "1"])
     found = json.loads(capsys.readouterr().out)
     assert {x["observation"] for x in found["sensitivity"]} >= {"angle", "(unexplained)"}
     assert {"output", "position", "velocity"} <= found["map"][0].keys()
