@@ -1,6 +1,6 @@
 """Summary preferences: a reward model from pairs, and PPO on it: SmolLM2 shortens sentences of film reviews.
 
-    python examples/summaries.py --data ../shared/data                     # one seed, on two CPU cores
+    python examples/summaries.py --data ../shared/data                     # one seed, about 25 minutes of CPU
 
 SmolLM2 writes two short versions of each sentence. The preferred one has the better overlap: the share of its words
 that are in the sentence, times 8 / its length if it is longer than 8 words. A reward model learns these preferences,
@@ -24,6 +24,7 @@ from textenv.rewards import similarity, unfinished
 from textenv.rewards.answer import answer_text
 
 WORDS, NEW_TOKENS, TEMPERATURE = 8, 24, 0.8
+ASK = f"Shorten this sentence to {WORDS} words: "
 LORA = "r=8,alpha=16,targets=q_proj+v_proj"
 CONFIG = replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4)
 
@@ -40,10 +41,9 @@ def overlaps(completions, sentence):
 
 
 def requests(rows):
-    """A chat for each sentence of 14 to 26 words, with the sentence for the judges."""
-    texts = [text for text, _ in rows if 14 <= len(text.split()) <= 26]
-    ask = f"Shorten this sentence to {WORDS} words: "
-    return [{"prompt": [{"role": "user", "content": ask + text}], "sentence": text} for text in texts]
+    """A chat for each sentence of 12 to 18 words, with the sentence for the judges."""
+    texts = [text for text, _ in rows if 12 <= len(text.split()) <= 18]
+    return [{"prompt": [{"role": "user", "content": ASK + text}], "sentence": text} for text in texts]
 
 
 def pairs_of(policy, rows):
@@ -68,7 +68,8 @@ def measure(policy, reference, rewards, rows):
     figures["KL, nats an answer"] = played.rollout["kl"].sum().item() / len(rows)
     figures["tokens an answer"] = played.rollout["mask"].sum().item() / len(rows)
     figures["distinct-2"] = env.metrics["text/distinct_2"]
-    return figures, [answer_text(sample["completion"]) for sample in env.samples(range(6))]
+    asked = ((sample["prompt"].rpartition(ASK)[2], sample["completion"]) for sample in env.samples(range(6)))
+    return figures, [(prompt.splitlines()[0], answer_text(answer)) for prompt, answer in asked]
 
 
 def make_environment(rewards, rows, tokenizer):
@@ -79,7 +80,7 @@ def make_environment(rewards, rows, tokenizer):
     )  # fmt: skip
 
 
-def main(data, seed=1, sentences=600, total_steps=12_000):
+def main(data, seed=1, sentences=200, total_steps=6_000):
     start = time.perf_counter()
 
     def say(text):
@@ -90,7 +91,7 @@ def main(data, seed=1, sentences=600, total_steps=12_000):
         for name in ("train", "dev")
     )
     policy = LMPolicy.load("smollm2", lora=LORA, seed=seed, temperature=TEMPERATURE)
-    rows, unseen = train[:sentences], dev[:96]
+    rows, unseen = train[:sentences], dev[:64]
     pairs, test = pairs_of(policy, rows), pairs_of(policy, unseen)
     say(f"{len(pairs)} pairs, and {len(test)} to measure on")
     reward_model = make_reward_model(LanguageModel.load("smollm2"))
@@ -108,8 +109,8 @@ def main(data, seed=1, sentences=600, total_steps=12_000):
     print(f"\n{'':24}{'before':>10}{'after':>10}")
     for name, value in before.items():
         print(f"{name:24}{value:10.2f}{after[name]:10.2f}")
-    for row, one, other in zip(unseen, first, last, strict=False):
-        print(f"\nsentence: {row['sentence']!r}\n  before: {one!r}\n   after: {other!r}")
+    for (prompt, one), (_, other) in zip(first, last, strict=True):
+        print(f"\nsentence: {prompt!r}\n  before: {one!r}\n   after: {other!r}")
     print(
         "\n" + json.dumps({"seed": seed, "pairs": len(pairs), "accuracy": accuracy, "before": before, "after": after})
     )
@@ -119,8 +120,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds sst2/train.tsv and sst2/dev.tsv")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sentences", type=int, default=600, help="to make pairs of, and to train on")
-    parser.add_argument("--total-steps", type=int, default=12_000, help="tokens of PPO")
+    parser.add_argument("--sentences", type=int, default=200, help="to make pairs of, and to train on")
+    parser.add_argument("--total-steps", type=int, default=6_000, help="tokens of PPO")
     options = parser.parse_args()
     torch.set_num_threads(2)
     main(options.data, options.seed, options.sentences, options.total_steps)

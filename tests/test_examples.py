@@ -282,8 +282,8 @@ def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp
     assert example.overlap("a new film", "This is a new film") == 1 and example.overlap("a b", "a c") == 0.5
     assert example.overlap("a " * 16, "a film") == 0.5 and example.overlap("", "a film") == 0
     rows = [
-        (f"{text} , {other} , {text}", label)
-        for (text, label), (other, _) in zip(*[iter(reviews(32, 3))] * 2, strict=True)
+        (" ".join(f"{text} , {other} , {text}".split()[:15]), label)
+        for (text, label), (other, _) in zip(*[iter(reviews(16, 3))] * 2, strict=True)
     ]
     for name in ("train", "dev"):
         write(tmp_path / "sst2" / f"{name}.tsv", [f"{name} {text}\t{label}" for text, label in rows])
