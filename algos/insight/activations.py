@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from textenv.lm.model import language_model_of
 from textenv.rollout import prompt_lengths
 
-FUNCTIONS = ("torch.nn.modules.activation", "transformers.activations")
+ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 FEATURES = "features"
 """Layer that the last linear layer of the actor reads, or a language model's output layer."""
 
@@ -34,7 +34,7 @@ def activations(policy: Any, rollout: TensorDict) -> dict[str, Tensor]:
 
     with ExitStack() as hooks:
         for name, module in policy.named_modules():
-            if type(module).__module__ in FUNCTIONS:
+            if type(module).__module__ in ACTIVATIONS:
                 hooks.enter_context(module.register_forward_hook(partial(keep, name)))
         if lm is not None:
             keep(FEATURES, lm, [lm.hidden(rollout["observation"], prompt_lengths(rollout)).float()])

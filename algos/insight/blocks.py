@@ -22,7 +22,7 @@ PROJECTIONS = {
 """Names, in a block, of the last linear layers of its attention and its MLP."""
 POST_NORMS = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
 """Norms between these layers and the residual stream, in blocks that have both (Gemma 2 and 3, OLMo 2)."""
-TOLERANCE = 1e-3
+UNEXPLAINED = 1e-3
 """Maximum length, relative to the stream, of what the parts leave unexplained."""
 Pair = tuple[Sequence[int], Sequence[int]]
 """Two sets of token ids, whose mean logits are subtracted."""
@@ -101,7 +101,7 @@ class Blocks:
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Output of the final norm at each row's last position, ``[n, width]``."""
         tokens = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        return _last(self.lm.hidden(tokens.to(self.lm.device)), rows)
+        return _ends(self.lm.hidden(tokens.to(self.lm.device)), rows)
 
     def read(self, rows: Sequence[Sequence[int]]) -> Reading:
         """Read the first block, the final norm and all writers' modules, for a group of `batches`."""
@@ -109,12 +109,12 @@ class Blocks:
         writers = [writer for part in self.writers.values() for writer in part]
         with ExitStack() as hooks:
             for module in {self.blocks[0], self.norm, *(module for writer in writers for module in writer)}:
-                hooks.enter_context(hook(module, lambda m, x, y: found.update({m: (_last(x, rows), _last(y, rows))})))
+                hooks.enter_context(hook(module, lambda m, x, y: found.update({m: (_ends(x, rows), _ends(y, rows))})))
             hidden = self.hidden(rows)
         residual, normed = found[self.norm]
         rest = sum((found[writer.last][1] for writer in writers), found[self.blocks[0]][0]) - residual
         for difference, whole in ((rest, residual), (normed - hidden, hidden)):
-            if (difference.norm(dim=-1) > TOLERANCE * whole.norm(dim=-1)).any():
+            if (difference.norm(dim=-1) > UNEXPLAINED * whole.norm(dim=-1)).any():
                 raise self._unknown("its parts do not add up to its residual stream")
         return found
 
@@ -161,7 +161,7 @@ def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, 
     constant = norm(signs) - bias
     signs[:, 1::2] = -1
     signed = norm(signs) - bias
-    mean = float(constant.abs().max() < TOLERANCE * signed.abs().max())  # 1 if the norm takes off the mean, else 0
+    mean = float(constant.abs().max() < UNEXPLAINED * signed.abs().max())  # 1 if the norm takes off the mean, else 0
     weight = signed / (signs - mean * signs.mean(-1, keepdim=True))  # up to a factor, which is in the scale
     shape = weight * (x - mean * x.mean(-1, keepdim=True))
     scale = ((norm(x) - bias) * shape).sum(-1, keepdim=True) / shape.square().sum(-1, keepdim=True)
@@ -169,7 +169,7 @@ def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, 
     return folded - mean * folded.mean(-1, keepdim=True), (bias * direction).sum(-1).expand(len(x))
 
 
-def _last(value: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+def _ends(value: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Last positions of a value of all positions, ``[n, length, k]`` or flat (OPT's MLP), as ``[n, k]``."""
     value = value[0] if isinstance(value, tuple) else value
     return value.reshape(len(rows), -1, value.shape[-1])[torch.arange(len(rows)), [len(row) - 1 for row in rows]]

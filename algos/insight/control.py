@@ -22,7 +22,10 @@ from algos.training.save import load, read_description
 
 MAX_STATES, GRID = 512, 25
 """Maximum number of states; points along a dimension of a map."""
-NAMES = {"CartPole": ("position", "velocity", "angle", "angular velocity"), "MountainCar": ("position", "velocity")}
+OBSERVED = {
+    "CartPole": ("position", "velocity", "angle", "angular velocity"),
+    "MountainCar": ("position", "velocity"),
+}
 """Names of observations, by the environment's id without its version."""
 Policies = Mapping[str, ControlPolicy]
 
@@ -40,7 +43,7 @@ def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tup
     before = type(after)(*spaces, **after.arguments(), seed=description["config"]["seed"])
     vector_env = remake_environment(description, num_envs=num_episodes, **env)
     name = (env.get("env_id") or description["environment"]["id"]).rpartition(":")[2].partition("-")[0]
-    return before, after, evaluate(vector_env, after, num_episodes=num_episodes).rollout, NAMES.get(name, ())
+    return before, after, evaluate(vector_env, after, num_episodes=num_episodes).rollout, OBSERVED.get(name, ())
 
 
 def interpret_control(

@@ -59,7 +59,7 @@ def interpret_language(
     title = f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}"
     difference = compared("logit_difference", title, (), [()], values["difference"])
     places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(base.blocks))]
-    parts, heads = _parts(values["parts"], places), _heads(values["heads"])
+    parts, heads = _part_changes(values["parts"], places), _heads(values["heads"])
     by_part = [place for row in parts.rows for place in places if str(place) == row[0]][:MOVED]
     by_head = [Place(layer, "attention", head) for layer, head, *_ in heads.rows if head != "bias"][:MOVED]
     runs = [*([place] for place in (*by_head, *by_part)), by_head]
@@ -106,7 +106,7 @@ def _lens(values: ByModel) -> Finding:
     return compared("logit_lens", title, ("layer",), labels, values, draw, ranked=False)
 
 
-def _parts(values: ByModel, places: list[Place]) -> Finding:
+def _part_changes(values: ByModel, places: list[Place]) -> Finding:
     moved = change(values).mean(0)[:-2].reshape(len(PROJECTIONS), -1)
     lines = dict(zip(PROJECTIONS, moved, strict=True))
     draw = partial(draw_lines, panels={"change of direct contribution": lines}, xlabel="layer")

@@ -16,12 +16,12 @@ from algos.evaluation import evaluate
 from textenv.kl.penalty import KLPenalty
 from textenv.rendering import episode_tokens, pieces, printable, render_rollout
 
-QUANTITIES = {
+COLUMNS = {
     "log_ratio": "log-ratio to the reference, nats", "kl": "KL to the reference over all tokens, nats",
     "entropy": "entropy, nats", "value": "value", "advantage": "advantage", "reward": "reward",
 }  # fmt: skip
 """Columns of `measured`, and their names on the page; the first two need a reference."""
-STYLE = """:root { color-scheme: light dark } body { font: 16px/1.6 sans-serif; max-width: 75rem; margin: auto }
+LOOK = """:root { color-scheme: light dark } body { font: 16px/1.6 sans-serif; max-width: 75rem; margin: auto }
 nav { position: sticky; top: 0; padding: .7rem .5rem; background: Canvas } small, .other { opacity: .7 }
 section { display: grid; grid-template-columns: 1fr 16rem; gap: 2rem; border-top: 1px solid; padding: 1rem .5rem }
 div { white-space: pre-wrap; overflow-wrap: anywhere } table { align-self: start } td { padding-right: 1rem }"""
@@ -40,26 +40,26 @@ choice.onchange();"""
 def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
     """Play episodes of text (`algos.evaluation.evaluate`), and write a page, or print them shaded by a quantity.
 
-    ``where`` is the page's path (``.html``) or one of `QUANTITIES`; raises a ValueError if it is neither, or has no
+    ``where`` is the page's path (``.html``) or one of `COLUMNS`; raises a ValueError if it is neither, or has no
     reference. ``config`` has the hyper-parameters of the advantages, see `measured`.
     """
     rollout = evaluate(env, policy, **options).rollout
     samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
     rollout = measured(rollout, policy, penalty=env.penalty, config=config)
-    known = [name for name in QUANTITIES if name in rollout.keys()]
+    known = [name for name in COLUMNS if name in rollout.keys()]
     if where.endswith(".html"):
         Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
         return
     if where not in known:
         raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(known)}")
     for row, sample in enumerate(samples):
-        print(f"\nepisode {row + 1}, score {sample.get('score')}, {QUANTITIES[where]} (positive green, negative red):")
+        print(f"\nepisode {row + 1}, score {sample.get('score')}, {COLUMNS[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
 
 
 @torch.no_grad()
 def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, config: Mapping[str, Any]) -> TensorDict:
-    """Copy of a text rollout with `QUANTITIES`; advantages count the penalty; γ = λ = 1 unless the config differs."""
+    """Copy of a text rollout with `COLUMNS`; advantages count the penalty; γ = λ = 1 unless the config differs."""
     reward, rollout = rollout["reward"].clone(), rollout.to(policy.device).clone()
     if penalty is not None:
         penalty(rollout, policy)
@@ -74,9 +74,9 @@ def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, con
 
 
 def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
-    """HTML of a text rollout with some of `QUANTITIES`; ``samples`` are those of its environment."""
-    known = [name for name in QUANTITIES if name in rollout.keys()]
-    choices = "".join(f'<option value="{i}">{QUANTITIES[name]}</option>' for i, name in enumerate(known))
+    """HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
+    known = [name for name in COLUMNS if name in rollout.keys()]
+    choices = "".join(f'<option value="{i}">{COLUMNS[name]}</option>' for i, name in enumerate(known))
     episodes = ""
     for row, sample in enumerate(samples):
         numbers = {"episode": row + 1, "score": sample.get("score"), **sample.get("parts", {})}
@@ -84,7 +84,7 @@ def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> 
         cells = "".join(f"<tr><td>{name}<td>{text}" for name, text in texts.items())
         turns = "".join(_turns(rollout, row, tokenizer, known))
         episodes += f"<section><main>{turns}</main><table>{cells}</table></section>\n"
-    return f"""<!doctype html><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style>
+    return f"""<!doctype html><meta charset="utf-8"><title>Tokens</title><style>{LOOK}</style>
 <nav>Shaded by <select>{choices}</select> <small><output></output></small></nav>
 {episodes}<script>{SCRIPT}</script>
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from algos import LMPolicy
-from algos.insight.tokens import QUANTITIES, measured, page, show_tokens
+from algos.insight.tokens import COLUMNS, measured, page, show_tokens
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import lm_policy
@@ -63,7 +63,7 @@ def test_a_page_has_the_numbers_of_each_token_of_the_policy(policy, tmp_path):
     found = Read(path.read_text())
     rollout = env_rollout(env, policy, seed=3)
     mask = rollout["mask"]
-    expected = torch.stack([rollout[name][mask] for name in QUANTITIES], dim=1)
+    expected = torch.stack([rollout[name][mask] for name in COLUMNS], dim=1)
     torch.testing.assert_close(torch.tensor([values for _, values in found.spans]), expected, atol=1e-4, rtol=0)
     assert {"a b", "c", "d a b"} >= {text.strip() for text in found.others} and len(found.others) == 4
     assert found.cells.count("score") == 4 and "src=" not in path.read_text() and "http" not in path.read_text()
