@@ -112,10 +112,11 @@ class Blocks:
                 hooks.enter_context(hook(module, lambda m, x, y: found.update({m: (_ends(x, rows), _ends(y, rows))})))
             hidden = self.hidden(rows)
         residual, normed = found[self.norm]
-        rest = sum((found[writer.last][1] for writer in writers), found[self.blocks[0]][0]) - residual
-        for difference, whole in ((rest, residual), (normed - hidden, hidden)):
-            if (difference.norm(dim=-1) > UNEXPLAINED * whole.norm(dim=-1)).any():
-                raise self._unknown("its parts do not add up to its residual stream")
+        added = [found[self.blocks[0]][0], *(found[writer.last][1] for writer in writers)]
+        fits = all(each.shape == residual.shape for each in added)
+        gaps = [(sum(added) - residual, residual), (normed - hidden, hidden)] if fits else []
+        if not fits or any((gap.norm(dim=-1) > UNEXPLAINED * x.norm(dim=-1)).any() for gap, x in gaps):
+            raise self._unknown("its parts do not add up to its residual stream")
         return found
 
     def unembedding(self, pair: Pair) -> tuple[Tensor, float]:

@@ -197,6 +197,8 @@ def test_what_cannot_be_taken_apart_is_refused():
         Blocks(language_model(make_llama().to(torch.bfloat16)))
     with refused(ValueError, "do not add up"):  # its blocks multiply what they add
         Blocks(language_model(make_family("granite", residual_multiplier=0.5))).read(ROWS)
+    with refused(ValueError, "do not add up"):  # its blocks pass several streams on
+        Blocks(language_model(make_family("gemma3n_text"))).read(ROWS)
     one, other = language_model(make_gpt2()), language_model(make_llama())
     with refused(ValueError, "other has other layers, heads or tokens than one"):
         interpret_language({"one": one, "other": other}, ["a"], ("good", "bad"))
