@@ -139,9 +139,10 @@ def _plot_curves(cases: Cases, study: Sequence[RunResult], path: Path) -> None:
 
     looks: Any = list(itertools.islice(itertools.product(("-", "--"), COLOURS), len(cases)))
     logged = {name for run in study for row in run.history for name in row}
-    plotted = {x: label for x, label in QUANTITIES.items() if x in logged or not x.startswith("dynamics/")}
+    plotted = {x: label for x, label in QUANTITIES.items() if x in logged or x == "normalised score"}
     picture = Picture(figsize=(11, 0.5 + 1.5 * len(plotted)), layout="constrained")
-    panels = picture.subplots(-(-len(plotted) // 2), 2)
+    panels = picture.subplots(-(-len(plotted) // 2), 2, squeeze=False)
+    panels[-1, 1].set_visible(len(plotted) % 2 == 0)
     for axis, (name, label) in zip(panels.flat, plotted.items(), strict=False):
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(label, fontsize=9, loc="left")

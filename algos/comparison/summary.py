@@ -33,7 +33,10 @@ QUANTITIES = {
     "dynamics/noise_scale": "noise scale of the gradient",
     "dynamics/weight_change": "relative change of the weights by an update",
     "dynamics/fit_error": "plasticity: error on a fresh target",
-}
+    **{f"dynamics/{name}/quarter_{i}": f"{label}, quarter {i} of the answers" for name, label in (
+        ("kl", "KL, nats a token"), ("entropy", "entropy, nats a token"), ("value_error", "squared error of the value"),
+    ) for i in (1, 4)},
+}  # fmt: skip
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
 
 
