@@ -80,7 +80,9 @@ def token_ids(text: str, tokenizer: Any) -> list[int]:
         raise ValueError(f"{text!r} is not in the tokenizer's vocabulary: give one of its tokens")
     if len(ids) > 1:
         split = ", ".join(repr(tokenizer.decode([i])) for i in ids)
-        raise ValueError(f"{text!r} is {len(ids)} tokens ({split}), expected one: give its first, or another word")
+        spaced = f" {text}"
+        other = f"{spaced!r} is one" if len(text_ids(spaced, tokenizer)) == 1 else "give its first, or another word"
+        raise ValueError(f"{text!r} is {len(ids)} tokens ({split}), expected one: {other}")
     return ids
 
 

@@ -217,3 +217,5 @@ def test_a_token_is_one_token_or_the_error_says_what_it_splits_into():
         token_ids("great|good", tokenizer)
     with refused(ValueError, "'' is not in the tokenizer's vocabulary"):
         token_ids("", tokenizer)
+    with refused(ValueError, "'superb' is 3 tokens", "expected one: ' superb' is one"):
+        token_ids("superb", LanguageModel.load("embedded").tokenizer)
