@@ -216,7 +216,7 @@ def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Pat
             picture = "" if x.draw is None else f'<img alt="" src="{x.name}.png">'
             table = _html_table(x.columns, rows[:SHOWN])
             parts.append(f'<h2>{_escape(x.title)}</h2>{picture}<div class="wide">{table}</div>')
-            parts.append(f'<p><a href="{x.name}.csv">All {len(rows)} rows</a></p>')
+            parts.append(f'<p><a href="{x.name}.csv">All rows ({len(rows)})</a></p>')
         (draft / "interpret.html").write_text("\n".join(parts) + "\n", encoding="utf-8")
     return folder / "interpret.html"
 

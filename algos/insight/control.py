@@ -38,7 +38,7 @@ def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tup
     """
     description, after = read_description(folder), load(folder)
     if not isinstance(after, ControlPolicy) or after.trained_by_values:
-        raise ValueError(f"{folder} holds a {type(after).__name__}, expected MLPPolicy, GSDEPolicy, CNNPolicy or LSTM")
+        raise ValueError(f"{folder} holds a {type(after).__name__}, which has no action probabilities to compare")
     spaces = after.observation_space, after.action_space
     before = type(after)(*spaces, **after.arguments(), seed=description["config"]["seed"])
     vector_env = remake_environment(description, num_envs=num_episodes, **env)
@@ -62,7 +62,8 @@ def interpret_control(
     shape = tuple(part["observation"].shape[part["mask"].ndim :])
     names = list(names) or [",".join(map(str, place)) for place in np.ndindex(shape)]
     if len(names) != math.prod(shape) or (dims and not len({*dims} & {*range(len(names))}) == len(dims) == 2):
-        raise ValueError(f"observations have shape {shape}, but there are {len(names)} names, and dims is {dims}")
+        expected = f"{math.prod(shape)} names, and as dims two different numbers below that"
+        raise ValueError(f"names is {names!r:.200} and dims {dims}; observations of shape {shape} need {expected}")
     policies, kind = {"before": before, "after": after}, type(after.distribution).__name__
     what = {"Categorical": "P", "MultiCategorical": "logit"}.get(kind, "mean")
     found = {name: _sensitivity(policy, part) for name, policy in policies.items()}

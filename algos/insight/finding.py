@@ -29,16 +29,16 @@ class Finding:
     draw: Callable[[Figure], None] | None = None
     """Draws it into an empty figure."""
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: str | Path) -> None:
         """Write ``NAME.csv`` and, if it can be drawn, ``NAME.png`` into an existing folder."""
-        with (folder / f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
+        with Path(folder, f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([self.columns, *self.rows])
         if self.draw is not None:
             from matplotlib.figure import Figure
 
             figure = Figure(layout="constrained")
             self.draw(figure)
-            figure.savefig(folder / f"{self.name}.png", dpi=150)
+            figure.savefig(Path(folder, f"{self.name}.png"), dpi=150)
 
 
 def change(values: Mapping[str, np.ndarray]) -> np.ndarray:

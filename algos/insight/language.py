@@ -38,9 +38,9 @@ def interpret_language(
     Raises a ValueError if a text is not one token, or a model does not fit the others or `Blocks`.
     """
     blocks = {name: Blocks(lm) for name, lm in models.items()}
-    if len(blocks) < 2 or len(tokens) != 2 or not prompts:
-        given = f"{len(blocks)} different models, {len(tokens)} tokens and {len(prompts)} prompts"
-        raise ValueError(f"{given}, expected at least 2 models, 2 tokens and at least 1 prompt")
+    if len(blocks) < 2 or len(tokens) != 2 or not prompts or neurons < 0:
+        given = f"{len(blocks)} different models, {len(tokens)} tokens, {len(prompts)} prompts and {neurons} neurons"
+        raise ValueError(f"{given}, expected at least 2 models, 2 tokens, at least 1 prompt and 0 neurons")
     base, tuned, *_ = blocks.values()
     tokenizer = base.lm.tokenizer
     for name, x in blocks.items():

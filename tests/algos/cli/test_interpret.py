@@ -81,7 +81,7 @@ def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys)
     assert {"sensitivity.png", "hidden_units.csv", "map.png"} <= {x.name for x in (folder / "interpret").iterdir()}
     assert 'src="map.png"' in (folder / "interpret" / "interpret.html").read_text()
     assert "--prompt, --neurons: not for" in said(capsys, folder, "--prompt", "the", "--neurons", "3")
-    assert "dims is (0, 7)" in said(capsys, folder, "--dims", "0", "7")
+    assert "dims (0, 7)" in said(capsys, folder, "--dims", "0", "7")
     text = ["--prompt", "the", "--tokens", " a", " film", "--model", str(folder)]
     assert "--dims: not for" in said(capsys, run, *text, "--dims", "0", "1")
     assert "but only a language model" in said(capsys, run, *text)

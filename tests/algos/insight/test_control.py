@@ -90,7 +90,7 @@ def test_only_the_observation_that_was_learnt_moves():
     assert all(row[-1] == 0 for row in units.rows if row[0].startswith("critic"))
     with refused(ValueError, "names"):
         interpret_control(before, after, states, ("a",))
-    with refused(ValueError, r"dims is \(1, 1\)"):
+    with refused(ValueError, r"dims \(1, 1\)"):
         interpret_control(before, after, states, dims=(1, 1))
     with refused(ValueError, "one kind"):
         interpret_control(before, MLPPolicy(BOX, spaces.Discrete(2), hidden=(8,)), states)
