@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
+from algos import parallel
 from algos.collection import Collector, add_log_probs, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.optimize import Metrics, Optimizer
@@ -61,6 +62,9 @@ class Agent(Generic[ConfigT]):
     policy_name: PolicyName = "auto"
     """Policy to make if none is given."""
 
+    parallel = True
+    """Whether several processes can train together (`algos.parallel`)."""
+
     def __init__(
         self,
         env: VectorEnv,
@@ -72,6 +76,9 @@ class Agent(Generic[ConfigT]):
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
+        parallel.start()
+        if parallel.world_size() > 1 and not self.parallel:
+            raise ValueError(f"{type(self).__name__} trains in one process, not in {parallel.world_size()}: use PPO")
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
             said = f"config is a {type(config).__name__}, but {type(self).__name__} needs a {self.config_type.__name__}"
@@ -90,12 +97,12 @@ class Agent(Generic[ConfigT]):
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
-        self.collector = Collector(env, policy, seed=config.seed)
+        self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed))
         self._optimizer: Optimizer | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
         # A different stream from the one for minibatch order.
-        self.policy.generator.manual_seed(config.seed + 2**32)
+        self.policy.generator.manual_seed(parallel.own_seed(config.seed) + 2**32)
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
 
@@ -110,8 +117,11 @@ class Agent(Generic[ConfigT]):
         """Run the policy in the environment and return the next rollout."""
         config = self.config
         self.collector.env, self.collector.policy = self.env, self.policy  # both may have been replaced
-        return self.collector.collect(
-            num_steps=config.num_steps, num_episodes=config.num_episodes, group_size=config.episodes_per_group
+        episodes = parallel.share_of(config.num_episodes, "num_episodes")
+        return parallel.gather_rows(
+            self.collector.collect(
+                num_steps=config.num_steps, num_episodes=episodes, group_size=config.episodes_per_group
+            )
         )
 
     def step(

@@ -39,6 +39,7 @@ class DQN(Agent[DQNConfig]):
     config_type = DQNConfig
     policy: QPolicy
     policy_name = "q"
+    parallel = False
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos import losses
+from algos import losses, parallel
 from algos.advantages import discounted_returns, gae, whiten
 from algos.config import CONTROL_RATE, ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, scheduled
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
@@ -85,7 +85,7 @@ def optimize(
         normalize_advantage=normalize_advantage,
         aggregation=by_name(aggregation),
     ):
-        parts = split(batch, config.micro_batch_size)
+        parts = split(parallel.own_rows(batch), config.micro_batch_size)
         totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
         means.add(totals)
         if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
@@ -96,7 +96,7 @@ def optimize(
 @torch.no_grad()
 def rescored(rollout: TensorDict, *, policy: Policy, limit: float) -> tuple[TensorDict, Metrics]:
     """Return the rollout with π_old's ``log_prob`` and ``importance_weight`` min(π_old/π_behaviour, limit); metrics."""
-    mask, own = rollout["mask"], policy.evaluate(rollout).log_prob
+    mask, (own,) = rollout["mask"], parallel.by_rows(lambda part: [policy.evaluate(part).log_prob], rollout)
     gap = log_ratio(log_prob=own, old_log_prob=rollout["log_prob"], mask=mask)
     weight = torch.where(mask, gap.exp().clamp(max=limit), 0.0)
     found = {"policy/sampler_gap": gap.abs(), "policy/importance_weight": weight}
@@ -138,7 +138,7 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
         returns = discounted_returns(reward=reward, gamma=config.gamma, **ends)
         rollout["value"], rollout["next_value"] = policy.fit_values(rollout, returns, agent.value_fit)
     else:
-        rollout["value"], rollout["next_value"] = policy.values(rollout)
+        rollout["value"], rollout["next_value"] = parallel.by_rows(policy.values, rollout)
     rollout["advantage"], rollout["value_target"] = gae(
         reward=reward,
         value=rollout["value"],
@@ -396,12 +396,14 @@ class Optimizer:
         totals: Sums = {}
         found: list[Tensor] = []
         losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
-        for compute in (*losses, *others):
+        for compute in (*losses, *(parallel.divided(other) for other in others)):
             loss, terms = compute()
             loss.backward(inputs=self.parameters)  # no others, even if they are in the graph
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        parallel.add_up([*gradients, *found, *totals.values()])
         norms = [self.optimizer.clip_grad_norm_(limit, groups) for groups, limit in self._clips.items()]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # Each is read from the device, but only the first read waits for it.
@@ -411,7 +413,7 @@ class Optimizer:
             taken = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
             step = f"step {taken + 1} of the optimiser"
             raise explain_step(
-                loss_of, parts, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
+                loss_of, parallel.gather_parts(parts), parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
         self.optimizer.step()
         return totals

@@ -10,7 +10,9 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 from tensordict import TensorDict
+from torch import Tensor
 
+from algos import parallel
 from algos.config import field_values
 from algos.training.callbacks import RecordSamples
 from algos.training.diagnose import write_violation
@@ -85,12 +87,16 @@ def learn(
     if resume is not None and overwrite:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
-    shown = make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
+    others = parallel.rank() > 0  # logs, files and callbacks belong to rank 0
+    shown = [] if others else make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
-    watching = [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
+    watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     if run_dir is not None:
         commit()  # read now, written with the agent
+    if others:
+        run_dir = diagnose = on_iteration = None
+    parallel.check_same(agent.policy.parameters())
     with hold(run_dir, resumed=here, overwrite=overwrite):
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):
@@ -105,8 +111,8 @@ def learn(
                 with training(run.steps, run.steps / total_steps):  # for reward functions
                     stop = _iteration(run, diagnose, start=start)
                     stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
-                over = stop or run.steps >= total_steps
-                if checkpoint_every is not None and run_dir is not None:
+                over = parallel.agreed(stop) or run.steps >= total_steps
+                if checkpoint_every is not None:
                     run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
                 if over:
                     break
@@ -199,7 +205,7 @@ def iterate(
     rollout = agent.collect() if rollout is None else rollout
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
-        metrics |= agent.env.metrics
+        metrics |= parallel.mean(agent.env.metrics)
     if not metrics["rollout/steps"]:
         raise ValueError(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
@@ -209,7 +215,7 @@ def iterate(
     check_finite(rollout, "observation", "reward", "log_prob")
     clock.append(time.perf_counter())
     if agent.penalty is not None:
-        agent.penalty(rollout, agent.policy)
+        _charge(agent, rollout)
         check_finite(rollout, "reward", "reference_log_prob", "kl")
         check_inert(rollout, "reference_log_prob", "kl")
         metrics |= reference_metrics(rollout, coefficient=agent.penalty.coef)
@@ -224,6 +230,18 @@ def iterate(
     if agent.penalty is not None:
         agent.penalty.update(rollout)
     return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
+
+
+def _charge(agent: Learner, rollout: TensorDict) -> None:
+    """Charge the KL penalty."""
+
+    def charged(part: TensorDict) -> list[Tensor]:
+        assert agent.penalty is not None
+        agent.penalty(part, agent.policy)
+        return [part[name] for name in names]
+
+    names = ("reward", "reference_log_prob", "kl")
+    rollout.update(dict(zip(names, parallel.by_rows(charged, rollout), strict=True)))
 
 
 def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:

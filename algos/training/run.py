@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 import numpy as np
 from tensordict import TensorDict
 
+from algos import parallel
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
 from algos.training.env_state import env_state, set_env_state
 from algos.training.learner import Learner
@@ -21,6 +22,8 @@ from algos.training.signals import Interrupted, Request
 from textenv.acceleration import TAKEN
 
 logger = logging.getLogger(__name__)
+OF_RANK = ("policy_generator", "policy_memory", "collector")
+"""Parts of an agent's state that are different on each rank, as its environment is."""
 
 
 class History(Sequence[dict[str, float]]):
@@ -170,23 +173,35 @@ class Run:
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
         agent = self.agent
-        if state["num_envs"] != agent.env.num_envs:
+        slots = agent.env.num_envs * parallel.world_size()
+        if state["num_envs"] != slots:
             raise ValueError(
-                f"the run has {state['num_envs']} environment slots, but this agent has {agent.env.num_envs}: make the "
+                f"the run has {state['num_envs']} environment slots, but this agent has {slots}: make the "
                 "same number (leave --num-envs out)"
             )
         if state["seed"] != agent.config.seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
+        ranks, environment = state.get("ranks", []), state["environment"]
+        if same := len(ranks) + 1 == parallel.world_size():
+            own = ranks[parallel.rank() - 1] if parallel.rank() else {}
+            environment = own.pop("environment", environment)
+            state["agent"] |= own
+        else:
+            said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
+            logger.warning(said, len(ranks) + 1, parallel.world_size())
+            environment, generator = None, agent.policy.generator.get_state()
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
-        if state["environment"] is not None:
-            set_env_state(agent.env, state["environment"])
+        if environment is not None:
+            set_env_state(agent.env, environment)
         agent.load_state_dict(state["agent"])
-        if state["environment"] is not None:
+        if not same:
+            agent.policy.generator.set_state(generator)
+        if environment is not None:
             agent.collector.resume()
         else:
             agent.collector.observation = None
             # A seed that depends on the steps, so that resuming twice from here gives the same run.
-            agent.collector.seed = agent.config.seed + int(state["steps"])
+            agent.collector.seed = parallel.own_seed(agent.config.seed) + int(state["steps"])
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History.from_state(state["history"])
@@ -221,27 +236,32 @@ class Run:
         self.log(metrics)
         self.watch.look(metrics)
 
-    def checkpoint(self, run_dir: str | Path, *, every: int, over: bool, request: Request) -> None:
-        """Write a checkpoint if one is due: after ``every`` steps, at the end, or after a signal to stop.
+    def checkpoint(self, run_dir: str | Path | None, *, every: int, over: bool, request: Request) -> None:
+        """Write a checkpoint if one is due: after ``every`` steps, at the end, or after a signal to stop, on any rank.
 
         Raises:
             Interrupted: after a signal.
         """
-        if not over and request.name is None and self.steps - self.saved < every:
+        signal = next((name for name in parallel.gather(request.name) if name is not None), None)
+        if not over and signal is None and self.steps - self.saved < every:
             return
         self.saved = self.steps
+        agent, environment = self.agent.state_dict(), env_state(self.agent.env)
+        own = {name: agent[name] for name in OF_RANK} | {"environment": environment}
+        _, *ranks = parallel.gather(own)
         state: dict[str, Any] = {
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
             "seconds": self.seconds,
-            "num_envs": self.agent.env.num_envs,
+            "num_envs": self.agent.env.num_envs * parallel.world_size(),
             "seed": self.agent.config.seed,
             "history": self.history.state(),
-            "agent": self.agent.state_dict(),
-            "environment": env_state(self.agent.env),
+            "agent": agent,
+            "environment": environment,
+            "ranks": ranks,
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
-        folder = write_checkpoint(run_dir, state, steps=self.steps)
-        if request.name is not None and not over:
-            raise Interrupted(request.name, f"stopped by {request.name} after {self.steps} steps, see {folder}")
+        folder = None if run_dir is None else write_checkpoint(run_dir, state, steps=self.steps)
+        if signal is not None and not over:
+            raise Interrupted(signal, f"stopped by {signal} after {self.steps} steps, see {folder}")

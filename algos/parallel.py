@@ -1,0 +1,149 @@
+"""Data parallelism under ``torchrun``: every rank has the whole rollout, and runs networks on its share of the rows.
+
+So advantages, normalizers, minibatches and metrics are those of one process, computed everywhere; a rank is a micro-batch
+that happens to be elsewhere. A process alone returns from every function at once.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict, pad
+from torch import Tensor, distributed
+
+T = TypeVar("T")
+TIMEOUT = timedelta(hours=1)
+"""Maximum time for which a rank waits for the others: rank 0 alone evaluates, saves and logs."""
+
+
+def start() -> None:
+    """Join the processes of ``torchrun`` or ``accelerate launch``, if this is one of several and has not joined."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+        distributed.init_process_group(timeout=TIMEOUT)  # gloo for the CPU, NCCL for GPUs
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes that train together."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def share_of(count: int | None, name: str) -> int | None:
+    """Part of a count that belongs to each rank; raises a ValueError if it cannot be split evenly."""
+    if count is not None and count % world_size():
+        raise ValueError(f"{name} is {count}, which {world_size()} processes cannot share: give a multiple")
+    return None if count is None else count // world_size()
+
+
+def own_seed(seed: int) -> int:
+    """Seed of this rank's environments and actions; that of the minibatches is the same on all ranks."""
+    return seed + rank() * 10_000_019
+
+
+def gather(value: T) -> list[T]:
+    """Values of all ranks, in their order; `clone` views before, whose pickles hold all of their storage."""
+    found: list[Any] = [value] * world_size()
+    if world_size() > 1:
+        distributed.all_gather_object(found, value)
+    return found
+
+
+def gather_rows(rollout: TensorDict) -> TensorDict:
+    """Rows of all ranks' rollouts ``[b, t]``, one below the other, ``[B, T]``; groups stay apart."""
+    if world_size() == 1:
+        return rollout
+    parts = gather(rollout.cpu().clone())
+    longest = max(part.shape[1] for part in parts)
+    groups = sets = 0
+    for part in parts:
+        part["group"] = part["group"] + groups
+        groups = int(part["group"].max()) + 1
+        if "allowed" in part.keys():
+            part["allowed"] = torch.where(part["allowed"] > 0, part["allowed"] + sets, 0)
+            sets += len(part["allowed_sets"])
+    allowed = [part.pop("allowed_sets") for part in parts if "allowed" in part.keys()]
+    found: TensorDict = TensorDict.cat([pad(part, [0, 0, 0, longest - part.shape[1]]) for part in parts])
+    return found.set_non_tensor("allowed_sets", torch.cat(allowed)) if allowed else found
+
+
+def own_rows(batch: TensorDict) -> TensorDict:
+    """Rows of a batch that this rank computes: as many as every other, by repeated ones of ``weight`` and ``share`` 0."""
+    if world_size() == 1:
+        return batch
+    count = -(-len(batch) // world_size())
+    places = torch.arange(rank() * count, (rank() + 1) * count, device=batch.device)
+    part = batch[places.clamp(max=len(batch) - 1)]
+    for name in {"weight", "share"} & part.keys():
+        part[name][places >= len(batch)] = 0
+    return part
+
+
+def by_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDict) -> Sequence[Tensor]:
+    """Results of a function that has a result for each row, the rows shared by the ranks."""
+    if world_size() == 1:
+        return function(batch)
+    whole = []
+    for own in function(own_rows(batch)):
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        distributed.all_gather(parts, own.contiguous())
+        whole.append(torch.cat(parts)[: len(batch)])
+    return whole
+
+
+@torch.no_grad()
+def add_up(tensors: Iterable[Tensor]) -> None:
+    """Replace tensors by their sums over the ranks, in one message; of float32, and the same bits on every rank."""
+    if world_size() == 1:
+        return
+    tensors = list(tensors)
+    whole = torch.cat([x.detach().float().flatten() for x in tensors])
+    distributed.all_reduce(whole)
+    for x, found in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
+        x.copy_(found.view_as(x))
+
+
+def mean(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Mean of each number over the ranks that have it."""
+    if world_size() == 1:
+        return dict(metrics)
+    found = gather(dict(metrics))
+    names = dict.fromkeys(name for each in found for name in each)
+    values = {name: [each[name] for each in found if name in each] for name in names}
+    return {name: sum(each) / len(each) for name, each in values.items()}
+
+
+def agreed(value: T) -> T:
+    """Value of rank 0."""
+    found = [value]
+    if world_size() > 1:
+        distributed.broadcast_object_list(found)
+    return found[0]
+
+
+def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
+    """Parts of a minibatch on all ranks."""
+    return parts if world_size() == 1 else [part for each in gather([part.clone() for part in parts]) for part in each]
+
+
+def divided(compute: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
+    """A loss, and quantities for the log, that every rank computes whole: divided by their number, as they are added."""
+    if world_size() == 1:
+        return compute
+
+    def shared() -> tuple[Tensor, dict[str, Tensor]]:
+        loss, quantities = compute()
+        return loss / world_size(), {name: x.detach() / world_size() for name, x in quantities.items()}
+
+    return shared
+
+
+def check_same(weights: Iterable[Tensor]) -> None:
+    """Raise a ValueError if ranks begin with different weights."""
+    if world_size() > 1 and len({str(each) for each in gather([x.double().sum().item() for x in weights])}) > 1:
+        raise ValueError("the processes have different weights: build the policy with the same seed in each of them")
