@@ -413,7 +413,12 @@ class Optimizer:
             taken = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
             step = f"step {taken + 1} of the optimiser"
             raise explain_step(
-                loss_of, parallel.gather_parts(parts), parameters=self.parameters, policy=self.policy, quantities=totals, step=step
+                loss_of,
+                parallel.gather_parts(parts),
+                parameters=self.parameters,
+                policy=self.policy,
+                quantities=totals,
+                step=step,
             )
         self.optimizer.step()
         return totals
