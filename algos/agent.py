@@ -117,12 +117,11 @@ class Agent(Generic[ConfigT]):
         """Run the policy in the environment and return the next rollout."""
         config = self.config
         self.collector.env, self.collector.policy = self.env, self.policy  # both may have been replaced
-        episodes = parallel.share_of(config.num_episodes, "num_episodes")
-        return parallel.gather_rows(
-            self.collector.collect(
-                num_steps=config.num_steps, num_episodes=episodes, group_size=config.episodes_per_group
-            )
+        episodes = config.num_episodes and parallel.share_of(config.num_episodes, "num_episodes")
+        own = self.collector.collect(
+            num_steps=config.num_steps, num_episodes=episodes, group_size=config.episodes_per_group
         )
+        return parallel.gather_rows(own)
 
     def step(
         self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None

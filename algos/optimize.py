@@ -412,13 +412,9 @@ class Optimizer:
                 return {}
             taken = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
             step = f"step {taken + 1} of the optimiser"
+            whole = parallel.gather_parts(parts)
             raise explain_step(
-                loss_of,
-                parallel.gather_parts(parts),
-                parameters=self.parameters,
-                policy=self.policy,
-                quantities=totals,
-                step=step,
+                loss_of, whole, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
             )
         self.optimizer.step()
         return totals

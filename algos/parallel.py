@@ -1,7 +1,7 @@
 """Data parallelism under ``torchrun``: every rank has the whole rollout, and runs networks on its share of the rows.
 
-So advantages, normalizers, minibatches and metrics are those of one process, computed everywhere; a rank is a micro-batch
-that happens to be elsewhere. A process alone returns from every function at once.
+So advantages, normalizers, minibatches and metrics are those of one process, computed everywhere; a rank is a
+micro-batch that happens to be elsewhere. A process alone returns from every function at once.
 """
 
 import os
@@ -34,11 +34,11 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def share_of(count: int | None, name: str) -> int | None:
+def share_of(count: int, name: str) -> int:
     """Part of a count that belongs to each rank; raises a ValueError if it cannot be split evenly."""
-    if count is not None and count % world_size():
+    if count % world_size():
         raise ValueError(f"{name} is {count}, which {world_size()} processes cannot share: give a multiple")
-    return None if count is None else count // world_size()
+    return count // world_size()
 
 
 def own_seed(seed: int) -> int:
@@ -73,7 +73,7 @@ def gather_rows(rollout: TensorDict) -> TensorDict:
 
 
 def own_rows(batch: TensorDict) -> TensorDict:
-    """Rows of a batch that this rank computes: as many as every other, by repeated ones of ``weight`` and ``share`` 0."""
+    """This rank's rows of a batch: as many as every other's, by repeated ones of ``weight`` and ``share`` 0."""
     if world_size() == 1:
         return batch
     count = -(-len(batch) // world_size())
@@ -132,7 +132,7 @@ def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
 
 
 def divided(compute: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
-    """A loss, and quantities for the log, that every rank computes whole: divided by their number, as they are added."""
+    """A loss, with quantities for the log, that all ranks compute whole: divided by their number, as they are added."""
     if world_size() == 1:
         return compute
 

@@ -3,6 +3,7 @@
 import numpy as np
 from tensordict import TensorDict
 
+from algos import parallel
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
 from textenv.rollout import is_episode_env
@@ -36,7 +37,8 @@ class RecordSamples(Callback):
         env = run.agent.env
         if not is_episode_env(env):
             return
-        rows = np.unique(np.linspace(0, len(rollout) - 1, self.num_samples).astype(int)).tolist()
+        own = len(rollout) // parallel.world_size()  # the environment's here, which come first
+        rows = np.unique(np.linspace(0, own - 1, self.num_samples).astype(int)).tolist()
         table = [{"steps": run.steps, "iteration": len(run.history) + 1} | sample for sample in env.samples(rows)]
         if "kl" in rollout.keys():
             for row, sample in zip(rows, table, strict=False):

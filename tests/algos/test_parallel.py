@@ -1,0 +1,111 @@
+"""Several processes under torchrun train as one does."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from algos import DQN, TRPO, parallel
+from tests.helpers import ranks
+from tests.helpers.resumable_agents import AGENTS
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run(count, *command, check=True):
+    """The output of so many processes; 1 starts none of torchrun's."""
+    start = [sys.executable] if count == 1 else [*TORCHRUN, str(count)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([*start, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert not check or ended.returncode == 0, ended.stderr[-3000:]
+    return ended
+
+
+def script(count, *arguments, check=True):
+    return run(count, "tests/helpers/ranks.py", *arguments, check=check)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
+    for count in (1, 2, 3):  # rows of 4 and 8, single steps of 32: not all multiples of 3
+        script(count, "update", tmp_path)
+    for name in ranks.UPDATED:
+        alone, logged = torch.load(tmp_path / f"{name}-1-0.pt")
+        start = ranks.weights(AGENTS[name]())
+        for count in (2, 3):
+            found = [torch.load(tmp_path / f"{name}-{count}-{rank}.pt") for rank in range(count)]
+            assert all(torch.equal(found[0][0], each) for each, _ in found), (name, count)
+            assert (found[0][0] - alone).abs().max() < 1e-6 < (alone - start).abs().max(), (name, count)
+            assert found[0][1] == pytest.approx(logged, rel=1e-4, abs=1e-6), (name, count)
+
+
+@pytest.mark.parametrize("name", ["ppo_cartpole", "ppo_text"])
+def test_a_rerun_and_a_resumed_run_are_the_same_to_the_bit(name, tmp_path):
+    script(2, "train", name, tmp_path / "whole", 4)
+    script(2, "train", name, tmp_path / "parts", 2)
+    script(2, "train", name, tmp_path / "parts", 4, tmp_path / "parts")
+    logs = [metrics(tmp_path / part) for part in ("whole", "parts")]
+    for one, other in zip(*logs, strict=True):
+        assert {x: y for x, y in one.items() if "time/" not in x} == {
+            x: y for x, y in other.items() if "time/" not in x
+        }
+    found = [torch.load(tmp_path / part / f"weights-{rank}.pt") for part in ("whole", "parts") for rank in (0, 1)]
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+def test_a_run_of_two_processes_goes_on_in_one_with_new_streams(tmp_path):
+    script(2, "train", "grpo_text", tmp_path / "run", 1)
+    ended = script(1, "train", "grpo_text", tmp_path / "run", 2, tmp_path / "run", check=False)
+    assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
+    command = ["-m", "algos", "train", "CartPole-v1", "--run-dir", tmp_path / "control", "--num-envs", "8", "--json"]
+    short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]
+    first = run(2, *short, "--total-steps", "128", "--checkpoint-every", "64")
+    done = json.loads(first.stdout)["steps"]  # one process prints
+    assert metrics(tmp_path / "control")[0]["rollout/steps"] > 32  # 8 slots, shared by both, of 8 steps
+    ended = run(1, *short, "--total-steps", done + 64, "--checkpoint-every", "64", "--resume", tmp_path / "control")
+    assert "2 processes, now there are 1" in ended.stderr
+    assert [row["iteration"] for row in metrics(tmp_path / "control")] == list(range(1, done // 64 + 3))
+
+
+def test_an_error_on_one_rank_ends_all_with_its_own_traceback(tmp_path):
+    start = time.monotonic()
+    ended = script(2, "fail", tmp_path / "run", check=False)
+    assert ended.returncode and "the last rank's environment has broken" in ended.stderr
+    assert time.monotonic() - start < 100  # torchrun's own limit is 30 s, PyTorch's half an hour
+
+
+def alone_but_told_otherwise(monkeypatch, rank=0, count=2):
+    monkeypatch.setattr(parallel.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(parallel.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(parallel.distributed, "get_world_size", lambda: count)
+
+
+@pytest.mark.parametrize("name", ["trpo", "dqn"])
+def test_algorithms_that_train_in_one_process_say_so(name, monkeypatch):
+    assert not TRPO.parallel and not DQN.parallel
+    alone_but_told_otherwise(monkeypatch)
+    with pytest.raises(ValueError, match=f"{name.upper()} trains in one process, not in 2"):
+        AGENTS[name]()
+
+
+def test_every_rank_has_as_many_rows_and_repeated_ones_weigh_nothing(monkeypatch):
+    batch = TensorDict({"x": torch.arange(5), "weight": torch.ones(5), "share": torch.ones(5)}, batch_size=[5])
+    shares = []
+    for rank in range(3):
+        alone_but_told_otherwise(monkeypatch, rank, 3)
+        shares.append(parallel.own_rows(batch))
+    assert [part["x"].tolist() for part in shares] == [[0, 1], [2, 3], [4, 4]]
+    assert [part["weight"].tolist() for part in shares] == [[1, 1], [1, 1], [1, 0]]
+    assert batch["weight"].sum() == 5  # the batch itself is unchanged
+    with pytest.raises(ValueError, match="num_episodes is 8, which 3 processes cannot share"):
+        parallel.share_of(8, "num_episodes")

@@ -1,0 +1,74 @@
+"""One of several processes that train together; started by torchrun, or alone.
+
+python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder
+python tests/helpers/ranks.py train AGENT FOLDER N [RESUME]   # N iterations, with checkpoints
+python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from algos import parallel
+from algos.training.loop import iterate
+from algos.training.metrics import EpisodeMeter
+from tests.helpers.resumable_agents import AGENTS, TOTAL
+
+UPDATED = ("ppo_cartpole", "ppo_sde", "ppo_lstm", "a2c", "grpo_control", "ppo_text", "ppo_seq2seq", "grpo_text")
+
+
+def weights(agent):
+    """All weights as one vector."""
+    return torch.cat([x.detach().flatten() for x in agent.policy.parameters()])
+
+
+def update(folder):
+    """One update of every agent, on a rollout that one process has collected."""
+    for name in UPDATED:
+        agent, path = AGENTS[name](), folder / f"{name}.pt"
+        # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
+        agent.config = replace(agent.config, adam_eps=1e-3)
+        if parallel.world_size() == 1:
+            torch.save(agent.collect(), path)
+        rollout = torch.load(path, weights_only=False)
+        metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
+        found = {name: x for name, x in metrics.items() if not name.startswith(("time/", "text/", "reward"))}
+        torch.save((weights(agent), found), folder / f"{name}-{parallel.world_size()}-{parallel.rank()}.pt")
+
+
+def train(name, folder, iterations, resume=None):
+    """Weights of each rank after some iterations."""
+    agent = AGENTS[name]()
+    agent.learn(
+        TOTAL, run_dir=folder, checkpoint_every=1, resume=resume,
+        on_iteration=lambda metrics: metrics["iteration"] >= int(iterations),
+    )  # fmt: skip
+    torch.save(weights(agent), folder / f"weights-{parallel.rank()}.pt")
+
+
+def fail(folder):
+    """Training in which the last rank has an error in its second iteration."""
+    agent = AGENTS["ppo_cartpole"]()
+    step, count = agent.env.step, 0
+
+    def broken(action):
+        nonlocal count
+        count += 1
+        if parallel.rank() == parallel.world_size() - 1 and count > 20:
+            raise OSError("the last rank's environment has broken")
+        return step(action)
+
+    agent.env.step = broken
+    agent.learn(TOTAL, run_dir=folder)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parallel.start()
+    command, *arguments = sys.argv[1:]
+    if command == "train":
+        train(arguments[0], Path(arguments[1]), *arguments[2:])
+    else:
+        {"update": update, "fail": fail}[command](Path(arguments[0]))
