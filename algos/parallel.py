@@ -21,6 +21,8 @@ TIMEOUT = timedelta(hours=1)
 def start() -> None:
     """Join the processes of ``torchrun`` or ``accelerate launch``, if this is one of several and has not joined."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means in this process
         distributed.init_process_group(timeout=TIMEOUT)  # gloo for the CPU, NCCL for GPUs
 
 

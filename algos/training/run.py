@@ -189,19 +189,20 @@ class Run:
         else:
             said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
             logger.warning(said, len(ranks) + 1, parallel.world_size())
-            environment, generator = None, agent.policy.generator.get_state()
+            environment = None
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:
             set_env_state(agent.env, environment)
         agent.load_state_dict(state["agent"])
+        # Seeds that depend on the steps, so that resuming twice from here gives the same run.
+        anew = parallel.own_seed(agent.config.seed) + int(state["steps"])
         if not same:
-            agent.policy.generator.set_state(generator)
+            agent.policy.generator.manual_seed(anew + 2**32)
         if environment is not None:
             agent.collector.resume()
         else:
             agent.collector.observation = None
-            # A seed that depends on the steps, so that resuming twice from here gives the same run.
-            agent.collector.seed = parallel.own_seed(agent.config.seed) + int(state["steps"])
+            agent.collector.seed = anew
         self.steps = self.saved = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History.from_state(state["history"])
