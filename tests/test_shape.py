@@ -40,7 +40,7 @@ LAYERS = {
         optimize finetuning
         training collection sharing
         policies
-        fast losses advantages config envs
+        fast losses advantages parallel config envs
     """,
 }
 """From the top: a room imports from its own line and those below."""
