@@ -23,7 +23,10 @@ def start() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means in this process
-        distributed.init_process_group(timeout=TIMEOUT)  # gloo for the CPU, NCCL for GPUs
+        found, place, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
+        # torchrun's store outlives a restart, with the addresses of the processes that have ended.
+        store = distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", found)
+        distributed.init_process_group(store=store, rank=place, world_size=size, timeout=TIMEOUT)  # gloo, NCCL on GPUs
 
 
 def rank() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -16,20 +17,26 @@ from tests.helpers import ranks
 from tests.helpers.resumable_agents import AGENTS
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def run(count, *command, check=True):
+def run(count, *command, check=True, restarts=0):
     """The output of so many processes; 1 starts none of torchrun's."""
-    start = [sys.executable] if count == 1 else [*TORCHRUN, str(count)]
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--max-restarts={restarts}",
+        f"--nproc-per-node={count}",
+    ]
+    start = [sys.executable, *(torchrun if count > 1 else [])]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([*start, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert not check or ended.returncode == 0, ended.stderr[-3000:]
     return ended
 
 
-def script(count, *arguments, check=True):
-    return run(count, "tests/helpers/ranks.py", *arguments, check=check)
+def script(count, *arguments, **options):
+    return run(count, "tests/helpers/ranks.py", *arguments, **options)
 
 
 def metrics(folder):
@@ -61,6 +68,16 @@ def test_a_rerun_and_a_resumed_run_are_the_same_to_the_bit(name, tmp_path):
         }
     found = [torch.load(tmp_path / part / f"weights-{rank}.pt") for part in ("whole", "parts") for rank in (0, 1)]
     assert all(torch.equal(found[0], each) for each in found)
+
+
+def test_a_killed_process_is_started_again_and_loses_nothing_but_its_iteration(tmp_path):
+    script(2, "train", "ppo_cartpole", tmp_path / "whole", 4)
+    command = ["train", "ppo_cartpole", tmp_path / "killed", 4, tmp_path / "killed", random.randrange(1, 63)]
+    ended = script(2, *command, restarts=1)  # the same call starts and resumes the run
+    assert (tmp_path / "killed.killed").exists() and "SIGKILL" in ended.stderr, command
+    found = [torch.load(tmp_path / run / f"weights-{rank}.pt") for run in ("whole", "killed") for rank in (0, 1)]
+    assert all(torch.equal(found[0], each) for each in found), command
+    assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], command
 
 
 def test_a_run_of_two_processes_goes_on_in_one_with_new_streams(tmp_path):

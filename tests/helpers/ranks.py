@@ -1,10 +1,14 @@
 """One of several processes that train together; started by torchrun, or alone.
 
 python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder
-python tests/helpers/ranks.py train AGENT FOLDER N [RESUME]   # N iterations, with checkpoints
+python tests/helpers/ranks.py train AGENT FOLDER N [RESUME [STEP]]  # N iterations, with checkpoints; the last rank is
+                                                                    # killed, once, at this step of its environment
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
 """
 
+import itertools
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +42,28 @@ def update(folder):
         torch.save((weights(agent), found), folder / f"{name}-{parallel.world_size()}-{parallel.rank()}.pt")
 
 
-def train(name, folder, iterations, resume=None):
+def after(env, steps, act):
+    """Act at this step of the environment."""
+    step, left = env.step, itertools.count(steps, -1)
+
+    def counted(action):
+        if not next(left):
+            act()
+        return step(action)
+
+    env.step = counted
+
+
+def train(name, folder, iterations, resume=None, killed_at=None):
     """Weights of each rank after some iterations."""
-    agent = AGENTS[name]()
+    agent, marker = AGENTS[name](), folder.with_suffix(".killed")
+    if killed_at is not None and parallel.rank() == parallel.world_size() - 1 and not marker.exists():
+
+        def kill():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        after(agent.env, int(killed_at), kill)
     agent.learn(
         TOTAL, run_dir=folder, checkpoint_every=1, resume=resume,
         on_iteration=lambda metrics: metrics["iteration"] >= int(iterations),
@@ -51,16 +74,12 @@ def train(name, folder, iterations, resume=None):
 def fail(folder):
     """Training in which the last rank has an error in its second iteration."""
     agent = AGENTS["ppo_cartpole"]()
-    step, count = agent.env.step, 0
+    if parallel.rank() == parallel.world_size() - 1:
 
-    def broken(action):
-        nonlocal count
-        count += 1
-        if parallel.rank() == parallel.world_size() - 1 and count > 20:
+        def fall():
             raise OSError("the last rank's environment has broken")
-        return step(action)
 
-    agent.env.step = broken
+        after(agent.env, 20, fall)
     agent.learn(TOTAL, run_dir=folder)
 
 
