@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -150,17 +151,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         return self._located()._recipe()
 
     def _train(self) -> dict[str, Any]:
-        from algos import parallel
+        start, run_dir, rank, slots = time.perf_counter(), self.folder, 0, self.num_envs
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            from algos import parallel
 
-        parallel.start()
-        start, run_dir = time.perf_counter(), self.folder
+            parallel.start()
+            rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
-        if not here and not parallel.rank():
+        if not here and not rank:
             check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
-        recipe = self._recipe()
-        recipe = dataclasses.replace(recipe, num_envs=parallel.share_of(self.num_envs, "--num-envs"))
+        recipe = dataclasses.replace(self._recipe(), num_envs=slots)
         slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
         slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
         with closing(recipe.environment()) as env, closing(recipe.environment(slots, split="test")) as test_env:
@@ -199,7 +201,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 resume=self.resume,
                 overwrite=self.overwrite,
             )
-            if parallel.rank():
+            if rank:
                 return {}
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
             with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
