@@ -17,6 +17,7 @@ class A2C(Agent[A2CConfig]):
     """
 
     config_type = A2CConfig
+    several_processes = True
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its value and advantage columns; return metrics."""

@@ -62,8 +62,8 @@ class Agent(Generic[ConfigT]):
     policy_name: PolicyName = "auto"
     """Policy to make if none is given."""
 
-    parallel = True
-    """Whether several processes can train together (`algos.parallel`)."""
+    several_processes = False
+    """Whether several processes can train together (`algos.parallel`): if `update` takes its steps by `optimize`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Agent(Generic[ConfigT]):
         **fields: Any,
     ) -> None:
         parallel.start()
-        if parallel.world_size() > 1 and not self.parallel:
+        if parallel.world_size() > 1 and not self.several_processes:
             raise ValueError(f"{type(self).__name__} trains in one process, not in {parallel.world_size()}: use PPO")
         config = self.config_type() if config is None else config
         if not isinstance(config, self.config_type):
@@ -146,7 +146,7 @@ class Agent(Generic[ConfigT]):
                 "responses of one query: give each query at least twice, each time with another response"
             )
         add_log_probs(rollout, policy=self.policy, given=log_probs)
-        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
+        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=parallel.gather_rows(rollout))
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""

@@ -39,7 +39,6 @@ class DQN(Agent[DQNConfig]):
     config_type = DQNConfig
     policy: QPolicy
     policy_name = "q"
-    parallel = False
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class GRPO(Agent[GRPOConfig]):
     """
 
     config_type = GRPOConfig
+    several_processes = True
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its advantage column; return metrics."""

@@ -402,8 +402,7 @@ class Optimizer:
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        parallel.add_up([*gradients, *found, *totals.values()])
+        parallel.add_up(self.parameters, [*found, *totals.values()])
         norms = [self.optimizer.clip_grad_norm_(limit, groups) for groups, limit in self._clips.items()]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # Each is read from the device, but only the first read waits for it.

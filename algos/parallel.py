@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict, pad
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 T = TypeVar("T")
+COUNTS = ("reward/left_out", "reward/failed")
+"""Metrics of an environment that are numbers of answers."""
 TIMEOUT = timedelta(hours=1)
 """Maximum time for which a rank waits for the others: rank 0 alone evaluates, saves and logs."""
 
@@ -21,8 +23,8 @@ TIMEOUT = timedelta(hours=1)
 def start() -> None:
     """Join the processes of ``torchrun`` or ``accelerate launch``, if this is one of several and has not joined."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means in this process
+        if (own := int(os.environ.get("LOCAL_RANK", 0))) < torch.cuda.device_count():
+            torch.cuda.set_device(own)  # what "cuda" means in this process
         found, place, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
         # torchrun's store outlives a restart, with the addresses of the processes that have ended.
         store = distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", found)
@@ -65,14 +67,14 @@ def gather_rows(rollout: TensorDict) -> TensorDict:
         return rollout
     parts = gather(rollout.cpu().clone())
     longest = max(part.shape[1] for part in parts)
-    groups = sets = 0
+    groups, allowed = 0, list[Tensor]()
     for part in parts:
         part["group"] = part["group"] + groups
         groups = int(part["group"].max()) + 1
         if "allowed" in part.keys():
-            part["allowed"] = torch.where(part["allowed"] > 0, part["allowed"] + sets, 0)
-            sets += len(part["allowed_sets"])
-    allowed = [part.pop("allowed_sets") for part in parts if "allowed" in part.keys()]
+            part["allowed"] = part["allowed"] + sum(map(len, allowed))
+            allowed.append(part.get_non_tensor("allowed_sets"))
+            del part["allowed_sets"]
     found: TensorDict = TensorDict.cat([pad(part, [0, 0, 0, longest - part.shape[1]]) for part in parts])
     return found.set_non_tensor("allowed_sets", torch.cat(allowed)) if allowed else found
 
@@ -102,11 +104,14 @@ def by_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDic
 
 
 @torch.no_grad()
-def add_up(tensors: Iterable[Tensor]) -> None:
-    """Replace tensors by their sums over the ranks, in one message; of float32, and the same bits on every rank."""
+def add_up(parameters: Iterable[nn.Parameter], numbers: Iterable[Tensor]) -> None:
+    """Replace gradients and numbers by their sums over the ranks, in one message; the same bits on every rank."""
     if world_size() == 1:
         return
-    tensors = list(tensors)
+    tensors = [*numbers]
+    for parameter in parameters:  # a rank whose rows do not use it has no gradient, which counts as 0
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        tensors.append(parameter.grad)
     whole = torch.cat([x.detach().float().flatten() for x in tensors])
     distributed.all_reduce(whole)
     for x, found in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
@@ -114,13 +119,13 @@ def add_up(tensors: Iterable[Tensor]) -> None:
 
 
 def mean(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Mean of each number over the ranks that have it."""
+    """Mean of each number over the ranks that have it; the sum of those in `COUNTS`."""
     if world_size() == 1:
         return dict(metrics)
     found = gather(dict(metrics))
     names = dict.fromkeys(name for each in found for name in each)
     values = {name: [each[name] for each in found if name in each] for name in names}
-    return {name: sum(each) / len(each) for name, each in values.items()}
+    return {name: sum(each) / (1 if name in COUNTS else len(each)) for name, each in values.items()}
 
 
 def agreed(value: T) -> T:
@@ -133,7 +138,9 @@ def agreed(value: T) -> T:
 
 def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
     """Parts of a minibatch on all ranks."""
-    return parts if world_size() == 1 else [part for each in gather([part.clone() for part in parts]) for part in each]
+    if world_size() == 1:
+        return parts
+    return [part.to(parts[0].device) for each in gather([part.cpu().clone() for part in parts]) for part in each]
 
 
 def divided(compute: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
@@ -148,7 +155,7 @@ def divided(compute: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Callable
     return shared
 
 
-def check_same(weights: Iterable[Tensor]) -> None:
-    """Raise a ValueError if ranks begin with different weights."""
-    if world_size() > 1 and len({str(each) for each in gather([x.double().sum().item() for x in weights])}) > 1:
-        raise ValueError("the processes have different weights: build the policy with the same seed in each of them")
+def check_same(config: Any, weights: Iterable[Tensor]) -> None:
+    """Raise a ValueError if ranks have different hyper-parameters or weights."""
+    if world_size() > 1 and len({*gather(str((config, [x.double().sum().item() for x in weights])))}) > 1:
+        raise ValueError("the processes have different configs or weights: give them the same seed in each of them")

@@ -18,6 +18,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
     """
 
     config_type = REINFORCEConfig
+    several_processes = True
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its advantage column; return metrics."""

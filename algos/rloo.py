@@ -19,6 +19,7 @@ class RLOO(Agent[RLOOConfig]):
     """
 
     config_type = RLOOConfig
+    several_processes = True
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its advantage column; return metrics."""

@@ -48,7 +48,6 @@ class TRPO(Agent[TRPOConfig]):
     """
 
     config_type = TRPOConfig
-    parallel = False
 
     def __init__(
         self, env: VectorEnv, policy: Policy | None = None, config: TRPOConfig | None = None, **options: Any

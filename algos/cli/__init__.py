@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         notes = TracebackException.from_exception(error).__notes__ or []  # paths of the files that a failed run saved
         print("\n".join(f"algos: {printable(line)}" for line in (str(error), *notes)), file=sys.stderr)
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
-    if not result:  # another process has it
+    if result is None:  # another process has it
         return
     if command.json:
         print(json.dumps(result))

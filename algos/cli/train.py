@@ -142,15 +142,15 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
-    def run(self) -> dict[str, Any]:
-        """Train, save and evaluate; the resolved options are stored in the run's folder."""
+    def run(self) -> dict[str, Any] | None:
+        """Train, save and evaluate; the resolved options are stored in the run's folder. None if it is another's."""
         return self._located()._train()
 
     def recipe(self) -> presets.Recipe:
         """Check the options and return what they train, with absolute paths."""
         return self._located()._recipe()
 
-    def _train(self) -> dict[str, Any]:
+    def _train(self) -> dict[str, Any] | None:
         start, run_dir, rank, slots = time.perf_counter(), self.folder, 0, self.num_envs
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             from algos import parallel
@@ -158,8 +158,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             parallel.start()
             rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
-        if not here and not rank:
-            check_new(run_dir, overwrite=self.overwrite)
+        if not here:
+            if not rank:  # the first process may have made the folder already
+                check_new(run_dir, overwrite=self.overwrite)
         elif self.overwrite:
             raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
         recipe = dataclasses.replace(self._recipe(), num_envs=slots)
@@ -202,7 +203,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 overwrite=self.overwrite,
             )
             if rank:
-                return {}
+                return None
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
             with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
                 result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))

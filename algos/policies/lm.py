@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from algos import parallel
 from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
@@ -277,13 +278,16 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
-        row = sequences(rollout), prompt_lengths(rollout)
-        if self.critic is None:
-            head, features = self.value_head, [self.lm.hidden(*row).float(), self._read(*row)]
-            weights = [head.weight[0], self.token_head]
-        else:
-            head, features = self.critic.head, [self.critic.hidden(*row).float()]
-            weights = [head.weight[0]]
+
+        def features_of(part: TensorDict) -> list[Tensor]:
+            row = sequences(part), prompt_lengths(part)
+            if self.critic is not None:
+                return [self.critic.hidden(*row).float()]
+            return [self.lm.hidden(*row).float(), self._read(*row)]
+
+        head = self.value_head if self.critic is None else self.critic.head
+        features = parallel.by_rows(features_of, rollout)
+        weights = [head.weight[0]] if self.critic is not None else [head.weight[0], self.token_head]
         value = fit_head(weights, head.bias, features, target=returns, mask=rollout["mask"], earlier=earlier)
         return _now_and_next(value, rollout)
 

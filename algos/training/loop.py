@@ -94,15 +94,16 @@ def learn(
     watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
     if run_dir is not None:
         commit()  # read now, written with the agent
+    home = run_dir
     if others:
         run_dir = diagnose = on_iteration = None
-    parallel.check_same(agent.policy.parameters())
+    parallel.check_same(agent.config, agent.policy.parameters())
     with hold(run_dir, resumed=here, overwrite=overwrite):
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
         if resume is not None and not (here and starts_again(resume)):
             run.restore(resume)
         logs = Logs(run_dir, shown, config=_configuration(run), before=run.history)
-        with logs, _rescue(run, run_dir), noted_signals(on=checkpoint_every is not None) as request:
+        with logs, _rescue(run, home), noted_signals(on=checkpoint_every is not None) as request:
             run.logs = logs
             for callback in watching:
                 callback.on_start(run)
@@ -180,9 +181,11 @@ def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
     """Write the agent, the answers and the batch of an error, and add notes with their paths."""
     if answers := getattr(error, "answers", None):  # on any error of a reward, see `textenv.envs.task.score_turns`
-        path = run_dir / "unscored.jsonl"
+        path = run_dir / f"unscored{f'-{parallel.rank()}' if parallel.rank() else ''}.jsonl"
         path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+    if parallel.rank():
+        return
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")

@@ -198,6 +198,7 @@ class Run:
         anew = parallel.own_seed(agent.config.seed) + int(state["steps"])
         if not same:
             agent.policy.generator.manual_seed(anew + 2**32)
+            agent.collector.group_seeds = None
         if environment is not None:
             agent.collector.resume()
         else:
@@ -263,6 +264,6 @@ class Run:
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
-        folder = None if run_dir is None else write_checkpoint(run_dir, state, steps=self.steps)
+        folder = parallel.agreed(None if run_dir is None else write_checkpoint(run_dir, state, steps=self.steps))
         if signal is not None and not over:
             raise Interrupted(signal, f"stopped by {signal} after {self.steps} steps, see {folder}")

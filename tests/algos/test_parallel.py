@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from algos import DQN, TRPO, parallel
+from algos import DQN, PPO, TRPO, parallel
 from tests.helpers import ranks
 from tests.helpers.resumable_agents import AGENTS
 
@@ -109,7 +109,7 @@ def alone_but_told_otherwise(monkeypatch, rank=0, count=2):
 
 @pytest.mark.parametrize("name", ["trpo", "dqn"])
 def test_algorithms_that_train_in_one_process_say_so(name, monkeypatch):
-    assert not TRPO.parallel and not DQN.parallel
+    assert PPO.several_processes and not TRPO.several_processes and not DQN.several_processes
     alone_but_told_otherwise(monkeypatch)
     with pytest.raises(ValueError, match=f"{name.upper()} trains in one process, not in 2"):
         AGENTS[name]()
@@ -126,3 +126,23 @@ def test_every_rank_has_as_many_rows_and_repeated_ones_weigh_nothing(monkeypatch
     assert batch["weight"].sum() == 5  # the batch itself is unchanged
     with pytest.raises(ValueError, match="num_episodes is 8, which 3 processes cannot share"):
         parallel.share_of(8, "num_episodes")
+
+
+def test_rows_of_all_ranks_keep_their_groups_and_allowed_tokens(monkeypatch):
+    def rollout(length, sets, group):
+        columns = {"group": torch.full((2, length), group), "allowed": torch.ones(2, length, dtype=torch.int64)}
+        found = TensorDict(columns | {"mask": torch.ones(2, length, dtype=torch.bool)}, batch_size=[2, length])
+        return found.set_non_tensor("allowed_sets", sets)
+
+    one, other = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(), torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 1]]).bool()
+    alone_but_told_otherwise(monkeypatch)
+    monkeypatch.setattr(parallel, "gather", lambda own: [own, rollout(4, other, 0)])
+    found = parallel.gather_rows(rollout(3, one, 5))
+    assert found.shape == (4, 4) and found["mask"].sum(1).tolist() == [3, 3, 4, 4]
+    assert found["group"][:, 0].tolist() == [5, 5, 6, 6]
+    allowed = found.get_non_tensor("allowed_sets")[found["allowed"][:, 0]]
+    assert allowed.tolist() == [one[1].tolist()] * 2 + [other[1].tolist()] * 2
+    monkeypatch.setattr(
+        parallel, "gather", lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}]
+    )
+    assert parallel.mean({}) == {"reward/failed": 4, "kl": 1.5}
