@@ -158,11 +158,10 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             parallel.start()
             rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
         here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
-        if not here:
-            if not rank:  # the first process may have made the folder already
-                check_new(run_dir, overwrite=self.overwrite)
-        elif self.overwrite:
+        if here and self.overwrite:
             raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
+        if not here and not rank:  # the first process may have made the folder already
+            check_new(run_dir, overwrite=self.overwrite)
         recipe = dataclasses.replace(self._recipe(), num_envs=slots)
         slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
         slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
