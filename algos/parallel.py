@@ -22,7 +22,7 @@ TIMEOUT = timedelta(hours=1)
 
 def start() -> None:
     """Join the processes of ``torchrun`` or ``accelerate launch``, if this is one of several and has not joined."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not _joined():
         if (own := int(os.environ.get("LOCAL_RANK", 0))) < torch.cuda.device_count():
             torch.cuda.set_device(own)  # what "cuda" means in this process
         found, place, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
@@ -33,12 +33,16 @@ def start() -> None:
 
 def rank() -> int:
     """Number of this process, from 0."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
+    return distributed.get_rank() if _joined() else 0
 
 
 def world_size() -> int:
     """Number of processes that train together."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
+    return distributed.get_world_size() if _joined() else 1
+
+
+def _joined() -> bool:
+    return distributed.is_available() and distributed.is_initialized()  # builds without it have no is_initialized
 
 
 def share_of(count: int, name: str) -> int:

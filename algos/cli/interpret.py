@@ -52,7 +52,9 @@ class Interpret(ModelCommand):
         from algos.training.save import read_description
 
         if not Path(self.folder).is_dir():
-            raise FileNotFoundError(f"there is no folder {self.folder}: give a run's, where the page is written too")
+            raise FileNotFoundError(
+                f"there is no folder {self.folder}: give that of a run, as the page is written into it"
+            )
         policy = read_description(self.folder)["policy"]
         given, foreign = field_values(self), OF_CONTROL if policy == "LMPolicy" else OF_TEXT
         if flags := [f"--{name}" for name in foreign if given[name]]:

@@ -63,10 +63,14 @@ def parse_cases(given: Iterable[Case | str]) -> list[Case]:
 def compare(
     cases: Sequence[Case | str],
     *,
+    seeds: int = 3,
     run_dir: str | Path = "runs/compare",
+    total_steps: int | None = None,
+    processes: int = 2,
+    overwrite: bool = False,
     quiet: bool = False,
     wrappers: Sequence[Wrapper] = (),
-    **options: Any,
+    dynamics_every: int = 0,
 ) -> dict[str, Any]:
     """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
 
@@ -75,7 +79,7 @@ def compare(
         run_dir: folder for the report and a run folder for each training.
         quiet: print nothing.
         wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
-        options: further arguments of `train_all`, such as ``seeds`` and ``total_steps``.
+        seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
 
     Returns:
         Mean metrics of each case, path of the report, and seconds.
@@ -87,7 +91,8 @@ def compare(
     if wrappers:
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
-    runs = train_all(found, run_dir=run_dir, quiet=quiet, **options)
+    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
+    runs = train_all(found, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
     (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs, seconds=seconds)
@@ -103,7 +108,7 @@ def train_all(
     cases: Sequence[Case],
     *,
     run_dir: Path,
-    seeds: int = 3,
+    seeds: int,
     total_steps: int | None = None,
     num_episodes: int | None = None,
     deterministic: bool = False,

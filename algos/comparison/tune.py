@@ -132,9 +132,10 @@ def tune(
                 with replacing(run_dir / "best.yaml") as new:
                     best = study.best_trial.user_attrs["flags"]
                     new.write_text(yaml.safe_dump(best, sort_keys=False), encoding="utf-8")
-    completed = (trial for trial in done if trial.state.name == "COMPLETE")
-    if not (complete := sorted(completed, key=attrgetter("value"), reverse=True)):
+    complete = [trial for trial in done if trial.state.name == "COMPLETE"]
+    if not complete:
         raise ValueError(f"none of {trials} trials was completed, the last failed: {done[-1].user_attrs['error']}")
+    complete.sort(key=attrgetter("value"), reverse=True)
     count = Counter(trial.state.name for trial in done)
     return {
         "mean_return": study.best_value,

@@ -40,12 +40,12 @@ class Dynamics(Callback):
         """See `Callback.on_iteration`; measures a copy of the policy that acted, and how far the update moved it."""
         if self._acted is not None:
             rollout, before = self._acted
-            found = weight_changes(run.agent.policy, before) | _findings(run.agent, before, rollout)
+            found = weight_changes(run.agent.policy, before) | _measurements(run.agent, before, rollout)
             metrics |= {f"dynamics/{name}": value for name, value in found.items()}
             self._acted = None
 
 
-def _findings(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
+def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
     mask, generator = rollout["mask"], torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"sequential": policy.sequential, "generator": generator}
     part = next(minibatches(rollout, size=ROWS if policy.sequential else STEPS, **options))
