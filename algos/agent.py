@@ -19,6 +19,7 @@ from algos.optimize import Metrics, Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.policies.registry import PolicyName, make_policy
+from algos.policies.sharding import Shards
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter
 from algos.training.save import save
@@ -46,6 +47,8 @@ class Agent(Generic[ConfigT]):
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
         kl_coef: reward charged per nat of KL to the initial policy; a number, or one of `textenv.kl.coefficients`.
+        shard: under torchrun, share the weights among the processes while they train (FSDP2, `Shards`): less memory
+            for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
             where they are. A reference model follows the policy in either case.
         fields: config fields to replace, such as ``learning_rate=3e-4``.
@@ -73,6 +76,7 @@ class Agent(Generic[ConfigT]):
         *,
         penalty: KLPenalty | None = None,
         kl_coef: float | Coefficient | None = None,
+        shard: bool = False,
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
@@ -98,6 +102,8 @@ class Agent(Generic[ConfigT]):
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
         self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed))
+        self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
+        """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
@@ -110,7 +116,8 @@ class Agent(Generic[ConfigT]):
     def optimizer(self) -> Optimizer:
         """Optimizer of the policy's trainable parameters, created at first use."""
         if self._optimizer is None:
-            self._optimizer = Optimizer(self.policy.parameters(), self.config, policy=self.policy)
+            policy = self.policy if self.shards is None else self.shards.policy
+            self._optimizer = Optimizer(policy.parameters(), self.config, policy=policy, shards=self.shards)
         return self._optimizer
 
     def collect(self) -> TensorDict:

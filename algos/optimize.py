@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from algos.advantages import discounted_returns, gae, whiten
 from algos.config import CONTROL_RATE, ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, scheduled
 from algos.losses import Aggregation, log_ratio, policy_gradient_loss, token_mean
 from algos.policies.policy import Policy
+from algos.policies.sharding import ShardedAdam, Shards
 from algos.training.diagnose import LossOf, explain_step
 from algos.training.invariants import check_advantages, check_first, check_inert, check_whitened, scoring_dtype
 from algos.training.learner import Learner
@@ -68,6 +70,7 @@ def optimize(
         rollout, found = rescored(rollout, policy=policy, limit=config.max_importance_weight)
 
     def loss_of(part: TensorDict, *, first: bool) -> tuple[Tensor, Sums]:
+        policy = agent.policy  # that of the shards, if there are any
         evaluation = policy.evaluate(part)
         ratios = log_ratios(part, evaluation=evaluation, policy=policy, config=config, first=first)
         terms = terms_of(part, evaluation, ratios)
@@ -76,7 +79,7 @@ def optimize(
         return loss, totals | ratio_metrics(ratios.detach(), share=part["share"], clip_range=clip_range, first=first)
 
     agent.optimizer.schedule(agent.progress)
-    for batch in weighted_minibatches(
+    batches = weighted_minibatches(
         rollout,
         policy=policy,
         generator=agent.generator,
@@ -84,12 +87,14 @@ def optimize(
         num_epochs=num_epochs,
         normalize_advantage=normalize_advantage,
         aggregation=by_name(aggregation),
-    ):
-        parts = split(parallel.own_rows(batch), config.micro_batch_size)
-        totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
-        means.add(totals)
-        if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
-            break
+    )
+    with nullcontext() if agent.shards is None else agent.shards.used_by(agent):
+        for batch in batches:
+            parts = split(parallel.own_rows(batch), config.micro_batch_size)
+            totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
+            means.add(totals)
+            if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
+                break
     return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count} | found
 
 
@@ -320,6 +325,7 @@ class Optimizer:
         config: learning rates, warm-up, Adam's settings, maximum gradient norm, handling of non-finite steps.
         policy: owner of the parameters, used to find those that only the value depends on, and to explain a non-finite
             gradient.
+        shards: whose parameters these are, if the ranks share them.
 
     Example:
         >>> weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[1])
@@ -329,9 +335,11 @@ class Optimizer:
         0.9
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: Config, *, policy: Any = None) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], config: Config, *, policy: Any = None, shards: Shards | None = None
+    ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.config, self.policy = config, policy
+        self.config, self.policy, self.shards = config, policy, shards
         self._rate = CONTROL_RATE if config.learning_rate is None else config.learning_rate
         groups, self._shares = [self.parameters], [1.0]
         clips: dict[tuple[int, ...], float] = {(0,): config.max_grad_norm}
@@ -344,7 +352,7 @@ class Optimizer:
         self._clips = clips
         """Maximum norm of the gradients of each set of parameter groups."""
         eps = 1e-5 if config.adam_eps is None else config.adam_eps
-        self.optimizer = Adam(
+        self.optimizer = (Adam if shards is None else ShardedAdam)(
             [{"params": group} for group in groups],
             lr=self._rate,
             eps=eps,
@@ -390,19 +398,26 @@ class Optimizer:
 
         Raises:
             NonFiniteError: if a loss or the gradient is not finite; the weights stay unchanged.
+            ValueError: if no parameter has a gradient.
         """
+        shards = self.shards
         for parameter in self.parameters:
             parameter.grad = None
         totals: Sums = {}
         found: list[Tensor] = []
         losses: list[Callable[[], tuple[Tensor, Sums]]] = [partial(loss_of, part) for part in parts]
         for compute in (*losses, *(parallel.divided(other) for other in others)):
-            loss, terms = compute()
-            loss.backward(inputs=self.parameters)  # no others, even if they are in the graph
+            loss, terms = compute() if shards is None else shards.run(compute)
+            loss.backward(inputs=self.parameters if shards is None else None)  # no others, even if in the graph
             found.append(loss.detach())
             for name, term in terms.items():
                 totals[name] = totals[name] + term.detach() if name in totals else term.detach()
-        parallel.add_up(self.parameters, [*found, *totals.values()])
+        if all(p.grad is None for p in self.parameters):
+            raise ValueError(
+                "no parameter of the optimizer has a gradient: does the policy compute with the parameters that it "
+                "lists, and did you replace them after the first update?"
+            )
+        parallel.add_up(self.parameters if shards is None else [], [*found, *totals.values()])  # theirs are sums
         norms = [self.optimizer.clip_grad_norm_(limit, groups) for groups, limit in self._clips.items()]
         totals["update/grad_norm"] = grad_norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # Each is read from the device, but only the first read waits for it.
@@ -411,10 +426,11 @@ class Optimizer:
                 return {}
             taken = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
             step = f"step {taken + 1} of the optimiser"
-            whole = parallel.gather_parts(parts)
-            raise explain_step(
-                loss_of, whole, parameters=self.parameters, policy=self.policy, quantities=totals, step=step
-            )
+            whole, policy, parameters = parallel.gather_parts(parts), self.policy, self.parameters
+            if shards is not None:
+                policy = shards.leave()
+                parameters = [p for p in policy.parameters() if p.requires_grad]
+            raise explain_step(loss_of, whole, parameters=parameters, policy=policy, quantities=totals, step=step)
         self.optimizer.step()
         return totals
 

@@ -189,6 +189,8 @@ class Recipe:
     """Text only: reward charged per nat of KL; an agent gets a copy of a changing one."""
     device: str | None = None
     """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
+    shard: bool = False
+    """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -239,7 +241,7 @@ class Recipe:
         charged = is_episode_env(made) and made.penalty is None
         options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
         config = replace(self.config, seed=seed)
-        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
+        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, shard=self.shard, **options)
 
 
 _NORMALIZED = {"normalize_observations": True}

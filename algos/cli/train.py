@@ -122,6 +122,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     device: str | None = None
     """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
+    shard: bool = False
+    """Several processes (torchrun): share the weights among them while they train (FSDP2), for large models."""
     env_kwargs: str = "{}"
     """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -260,7 +262,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device")  # names in a recipe
+        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device", "shard")
         return presets.Recipe(
             algorithm=self.algo,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from algos.collection import Collector
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
+from algos.policies.sharding import Shards
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty
 
@@ -26,6 +27,7 @@ class Learner(Protocol):
     collector: Collector
     generator: torch.Generator
     """Generator for minibatch order."""
+    shards: Shards | None
     progress: float
     """Training progress from 0 to 1."""
 

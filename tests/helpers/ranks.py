@@ -4,6 +4,8 @@ python tests/helpers/ranks.py update FOLDER              # one update of every a
 python tests/helpers/ranks.py train AGENT FOLDER N [RESUME [STEP]]  # N iterations, with checkpoints; the last rank is
                                                                     # killed, once, at this step of its environment
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
+
+With SHARD=1 the ranks share the weights.
 """
 
 import itertools
@@ -15,12 +17,44 @@ from pathlib import Path
 
 import torch
 
-from algos import parallel
+from algos import PPO, LMPolicy, PPOConfig, parallel
+from algos.policies.critic import Critic
+from algos.policies.sharding import Shards
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
-from tests.helpers.resumable_agents import AGENTS, TOTAL
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.resumable_agents import AGENTS, TOTAL, text
 
-UPDATED = ("ppo_cartpole", "ppo_sde", "ppo_lstm", "a2c", "grpo_control", "ppo_text", "ppo_seq2seq", "grpo_text")
+TEXT = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, micro_batch_size=2, bootstrap_truncated=False)
+
+
+def ppo_lora():
+    """Adapters and a value head that is fitted; the reference computes with the policy's own frozen weights."""
+    from textenv.lm.loading import add_lora
+
+    return text(
+        PPO, replace(TEXT, fit_value_head=True), make=lambda: add_lora(make_gpt2(), "r=2,targets=c_attn", seed=0)
+    )
+
+
+def ppo_critic():
+    """A critic of its own, and layers whose activations are computed again."""
+
+    def options():
+        critic = Critic.from_language_model(LMPolicy(make_gpt2(seed=1), make_tokenizer(WORDS)).lm)
+        return {"critic": critic, "gradient_checkpointing": True}
+
+    return text(PPO, replace(TEXT, value_max_grad_norm=0.5), policy_options=options)
+
+
+def ppo_autocast():
+    return text(PPO, TEXT, policy_options=lambda: {"autocast": torch.bfloat16})
+
+
+OWN = {make.__name__: make for make in (ppo_lora, ppo_critic, ppo_autocast)}
+UPDATED = ("ppo_cartpole", "ppo_sde", "ppo_lstm", "a2c", "grpo_control", "ppo_text", "ppo_seq2seq", "grpo_text", *OWN)
+AGENTS = AGENTS | OWN
+SHARD = os.environ.get("SHARD", "")
 
 
 def weights(agent):
@@ -28,18 +62,25 @@ def weights(agent):
     return torch.cat([x.detach().flatten() for x in agent.policy.parameters()])
 
 
+def made(name):
+    agent = AGENTS[name]()
+    agent.shards = Shards(agent.policy) if SHARD else None
+    # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
+    agent.config = replace(agent.config, adam_eps=1e-3)
+    return agent
+
+
 def update(folder):
     """One update of every agent, on a rollout that one process has collected."""
     for name in UPDATED:
-        agent, path = AGENTS[name](), folder / f"{name}.pt"
-        # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
-        agent.config = replace(agent.config, adam_eps=1e-3)
+        agent, path = made(name), folder / f"{name}.pt"
         if parallel.world_size() == 1:
             torch.save(agent.collect(), path)
         rollout = torch.load(path, weights_only=False)
         metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
         found = {name: x for name, x in metrics.items() if not name.startswith(("time/", "text/", "reward"))}
-        torch.save((weights(agent), found), folder / f"{name}-{parallel.world_size()}-{parallel.rank()}.pt")
+        path = folder / f"{name}-{parallel.world_size()}-{parallel.rank()}{SHARD}.pt"
+        torch.save((weights(agent), found), path)
 
 
 def after(env, steps, act):
@@ -56,7 +97,7 @@ def after(env, steps, act):
 
 def train(name, folder, iterations, resume=None, killed_at=None):
     """Weights of each rank after some iterations."""
-    agent, marker = AGENTS[name](), folder.with_suffix(".killed")
+    agent, marker = made(name), folder.with_suffix(".killed")
     if killed_at is not None and parallel.rank() == parallel.world_size() - 1 and not marker.exists():
 
         def kill():

@@ -89,14 +89,14 @@ def grpo_control():
     return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
 
 
-def text(algorithm, config, *, make=make_gpt2, **options):
+def text(algorithm, config, *, make=make_gpt2, policy_options=None, **options):
     tokenizer = make_tokenizer(WORDS)
     env = TextVectorEnv(
         prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
             float(text.count("good")) for text in completions
         ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
     )  # fmt: skip
-    policy = LMPolicy(make(), tokenizer)
+    policy = LMPolicy(make(), tokenizer, **({} if policy_options is None else policy_options()))
     penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
     return algorithm(env, policy, config, penalty=penalty, **options)
 
