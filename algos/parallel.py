@@ -18,6 +18,8 @@ COUNTS = ("reward/left_out", "reward/failed")
 """Metrics of an environment that are numbers of answers."""
 TIMEOUT = timedelta(hours=1)
 """Maximum time for which a rank waits for the others: rank 0 alone evaluates, saves and logs."""
+LARGE = 2**18
+"""Number of elements above which a gradient is sent in a message of its own (1 MiB in float32)."""
 
 
 def start() -> None:
@@ -109,16 +111,22 @@ def by_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDic
 
 @torch.no_grad()
 def add_up(parameters: Iterable[nn.Parameter], numbers: Iterable[Tensor]) -> None:
-    """Replace gradients and numbers by their sums over the ranks, in one message; the same bits on every rank."""
+    """Replace gradients and numbers by their sums over the ranks; the same bits on every rank."""
     if world_size() == 1:
         return
     tensors = [*numbers]
     for parameter in parameters:  # a rank whose rows do not use it has no gradient, which counts as 0
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         tensors.append(parameter.grad)
-    whole = torch.cat([x.detach().float().flatten() for x in tensors])
+    small = []
+    for x in tensors:  # a large one by itself, in its own memory; the others in one message
+        if x.numel() > LARGE and x.dtype is torch.float32 and x.is_contiguous():
+            distributed.all_reduce(x)
+        else:
+            small.append(x)
+    whole = torch.cat([x.detach().float().flatten() for x in small])
     distributed.all_reduce(whole)
-    for x, found in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
+    for x, found in zip(small, whole.split([x.numel() for x in small]), strict=True):
         x.copy_(found.view_as(x))
 
 
