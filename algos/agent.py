@@ -94,6 +94,7 @@ class Agent(Generic[ConfigT]):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)
         check_environment(env, policy, config)
         assert isinstance(policy, Policy)
+        parallel.share_of(config.num_episodes or 0, "num_episodes")
         place(policy, env, device)
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
