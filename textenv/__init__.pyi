@@ -35,6 +35,7 @@ from .rewards.human.human import FeedbackStopped as FeedbackStopped, HumanReward
 from .rewards.human.terminal import TerminalAnnotator as TerminalAnnotator
 from .rewards.reward_model import RewardModel as RewardModel
 from .rewards.scores import RewardError as RewardError, Scores as Scores
+from .rewards.service import RewardService as RewardService, serve_reward as serve_reward
 from .tasks.builtin import make_task as make_task
 from .tasks.reasoning_gym import ReasoningGym as ReasoningGym
 from .tasks.verifiers import Verifiers as Verifiers

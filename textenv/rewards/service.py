@@ -1,0 +1,208 @@
+"""Reward functions in another process: the client `RewardService`, the server `serve_reward`, and their messages."""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Literal
+
+from textenv.optional import package
+from textenv.rewards.calling import call_logged, reward_name
+from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, merge, read_scores, shown
+from textenv.rewards.training import NOW, Training
+from textenv.rewards.transforms import depends_on_batch
+from textenv.rewards.workers import ChildError, attempt, run_in_threads
+
+package("pydantic", "service")
+from pydantic import BaseModel, ValidationError  # noqa: E402
+
+LOCAL, BREAK, KEPT, MOST_BYTES = ("127.0.0.1", "localhost"), 5, 1024, 2**24
+"""This machine; failures in a row that open the circuit; replies that a server keeps; maximum size of a request."""
+_log = logging.getLogger(__name__)
+
+
+class Request(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
+    """Batch to score, at a point in the training."""
+
+    version: Literal[1] = 1
+    step: int
+    progress: float
+    prompts: list[str | list[dict[str, Any]]]
+    completions: list[str | list[dict[str, Any]]]
+    completion_ids: list[list[int]]
+    columns: dict[str, list[Any]]
+
+
+class Reply(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
+    """Fields of `Scores`."""
+
+    version: Literal[1] = 1
+    earned: list[float | list[float] | None]
+    parts: dict[str, list[float | None]]
+    raw: dict[str, list[float | None]]
+    logged: dict[str, list[float | None]]
+    failed: frozenset[int]
+
+
+class ServiceError(StopTraining, RewardError):
+    """A server refuses, or does not reply: training ends, also where failing answers are skipped."""
+
+
+@dataclass(eq=False)
+class RewardService:
+    """Reward function at the URL of a `serve_reward`, which has the token; needs ``textenv[service]``.
+
+    A request has at most ``batch_size`` answers; ``in_flight`` are sent at a time. One that fails, or takes more than
+    ``timeout`` seconds, is repeated with exponential back-off and jitter, but not computed again: it has a key, a hash
+    of its content with a random number. After ``patience`` seconds without any reply the call fails with a
+    `ServiceError`; its scores so far are kept for a call with the same answers. An exception of the function on the
+    server is a `ChildError`.
+    """
+
+    __name__ = "reward_service"
+    url: str
+    _: KW_ONLY
+    token: str = field(repr=False)
+    batch_size: int = 32
+    in_flight: int = 4
+    timeout: float = 60.0
+    patience: float = 300.0
+
+    def __post_init__(self) -> None:
+        self._httpx, self._retry = package("httpx", "service"), package("tenacity", "service")
+        url, numbers = self._httpx.URL(self.url), (self.batch_size, self.in_flight, self.timeout, self.patience)
+        if not (url.scheme[:4] == "http" and url.host and min(numbers) > 0 and self.token.split() == [self.token]):
+            raise ValueError(f"{self} was given, expected http://host:port, a token and numbers above 0")
+        header, proxied = {"Authorization": f"Bearer {self.token}"}, url.host not in LOCAL
+        self._client = self._httpx.Client(headers=header, timeout=self.timeout, trust_env=proxied)
+        weakref.finalize(self, self._client.close)
+        self._probe, self._failures, self._last = threading.Lock(), 0, ""
+        self._run, self._used, self._replies = secrets.token_bytes(16), Counter[str](), dict[str, Reply]()
+
+    def __reduce__(self) -> Any:
+        return partial(RewardService, **asdict(self)), ()
+
+    def __call__(self, prompts: Any, completions: Any, **more: Any) -> Scores:
+        """Return the scores of a batch; columns are sent as JSON, in which tuples and arrays are lists."""
+        rows = Rows({"completion_ids": [[0]] * len(prompts), **more, "prompts": prompts, "completions": completions})
+        spans = [range(len(rows))[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
+        bodies = dict(self._body(**rows.part(span.start, span.stop).columns) for span in spans)
+        todo = [key for key in bodies if key not in self._replies]
+        work = partial(self._send, iter(todo), bodies)
+        try:
+            for error in filter(None, run_in_threads([work] * min(self.in_flight, len(todo)), None)):
+                raise error
+        except BaseException:  # Ctrl-C too: in the next call, the same answers have the same keys
+            todo.clear()
+            self._used.subtract(key.partition("-")[0] for key in bodies)
+            raise
+        found = [Scores(**self._replies.pop(key).model_dump(exclude={"version"})) for key in bodies]
+        scores = merge(len(rows), zip(spans, found, strict=True))
+        return replace(scores, earned=read_scores(scores.earned, rows, name=self.__name__).earned)
+
+    def _body(self, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
+        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "columns": columns}
+        try:
+            request = Request(step=NOW.get().step, progress=NOW.get().progress, **given)
+            body = request.model_dump_json(fallback=lambda value: value.tolist())
+        except ValueError as error:
+            raise ValueError(f"a RewardService needs texts or chats, and columns that are JSON: {error}") from error
+        content = blake2b(body.encode(), key=self._run, digest_size=16).hexdigest()
+        self._used[content] += 1
+        return f"{content}-{self._used[content]}", body
+
+    def _send(self, keys: Iterator[str], bodies: dict[str, str]) -> None:
+        """Send requests, each until there is a reply."""
+        retry = self._retry
+        for key in keys:
+            retrying = retry.Retrying(
+                retry=retry.retry_if_exception_type(self._httpx.HTTPError),
+                wait=retry.wait_random_exponential(multiplier=0.2, max=10),
+                stop=retry.stop_before_delay(self.patience),
+            )
+            try:
+                response = retrying(self._try, key, bodies[key])
+            except retry.RetryError as error:
+                kept = sum(len(reply.earned) for reply in list(self._replies.values()))
+                said = f"no reply from {self.url} for {self.patience:g} s ({self._last}); {kept} answers are scored"
+                raise ServiceError(f"{said}, kept here: start the server again, with the same token") from error
+            if response.status_code != 200:
+                raise (ChildError if response.status_code == 422 else ServiceError)(f"{response.text:.2000}")
+            self._replies[key] = Reply.model_validate_json(response.content)
+
+    def _try(self, key: str, body: str) -> Any:
+        with self._probe if self._failures >= BREAK else nullcontext():  # one at a time while the circuit is open
+            try:
+                response = self._client.post(f"{self.url}/v1/score", content=body, headers={"Idempotency-Key": key})
+                if response.is_server_error:
+                    raise self._httpx.HTTPError(f"status {response.status_code}")
+            except self._httpx.HTTPError as error:
+                self._failures, self._last = self._failures + 1, f"{type(error).__name__}: {error}"
+                if self._failures == BREAK:
+                    _log.warning("%s fails (%s): trying for %g s", self.url, self._last, self.patience)
+                raise
+            self._failures = 0
+            return response
+
+
+def serve_reward(
+    function: Callable, *, host: str = LOCAL[0], port: int = 8000, token: str = "", workers: int = 1
+) -> None:
+    """Compute a reward function for `textenv.RewardService` in other processes, until Ctrl-C.
+
+    Requests need the token; by default it is a new one, which is printed. At most ``workers`` calls run at a time.
+    A function whose scores depend on other rows is refused, as is a host that others can reach without a token.
+    """
+    if not token and host not in LOCAL:
+        raise ValueError(f"host is {host!r}, which others may reach: give token=, a secret text")
+    secret = token or secrets.token_urlsafe(24)
+    app, uvicorn = reward_app(function, token=secret, workers=workers), package("uvicorn", "service")
+    print(f"RewardService('http://{host}:{port}', token={'...' if token else repr(secret)})", flush=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning", lifespan="off", ws="none")
+
+
+def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) -> Any:
+    """ASGI application of `serve_reward`, which computes the request of each key once."""
+    if not callable(function) or depends_on_batch(function):
+        raise ValueError(f"function is {function!r:.200}, expected one that scores rows apart: normalize in the client")
+    pool, known = ThreadPoolExecutor(workers), dict[str, Future[Any]]()
+    response, routing = package("starlette.responses", "service").Response, package("starlette.routing", "service")
+
+    async def score(request: Any) -> Any:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
+            return response("wrong token: without token=, each start of serve_reward makes and prints a new one", 401)
+        if int(request.headers.get("Content-Length", MOST_BYTES + 1)) > MOST_BYTES:
+            return response(f"a request may have {MOST_BYTES:,} bytes: give RewardService a lower batch_size=", 413)
+        key = request.headers.get("Idempotency-Key") or secrets.token_hex()
+        try:
+            batch = Request.model_validate_json(await request.body())
+        except ValidationError as error:
+            return response(f"the server expects other requests; is its textenv another version? {error}", 400)
+        if key not in known or (known[key].done() and isinstance(known[key].result(), Exception)):
+            known[key] = pool.submit(attempt, partial(_compute, function, batch))
+            known.pop(next(iter(known)) if len(known) > KEPT else "", None)
+        outcome = await asyncio.wrap_future(known[key])
+        if not isinstance(outcome, Exception):
+            return response(outcome.model_dump_json())
+        said = f"{type(outcome).__name__}: {shown(outcome)}"
+        _log.warning("%s raised %s", reward_name(function), said)
+        return response(said, 422)
+
+    return routing.Router([routing.Route("/v1/score", score, methods=["POST"])])
+
+
+def _compute(function: Callable[..., Any], batch: Request) -> Reply:
+    columns = batch.columns | batch.model_dump(include={"prompts", "completions", "completion_ids"})
+    returned, logged = call_logged(function, columns, None, Training(batch.step, batch.progress))
+    scores = read_scores(returned, Rows(columns), name=reward_name(function), finite=False)
+    earned = [x if x is None or isinstance(x, float) else x.tolist() for x in scores.earned]
+    return Reply(**vars(scores) | {"earned": earned, "logged": {**scores.logged, **logged}})
