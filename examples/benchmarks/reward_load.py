@@ -2,10 +2,10 @@
 
 python examples/benchmarks/reward_load.py
 
-Each request to the uvicorn server (in this process, in a thread) fails with status 500 in 5 % of cases, and hangs beyond
-the client's time limit in 2 %; half of each before the reward is computed, half after, so that its scores are lost on
-the way. Promised is that each answer has its own score, in order, and that the reward function saw each answer once.
-Exit status 1 if not. The seconds are those of the time limits and back-offs, for the function itself takes no time.
+Each request to the uvicorn server (in this process, in a thread) fails with status 500 in 5 % of cases, and hangs
+beyond the client's time limit in 2 %; half of each before the reward is computed, half after, so that its scores are
+lost on the way. Promised is that each answer has its own score, in order, and that the reward function saw each answer
+once. Exit status 1 if not. The seconds are those of the time limits and back-offs: the function itself takes no time.
 """
 
 import argparse

@@ -62,10 +62,9 @@ class RewardService:
     """Reward function at the URL of a `serve_reward`, which has the token; needs ``textenv[service]``.
 
     A request has at most ``batch_size`` answers; ``in_flight`` are sent at a time. One that fails, or takes more than
-    ``timeout`` seconds, is repeated with exponential back-off and jitter, but not computed again: it has a key, a hash
-    of its content with a random number. After ``patience`` seconds without any reply the call fails with a
-    `ServiceError`; its scores so far are kept for a call with the same answers. An exception of the function on the
-    server is a `ChildError`.
+    ``timeout`` seconds, is repeated with exponential back-off and jitter, not computed again: it has a key, a hash of
+    its content with a random number. After ``patience`` seconds of it, the call fails with a `ServiceError`, and keeps
+    its scores for a call with the same answers. An exception of the function on the server is a `ChildError`.
     """
 
     __name__ = "reward_service"
@@ -82,8 +81,8 @@ class RewardService:
         url, numbers = self._httpx.URL(self.url), (self.batch_size, self.in_flight, self.timeout, self.patience)
         if not (url.scheme[:4] == "http" and url.host and min(numbers) > 0 and self.token.split() == [self.token]):
             raise ValueError(f"{self} was given, expected http://host:port, a token and numbers above 0")
-        header, proxied = {"Authorization": f"Bearer {self.token}"}, url.host not in LOCAL
-        self._client = self._httpx.Client(headers=header, timeout=self.timeout, trust_env=proxied)
+        options = dict(headers={"Authorization": f"Bearer {self.token}"}, trust_env=url.host not in LOCAL)
+        self._client = self._httpx.Client(base_url=url, timeout=self.timeout, **options)
         weakref.finalize(self, self._client.close)
         self._probe, self._failures, self._last = threading.Lock(), 0, ""
         self._run, self._used, self._replies = secrets.token_bytes(16), Counter[str](), dict[str, Reply]()
@@ -121,7 +120,6 @@ class RewardService:
         return f"{content}-{self._used[content]}", body
 
     def _send(self, keys: Iterator[str], bodies: dict[str, str]) -> None:
-        """Send requests, each until there is a reply."""
         retry = self._retry
         for key in keys:
             retrying = retry.Retrying(
@@ -133,21 +131,24 @@ class RewardService:
                 response = retrying(self._try, key, bodies[key])
             except retry.RetryError as error:
                 kept = sum(len(reply.earned) for reply in list(self._replies.values()))
-                said = f"no reply from {self.url} for {self.patience:g} s ({self._last}); {kept} answers are scored"
-                raise ServiceError(f"{said}, kept here: start the server again, with the same token") from error
+                said = f"no reply from {self.url} for {self.patience:g} s ({self._last}); in this process, {kept}"
+                raise ServiceError(f"{said} answers are scored and kept: start it again with the same token") from error
+            if response.status_code == 422:
+                raise ChildError(response.text)
             if response.status_code != 200:
-                raise (ChildError if response.status_code == 422 else ServiceError)(f"{response.text:.2000}")
+                raise ServiceError(f"{self.url} answers {response.status_code}: {response.text:.2000}")
             self._replies[key] = Reply.model_validate_json(response.content)
 
     def _try(self, key: str, body: str) -> Any:
         with self._probe if self._failures >= BREAK else nullcontext():  # one at a time while the circuit is open
             try:
-                response = self._client.post(f"{self.url}/v1/score", content=body, headers={"Idempotency-Key": key})
+                response = self._client.post("v1/score", content=body, headers={"Idempotency-Key": key})
                 if response.is_server_error:
                     raise self._httpx.HTTPError(f"status {response.status_code}")
             except self._httpx.HTTPError as error:
-                self._failures, self._last = self._failures + 1, f"{type(error).__name__}: {error}"
-                if self._failures == BREAK:
+                self._failures = failures = self._failures + 1
+                self._last = f"{type(error).__name__}: {error}"
+                if failures == BREAK:
                     _log.warning("%s fails (%s): trying for %g s", self.url, self._last, self.patience)
                 raise
             self._failures = 0
@@ -162,8 +163,8 @@ def serve_reward(
     Requests need the token; by default it is a new one, which is printed. At most ``workers`` calls run at a time.
     A function whose scores depend on other rows is refused, as is a host that others can reach without a token.
     """
-    if not token and host not in LOCAL:
-        raise ValueError(f"host is {host!r}, which others may reach: give token=, a secret text")
+    if not (0 < port < 2**16 and (token or host in LOCAL)):
+        raise ValueError(f"host is {host!r}, port {port}: if others may reach the host, give token=, a secret text")
     secret = token or secrets.token_urlsafe(24)
     app, uvicorn = reward_app(function, token=secret, workers=workers), package("uvicorn", "service")
     print(f"RewardService('http://{host}:{port}', token={'...' if token else repr(secret)})", flush=True)

@@ -5,14 +5,19 @@ import json
 import logging
 import pickle
 import re
+import sys
 import threading
 import time
 from collections import Counter, deque
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import uvicorn
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples/benchmarks"))
+import reward_load
 
 from tests.helpers.errors import refused
 from textenv import RewardError, RewardModel, Rewards, RewardService, serve_reward
@@ -128,7 +133,7 @@ def test_a_served_reward_gives_what_it_gives_here():
         assert service(**columns) == here(**columns)
         assert Rewards({"judge": service})(**columns).earned == Rewards({"judge": here})(**columns).earned
         said = dict(prompts=["this film was"] * 2, completions=[" a joy from start to finish.", " dull."])
-        assert film(**said).earned == model(**said)
+        assert film(**said).earned == pytest.approx(model(**said))
 
 
 def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
@@ -226,14 +231,14 @@ def test_a_score_that_takes_longer_than_the_time_limit_is_computed_once():
 
 def test_an_outage_is_said_once_ends_in_an_error_and_what_was_scored_is_kept(caplog):
     number, faults = Number(), deque(["", "", *["after 500"] * 3, *["before 500"] * 1000])
-    with served(number, around=lambda app: breaking(app, faults), batch_size=2, in_flight=2, patience=1.0) as service:
+    with served(number, around=lambda app: breaking(app, faults), batch_size=2, in_flight=2, patience=2.0) as service:
         rewards = Rewards({"judge": service}, on_error="skip")
         with (
             caplog.at_level(logging.WARNING),
             refused(ServiceError, "no reply", "status 500", "4 answers are scored"),
         ):
             rewards(**texts(20))
-        assert len([r for r in caplog.records if "trying for 1 s" in r.message]) == 1
+        assert len([r for r in caplog.records if "trying for 2 s" in r.message]) == 1
         faults.clear()
         assert rewards(**texts(20)).earned == [float(i) for i in range(20)]
         assert set(number.asked.values()) == {1}
@@ -257,7 +262,7 @@ def test_what_a_server_refuses_ends_the_call_at_once_and_says_why():
             RewardService(service.url, token="another")(**texts(1))
         with refused(ServiceError, f"{MOST_BYTES:,} bytes", "batch_size="):
             service(prompts=["?"], completions=["x" * (MOST_BYTES + 1)])
-        with refused(ServiceError, "Not Found"):
+        with refused(ServiceError, "answers 404: Not Found"):
             RewardService(service.url + "/other", token=TOKEN)(**texts(1))
 
 
@@ -318,9 +323,17 @@ def test_a_client_of_no_address_or_number_is_refused(options):
 
 def test_a_server_for_others_needs_a_token_and_a_function_that_scores_rows_apart():
     for host in ("0.0.0.0", "::", "example.org", "127.0.0.1.example.org"):
-        with refused(ValueError, f"host is '{host}', which others may reach", "token="):
+        with refused(ValueError, f"host is '{host}', port 8000", "give token="):
             serve_reward(lengths, host=host)
     with refused(ValueError, "normalize in the client"):
         serve_reward(whiten(lengths))
     with refused(ValueError, "function is 'embedded'"):
         serve_reward("embedded")
+
+
+def test_in_a_small_load_test_nothing_is_lost_and_nothing_is_scored_twice():
+    """The documented one (docs/rewards.md) has 10,000 answers; here one request in six fails or hangs."""
+    options = dict(workers=4, batch_size=5, failures=0.1, hangs=0.06, timeout=0.5)
+    found = reward_load.measure(answers=300, **options)
+    assert found["requests"] > found["answered"] == 60
+    assert found["lost"] == found["in wrong place"] == found["scored again"] == 0
