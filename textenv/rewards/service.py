@@ -143,7 +143,7 @@ class RewardService:
         with self._probe if self._failures >= BREAK else nullcontext():  # one at a time while the circuit is open
             try:
                 response = self._client.post("v1/score", content=body, headers={"Idempotency-Key": key})
-                if response.is_server_error:
+                if response.is_server_error or response.status_code == 429:
                     raise self._httpx.HTTPError(f"status {response.status_code}")
             except self._httpx.HTTPError as error:
                 self._failures = failures = self._failures + 1

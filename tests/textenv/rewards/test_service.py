@@ -5,6 +5,8 @@ import json
 import logging
 import pickle
 import re
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples/benchmarks"))
 import reward_load
 
 from tests.helpers.errors import refused
+from tests.helpers.models import WORDS, make_tokenizer
+from tests.helpers.reward_models import make_model
 from textenv import RewardError, RewardModel, Rewards, RewardService, serve_reward
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.service import MOST_BYTES, ServiceError, reward_app
@@ -128,12 +132,12 @@ def test_a_served_reward_gives_what_it_gives_here():
 
     here = Rewards({"lengths": (lengths, 0.5), "odd": odd}, on_error="skip", max_failed=1)
     columns = dict(prompts=["a"] * 3, completions=["b", "bad", "ccc"], completion_ids=[[1], [2], [3]])
-    model = RewardModel.load("embedded")
-    with served(here) as service, served(model) as film:
+    model = RewardModel(make_model("llama"), make_tokenizer(WORDS))
+    with served(here) as service, served(model) as rating:
         assert service(**columns) == here(**columns)
         assert Rewards({"judge": service})(**columns).earned == Rewards({"judge": here})(**columns).earned
-        said = dict(prompts=["this film was"] * 2, completions=[" a joy from start to finish.", " dull."])
-        assert film(**said).earned == pytest.approx(model(**said))
+        said = dict(prompts=["a b"] * 2, completions=["c a", "b"])
+        assert rating(**said).earned == pytest.approx(model(**said))
 
 
 def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
@@ -210,7 +214,7 @@ def breaking(app, faults):
 
 
 def test_a_repeated_request_is_not_computed_again():
-    number, faults = Number(), deque(["before 500", "after 502", "", "after 503", "after 500"])
+    number, faults = Number(), deque(["before 429", "after 502", "", "after 503", "after 500"])
     with served(number, around=lambda app: breaking(app, faults), batch_size=5, in_flight=1) as service:
         assert service(**texts(10)).earned == [float(i) for i in range(10)]
     assert set(number.asked.values()) == {1}
@@ -337,3 +341,38 @@ def test_in_a_small_load_test_nothing_is_lost_and_nothing_is_scored_twice():
     found = reward_load.measure(answers=300, **options)
     assert found["requests"] > found["answered"] == 60
     assert found["lost"] == found["in wrong place"] == found["scored again"] == 0
+
+
+SERVER = """
+import sys, time
+from textenv import serve_reward
+
+def number(completions):
+    time.sleep(0.1)
+    with open(sys.argv[2], "a") as file:
+        file.writelines(f"{text}\\n" for text in completions)
+    return [float(text) for text in completions]
+
+serve_reward(number, port=int(sys.argv[1]), token="a-secret")
+"""
+
+
+@pytest.mark.long
+def test_a_server_that_is_killed_and_started_again_costs_at_most_what_it_was_computing(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    seen, found = tmp_path / "seen.txt", []
+    command = [sys.executable, "-c", SERVER, str(port), str(seen)]
+    service = RewardService(f"http://127.0.0.1:{port}", token=TOKEN, batch_size=5, in_flight=2)
+    call = threading.Thread(target=lambda: found.append(service(**texts(200)).earned))
+    with subprocess.Popen(command) as first:
+        call.start()
+        while not seen.exists() or seen.read_text().count("\n") < 50:
+            time.sleep(0.02)
+        first.kill()
+    with subprocess.Popen(command) as second:
+        call.join()
+        second.terminate()
+    assert found == [[float(i) for i in range(200)]]
+    counts = Counter(seen.read_text().split())
+    assert len(counts) == 200 and sum(counts.values()) <= 210  # two requests of five
