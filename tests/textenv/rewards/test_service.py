@@ -1,6 +1,7 @@
 """A reward behind HTTP, in a real uvicorn server: what arrives, what is repeated, and what is never paid twice."""
 
 import contextlib
+import http.client
 import json
 import logging
 import pickle
@@ -264,41 +265,42 @@ def test_what_a_server_refuses_ends_the_call_at_once_and_says_why():
     with served(lengths) as service:
         with refused(ServiceError, "wrong token", "each start of serve_reward makes and prints a new one"):
             RewardService(service.url, token="another")(**texts(1))
-        with refused(ServiceError, f"{MOST_BYTES:,} bytes", "batch_size="):
-            service(prompts=["?"], completions=["x" * (MOST_BYTES + 1)])
         with refused(ServiceError, "answers 404: Not Found"):
             RewardService(service.url + "/other", token=TOKEN)(**texts(1))
 
 
-def post(url, body, **headers):
-    return httpx.post(f"{url}/v1/score", content=body, headers={"Authorization": f"Bearer {TOKEN}"} | headers)
-
-
-def test_only_requests_of_the_schema_are_computed():
+def test_only_requests_of_the_schema_with_the_token_are_computed():
     good = dict(version=1, step=0, progress=0.0, prompts=["?"], completions=["abc"], completion_ids=[[0]], columns={})
-    number = Number()
-    with served(lengths) as service:
-        url = service.url
-        assert post(url, json.dumps(good)).json()["earned"] == [3.0]
-        for wrong in (
-            good | {"version": 2}, good | {"more": 1}, good | {"prompts": "?"}, good | {"completions": [1]},
-            good | {"completion_ids": [["a"]]}, {}, [], "no JSON",
-        ):  # fmt: skip
-            answer = post(url, wrong if isinstance(wrong, str) and wrong == "no JSON" else json.dumps(wrong))
-            assert answer.status_code == 400 and "is its textenv another version?" in answer.text, wrong
-        assert post(url, iter([json.dumps(good).encode()])).status_code == 413  # chunked, of unknown size
-        for header in (
-            "",
-            "Bearer",
-            f"bearer {TOKEN}",
-            f"Bearer {TOKEN}x",
-            "Bearer \u00fc".encode("latin-1"),
-        ):
-            assert post(url, json.dumps(good), Authorization=header).status_code == 401
-        assert httpx.get(f"{url}/v1/score").status_code == 405 and httpx.get(f"{url}/docs").status_code == 404
-        # Without a key, nothing is taken for a repetition.
-        assert post(url, json.dumps(good | {"completions": ["abcd"]})).json()["earned"] == [4.0]
-    assert not number.asked
+    seen = []
+
+    def spy(completions):
+        seen.extend(completions)
+        return lengths(completions)
+
+    with served(spy) as service, httpx.Client(base_url=service.url, trust_env=False) as client:
+
+        def post(body, authorization=f"Bearer {TOKEN}"):
+            content = json.dumps(body) if isinstance(body, dict) else body
+            return client.post("v1/score", content=content, headers={"Authorization": authorization})
+
+        wrong = [{"version": 2}, {"more": 1}, {"prompts": "?"}, {"completions": [1]}, {"completion_ids": [["a"]]}]
+        for body in (*[good | each for each in wrong], {}, b"[]", b"no JSON", b"\xff"):
+            answer = post(body)
+            assert answer.status_code == 400 and "is its textenv another version?" in answer.text, body
+        for header in ("", "Bearer", f"bearer {TOKEN}", f"Bearer {TOKEN}x", "Bearer \u00fc".encode("latin-1")):
+            assert post(good, header).status_code == 401
+        assert client.get("v1/score").status_code == 405 and client.get("docs").status_code == 404
+        assert post(iter([json.dumps(good).encode()])).status_code == 413  # chunked, of unknown size
+        sent = http.client.HTTPConnection(client.base_url.host, client.base_url.port)
+        with contextlib.closing(sent):
+            sent.putrequest("POST", "/v1/score")
+            sent.putheader("Authorization", f"Bearer {TOKEN}")
+            sent.putheader("Content-Length", str(MOST_BYTES + 1))
+            sent.endheaders()
+            assert (refusal := sent.getresponse()).status == 413 and b"batch_size=" in refusal.read()
+        assert not seen
+        # Without a key, no request is taken for a repetition.
+        assert [post(good | {"completions": [text]}).json()["earned"] for text in ("abc", "abcd")] == [[3.0], [4.0]]
 
 
 def test_a_column_that_json_has_not_is_named_before_anything_is_sent():
@@ -339,7 +341,7 @@ def test_in_a_small_load_test_nothing_is_lost_and_nothing_is_scored_twice():
     """The documented one (docs/rewards.md) has 10,000 answers; here one request in six fails or hangs."""
     options = dict(workers=4, batch_size=5, failures=0.1, hangs=0.06, timeout=0.5)
     found = reward_load.measure(answers=300, **options)
-    assert found["requests"] > found["answered"] == 60
+    assert found["requests"] > found["answered"] >= 60
     assert found["lost"] == found["in wrong place"] == found["scored again"] == 0
 
 
