@@ -579,9 +579,12 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in (ROOT / place).rglob("*.py"))
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
-LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py"}
-"""Files that may listen, on the loopback only; `tests/algos/cli/test_serve.py` has the attacks on it."""
-SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "uvicorn", "aiohttp"}
+LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py", "textenv/rewards/service.py",
+             "examples/benchmarks/reward_load.py"}  # fmt: skip
+"""Files that may listen, on the loopback only, or with a token; `tests/algos/cli/test_serve.py` and
+`tests/textenv/rewards/test_service.py` have the attacks on them."""
+SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "starlette", "uvicorn",
+           "aiohttp"}  # fmt: skip
 LOADERS = {
     "textenv/lm/loading.py": ("loader.from_pretrained", "peft.PeftModel.from_pretrained"),
     "textenv/lm/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
@@ -603,6 +606,8 @@ def test_no_source_reads_code_from_data_loads_past_the_guard_or_serves(path):
     assert not [keyword for call in calls for keyword in call.keywords if keyword.arg in ("allow_pickle", "shell")]
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name for node in imports for alias in node.names} | {getattr(node, "module", "") for node in imports}
+    optional = {ast.unparse(call.args[0]).strip("'") for call in calls if ast.unparse(call.func) == "package"}
+    names |= optional | {name.partition(".")[0] for name in optional}
     assert not names & SERVERS or str(path.relative_to(ROOT)) in LISTENING
 
 
