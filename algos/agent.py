@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from algos import parallel
 from algos.collection import Collector, add_log_probs, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.distributed.generator import Generator, check_generator
 from algos.optimize import Metrics, Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
@@ -51,6 +52,8 @@ class Agent(Generic[ConfigT]):
             for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
             where they are. A reference model follows the policy in either case.
+        generator: engine that generates the policy's texts for its rollouts, such as `algos.distributed.vllm.VLLM`;
+            None: the policy itself.
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
@@ -78,6 +81,7 @@ class Agent(Generic[ConfigT]):
         kl_coef: float | Coefficient | None = None,
         shard: bool = False,
         device: str | torch.device | None = None,
+        generator: Generator | None = None,
         **fields: Any,
     ) -> None:
         parallel.start()
@@ -96,13 +100,15 @@ class Agent(Generic[ConfigT]):
         assert isinstance(policy, Policy)
         parallel.share_of(config.num_episodes or 0, "num_episodes")
         place(policy, env, device)
+        if generator is not None:
+            config = check_generator(env, policy, config)
         self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
         gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
         self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
-        self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed))
+        self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed), generator=generator)
         self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
         """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
+from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
 from algos.policies.policy import Policy, check_policy
@@ -48,6 +49,7 @@ class Collector:
             (`textenv.rollout.EpisodeEnv`).
         policy: the policy that acts.
         seed: seed of the environment's first reset; None takes a random one.
+        generator: engine that generates the policy's texts (`algos.distributed.generator`); None: the policy itself.
 
     Example:
         >>> env = gymnasium.make_vec("CartPole-v1", num_envs=2)  # doctest: +SKIP
@@ -58,9 +60,11 @@ class Collector:
     _last: ClassVar[WeakKeyDictionary[VectorEnv, "Collector"]] = WeakKeyDictionary()
     """Last collector of each environment: a collector continues only its own episodes."""
 
-    def __init__(self, env: VectorEnv, policy: Policy, *, seed: int | None = None) -> None:
+    def __init__(
+        self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
+    ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
-        self.env, self.policy = env, policy
+        self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed
         """Seed of the next reset; None once used."""
         self.observation: Any = None
@@ -111,7 +115,13 @@ class Collector:
         if is_episode_env(self.env):
             if num_episodes is None:
                 raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
-            return self._collect_text(self.env, num_episodes, group_size, deterministic)
+            if self.generator is None or deterministic:
+                return self._collect_text(self.env, num_episodes, group_size, deterministic)
+            found = collect_turns(
+                self.generator, self.env, self.policy, num_episodes=num_episodes, group_size=group_size, seed=self.seed
+            )
+            self.seed = None
+            return found
         if num_episodes is None:
             assert num_steps is not None
             self._begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from algos.config import (
     GROUPED,
@@ -191,6 +191,8 @@ class Recipe:
     """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
     shard: bool = False
     """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
+    generator: Literal["vllm"] | None = None
+    """Text only: engine that generates the rollouts (`algos.distributed`); None: the policy itself."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -241,6 +243,12 @@ class Recipe:
         charged = is_episode_env(made) and made.penalty is None
         options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
         config = replace(self.config, seed=seed)
+        if self.generator is not None:
+            from algos.distributed.generator import check_generator
+            from algos.distributed.vllm import VLLM
+
+            check_generator(made, policy, config)  # before a start of half a minute
+            options["generator"] = VLLM(cast("Any", policy), made)
         return find_algorithm(self.algorithm)(made, policy, config, device=self.device, shard=self.shard, **options)
 
 

@@ -38,7 +38,7 @@ LAYERS = {
         ppo a2c reinforce rloo grpo trpo dqn
         agent
         optimize finetuning
-        training collection sharing
+        training collection sharing distributed
         policies
         fast losses advantages parallel config envs
     """,

@@ -71,6 +71,8 @@ class TextOptions:
     """Text only: compute in bfloat16, with weights in their own dtype."""
     gradient_checkpointing: bool = False
     """Text only: recompute activations in the backward pass instead of keeping them."""
+    generator: Literal["vllm"] | None = None
+    """Text only: vllm lets vLLM generate the rollouts (docs/runs.md); None: the policy itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device", "shard")
+        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device", "shard", "generator")
         return presets.Recipe(
             algorithm=self.algo,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,

@@ -1,7 +1,7 @@
 """A fixed number of episodes, and their assignment to slots."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,21 @@ from textenv.envs.turn import Turn
 
 REFILLED = 1 / 8
 """Fraction of slots that must be idle before a refill: reading several prompts takes as long as reading one."""
+
+
+class OpenTurn(NamedTuple):
+    """A turn to generate as a whole, or what is left of it; see `TextVectorEnv.open_turns`."""
+
+    row: int
+    """Row of its episode in the next rollout."""
+    prefix: list[int]
+    """Token ids so far; the next token is chosen in column ``len(prefix) - 1``."""
+    max_new_tokens: int
+    """Maximum number of further tokens; 1 where a rule (``allowed``) decides about each token."""
+    min_new_tokens: int
+    """Number of further tokens before the turn may end."""
+    allowed: list[int] | None
+    """Ids that may be chosen; None: all."""
 
 
 class EpisodeBatch:
@@ -39,6 +54,21 @@ class EpisodeBatch:
         """Row and column, in the next rollout, of each running slot's next action."""
         episode = self.episode[self.running]
         return episode, self.transcript.length[episode] - 1
+
+    @property
+    def open_turns(self) -> list[OpenTurn]:
+        """Current turn of each running slot; several share one list of allowed ids."""
+        text, masks, found, allowed = self.transcript, self.transcript.masks, list[OpenTurn](), dict[int, Any]()
+        for row in self.episode[self.running].tolist():
+            at, mask, most, least = int(text.length[row]), int(text.open[row]), 1, 0
+            if masks.rule is None:
+                mask, most = min(mask, 1), int(text.turn_limit[row]) - at
+                least = max(0, masks.min_new_tokens - at + int(text.turn_start[row]))
+            if mask not in allowed:
+                ids = masks.sets[mask]
+                allowed[mask] = None if ids.all() else ids.nonzero().flatten().tolist()
+            found.append(OpenTurn(row, text.tokens[row, :at].tolist(), most, least, allowed[mask]))
+        return found
 
     def release(self, rows: Sequence[int]) -> np.ndarray:
         """Set the slots of these finished episodes idle; return the slots (int64 indices)."""

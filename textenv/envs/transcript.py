@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,6 +118,22 @@ class Transcript:
         if self.masks.active:
             self._look_ahead(named[~over])
         return named[over]
+
+    def play(self, rows: np.ndarray, turns: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Append tokens to each row (int64 ``[k]``) until its turn is over; return their numbers, and rows at an end.
+
+        Raises:
+            ValueError: on a token that is not allowed.
+        """
+        taken, over = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
+        length = np.array([len(turn) for turn in turns])
+        while len(here := np.flatnonzero(~over & (taken < length))):
+            place = int(taken[here[0]])
+            tokens = np.array([turns[i][place] for i in here.tolist()])
+            tokens = self.masks.check(tokens, slice(None), self.open[rows[here]])
+            over[here] = np.isin(rows[here], self.append(rows[here], tokens))
+            taken[here] += 1
+        return taken, rows[over]
 
     def write(self, row: int, completion: Any) -> None:
         """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""

@@ -6,11 +6,12 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from textenv.prompts.prompts import Prompt
+from textenv.rewards.scores import Scores, total
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,6 +88,34 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
         found.append({"role": "user", "content": turn._decode(reply)})
         found.append({"role": "assistant", "content": turn.completion})
     return found
+
+
+def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> list[dict[str, Any]]:
+    """Return texts of episodes, by row, as `EpisodeEnv.samples`: from their turns, the row of each, and its score."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        own = [i for i, other in enumerate(of_row) if other == row]
+        earned = [scores.earned[i] for i in own]
+        columns = {name: [column[i] for i in own] for name, column in scores.parts.items()}
+        found.append(
+            {
+                "prompt": turns[own[0]].prompt_text,
+                "completion": turns[own[-1]].conversation,
+                "score": _sum(map(total, earned)),
+                "parts": {name: _sum(column) for name, column in columns.items()},
+            }
+        )
+        if scores.logged:  # of the last turn
+            found[-1]["logged"] = {name: column[own[-1]] for name, column in scores.logged.items()}
+        if len(own) > 1:
+            found[-1]["turns"] = messages([turns[i] for i in own])
+    return found
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Sum of the numbers; None if there is none."""
+    given = [value for value in values if value is not None]
+    return sum(given) if given else None
 
 
 class Cut(enum.Enum):

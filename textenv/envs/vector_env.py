@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,18 @@ from tensordict import TensorDict
 from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.early_scores import PORTION, EarlyScores
-from textenv.envs.episode_batch import EpisodeBatch, end_info, final_info
+from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
 from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
 from textenv.envs.transcript import Transcript
-from textenv.envs.turn import Turn, messages
+from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
-from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts, total
+from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
 from textenv.rollout import EpisodeEnv
 
 if TYPE_CHECKING:
@@ -261,13 +261,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
-    def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> TextObservation:
+    def start_episodes(
+        self, episodes: int, *, seed: int | None = None, group_size: int = 1, slots: int | None = None
+    ) -> TextObservation:
         """Start a batch of exactly this many episodes and return the first observation.
 
         Args:
             episodes: number of rows of the next rollout; a multiple of ``group_size``.
             seed: restarts the order of prompts, as in `reset`; None continues it.
             group_size: number of neighbouring rows that share a prompt.
+            slots: number of slots for this batch; None: ``num_envs``.
 
         Returns:
             Observation, as from `reset`; a slot with length 0 is idle.
@@ -282,7 +285,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._ended[:] = False
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
-        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), self.num_envs)
+        self._batch = EpisodeBatch(
+            self._transcript(episodes), numbers.tolist(), self.num_envs if slots is None else slots
+        )
         self._fill()
         return self._batch.observe()
 
@@ -309,14 +314,27 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         running = np.flatnonzero(batch.running)
         actions = self._masks.check(actions, running, batch.open)
         rows = batch.episode[running]
-        over = self._end_turns(batch.transcript, batch.transcript.append(rows, actions[running]))
-        changed = np.zeros(self.num_envs, dtype=bool)
-        if over:
-            changed[batch.release(list(over))] = True
-            changed[self._fill()] = True
-        if self._early is not None:
-            self._early.offer(batch.transcript.unpaid, least=PORTION * len(batch.numbers))
+        changed = self._continue(batch, batch.transcript.append(rows, actions[running]))
         return batch.observe(), changed
+
+    @property
+    def open_turns(self) -> list[OpenTurn]:
+        """Current turn of each running slot, to be generated elsewhere for `play_turns`."""
+        return self._current_batch().open_turns
+
+    def play_turns(self, turns: Sequence[Sequence[int]]) -> np.ndarray:
+        """Append tokens to the `open_turns` (token ids of each), as `advance` would; a turn that goes on stays open.
+
+        Returns:
+            Number of tokens that were appended to each, int64: those after the end of its turn are dropped.
+
+        Raises:
+            ValueError: on a token that is not allowed.
+        """
+        batch = self._current_batch()
+        taken, ended = batch.transcript.play(batch.episode[batch.running], turns)
+        self._continue(batch, ended)
+        return taken
 
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes in the schema of `textenv.rollout`, with scores.
@@ -369,25 +387,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
-        turns, of_row, scores = self._taken
-        found: list[dict[str, Any]] = []
-        for row in rows:
-            own = [i for i, other in enumerate(of_row) if other == row]
-            earned = [scores.earned[i] for i in own]
-            columns = {name: [column[i] for i in own] for name, column in scores.parts.items()}
-            found.append(
-                {
-                    "prompt": turns[own[0]].prompt_text,
-                    "completion": turns[own[-1]].conversation,
-                    "score": _sum(map(total, earned)),
-                    "parts": {name: _sum(column) for name, column in columns.items()},
-                }
-            )
-            if scores.logged:  # of the last turn
-                found[-1]["logged"] = {name: column[own[-1]] for name, column in scores.logged.items()}
-            if len(own) > 1:
-                found[-1]["turns"] = messages([turns[i] for i in own])
-        return found
+        return samples(rows, *self._taken)
 
     # --- internal --------------------------------------------------------------------------------------------
 
@@ -435,6 +435,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if len(rows):
             self._deal(batch.transcript, rows, [batch.numbers[row] for row in rows])
         return slots
+
+    def _continue(self, batch: EpisodeBatch, ended: np.ndarray) -> np.ndarray:
+        """After these rows' turns ended, reply to them and refill slots; return bool: slots that changed episodes."""
+        over = self._end_turns(batch.transcript, ended)
+        changed = np.zeros(len(batch.episode), dtype=bool)
+        if over:
+            changed[batch.release(list(over))] = True
+            changed[self._fill()] = True
+        if self._early is not None:
+            self._early.offer(batch.transcript.unpaid, least=PORTION * len(batch.numbers))
+        return changed
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
         """Let the task reply to the finished turns of these rows; return, by row, those that ended an episode."""
@@ -486,9 +497,3 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Sum of the numbers; None if there is none."""
-    given = [value for value in values if value is not None]
-    return sum(given) if given else None

@@ -1,0 +1,1 @@
+"""Workers and engines: what collects rollouts elsewhere than in this process."""

@@ -1,0 +1,108 @@
+"""`Generator`: the interface of engines that generate text for a policy, and rollouts of whole turns by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from algos import parallel
+from algos.config import ClippedConfig
+from algos.policies.random_streams import episode_seeds
+from textenv.envs.episode_batch import OpenTurn
+from textenv.envs.vector_env import TextVectorEnv
+
+if TYPE_CHECKING:
+    from algos.policies.lm import LMPolicy
+
+MAX_IMPORTANCE_WEIGHT = 2.0
+"""``max_importance_weight`` of an agent with a generator, if its config has none (TIS, Yao et al. 2025)."""
+
+
+class Sampling(NamedTuple):
+    """How every token of a rollout is sampled; what differs by turn is in its `OpenTurn`."""
+
+    temperature: float
+    num_tokens: int
+    """Size of the vocabulary: ids from here on, which a model may have besides, are never sampled."""
+    ends: list[int]
+    """Ids that end a turn, EOS among them; they belong to it."""
+    stop: tuple[str, ...]
+    """Texts that end a turn: the environment looks for them; an engine that does too only saves time."""
+
+
+class Generated(NamedTuple):
+    """Continuation of one turn."""
+
+    ids: Sequence[int]
+    """At least one token, and at most ``max_new_tokens``."""
+    log_probs: Sequence[float]
+    """Log-probability of each, nats, of the distribution it was sampled from: after temperature and masks."""
+
+
+class Generator(Protocol):
+    """Engine that generates text with a policy's weights."""
+
+    def update_weights(self, policy: LMPolicy) -> None:
+        """Take the policy's current weights, adapters merged; called before each rollout."""
+
+    def generate(self, turns: Sequence[OpenTurn], *, seeds: Sequence[int], sampling: Sampling) -> Sequence[Generated]:
+        """Continue every turn, in any order and batches; the same seed (0 to 2^63) gives it the same sample."""
+
+
+def check_generator(env: Any, policy: Any, config: Any) -> Any:
+    """Return the config of an agent with a generator: ``max_importance_weight`` is 2 if it is None.
+
+    Raises:
+        TypeError: unless it is an algorithm with importance weights, a language model and a text environment.
+        ValueError: in several processes.
+    """
+    from algos.policies.lm import LMPolicy  # loads transformers
+
+    if not isinstance(env, TextVectorEnv) or not isinstance(policy, LMPolicy):
+        names = f"a {type(policy).__name__} in a {type(env).__name__}"
+        raise TypeError(f"generator is given for {names}: it generates text, for an LMPolicy in a TextVectorEnv")
+    if not isinstance(config, ClippedConfig):
+        raise TypeError(
+            f"generator is given with a {type(config).__name__}, which has no max_importance_weight to correct what an "
+            "engine computes otherwise: use PPO or GRPO"
+        )
+    if parallel.world_size() > 1:
+        raise ValueError(f"generator is given to {parallel.world_size()} processes, expected one: omit torchrun")
+    return config if config.max_importance_weight else replace(config, max_importance_weight=MAX_IMPORTANCE_WEIGHT)
+
+
+def collect_turns(
+    generator: Generator, env: Any, policy: Any, *, num_episodes: int, group_size: int = 1, seed: int | None = None
+) -> TensorDict:
+    """Collect a rollout as `Collector` does, but with whole turns from an engine, all episodes at once.
+
+    Environment and policy are those that `check_generator` has checked.
+
+    Raises:
+        ValueError: if the engine breaks its contract.
+    """
+    generator.update_weights(policy)
+    env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_episodes)
+    sampling = Sampling(policy.temperature, policy.num_actions, env.ends.ids, env.ends.texts)
+    log_prob = np.zeros((num_episodes, env.max_length), dtype=np.float32)
+    while turns := env.open_turns:
+        seeds = episode_seeds(num_episodes, policy.generator)
+        found = generator.generate(turns, seeds=[int(seeds[turn.row]) for turn in turns], sampling=sampling)
+        for turn, (ids, log_probs) in zip(turns, found, strict=True):
+            if not (0 < len(ids) == len(log_probs) <= turn.max_new_tokens) or not np.isfinite(log_probs).all():
+                raise ValueError(
+                    f"{type(generator).__name__}.generate returned {ids!r:.100} with {log_probs!r:.100}, expected 1 to "
+                    f"{turn.max_new_tokens} token ids and the finite log-probability of each"
+                )
+        taken = env.play_turns([ids for ids, _ in found])
+        for turn, (_, log_probs), count in zip(turns, found, taken.tolist(), strict=True):
+            start = len(turn.prefix) - 1
+            log_prob[turn.row, start : start + count] = log_probs[:count]
+    rollout = env.take_episodes()
+    rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
+    return rollout
