@@ -117,9 +117,7 @@ class Collector:
                 raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
             if self.generator is None or deterministic:
                 return self._collect_text(self.env, num_episodes, group_size, deterministic)
-            found = collect_turns(
-                self.generator, self.env, self.policy, num_episodes=num_episodes, group_size=group_size, seed=self.seed
-            )
+            found = collect_turns(self.generator, self.env, self.policy, num_episodes, group_size, self.seed)
             self.seed = None
             return found
         if num_episodes is None:

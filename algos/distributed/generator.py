@@ -19,29 +19,21 @@ from textenv.envs.vector_env import TextVectorEnv
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
 
-MAX_IMPORTANCE_WEIGHT = 2.0
-"""``max_importance_weight`` of an agent with a generator, if its config has none (TIS, Yao et al. 2025)."""
-
 
 class Sampling(NamedTuple):
     """How every token of a rollout is sampled; what differs by turn is in its `OpenTurn`."""
 
     temperature: float
     num_tokens: int
-    """Size of the vocabulary: ids from here on, which a model may have besides, are never sampled."""
+    """Size of the vocabulary; a model may have more ids, which are never sampled."""
     ends: list[int]
-    """Ids that end a turn, EOS among them; they belong to it."""
+    """Ids that end a turn, and belong to it."""
     stop: tuple[str, ...]
-    """Texts that end a turn: the environment looks for them; an engine that does too only saves time."""
+    """Texts that end a turn; the environment looks for them too, so an engine may ignore them."""
 
 
-class Generated(NamedTuple):
-    """Continuation of one turn."""
-
-    ids: Sequence[int]
-    """At least one token, and at most ``max_new_tokens``."""
-    log_probs: Sequence[float]
-    """Log-probability of each, nats, of the distribution it was sampled from: after temperature and masks."""
+Generated = tuple[Sequence[int], Sequence[float]]
+"""Token ids that continue a turn, at least one, and the log-probability of each, nats, after temperature and masks."""
 
 
 class Generator(Protocol):
@@ -55,11 +47,9 @@ class Generator(Protocol):
 
 
 def check_generator(env: Any, policy: Any, config: Any) -> Any:
-    """Return the config of an agent with a generator: ``max_importance_weight`` is 2 if it is None.
+    """Return the config of an agent with a generator: ``max_importance_weight`` is 2 instead of None (Yao et al. 2025).
 
-    Raises:
-        TypeError: unless it is an algorithm with importance weights, a language model and a text environment.
-        ValueError: in several processes.
+    A TypeError without importance weights, language model or text environment; a ValueError in several processes.
     """
     from algos.policies.lm import LMPolicy  # loads transformers
 
@@ -68,23 +58,20 @@ def check_generator(env: Any, policy: Any, config: Any) -> Any:
         raise TypeError(f"generator is given for {names}: it generates text, for an LMPolicy in a TextVectorEnv")
     if not isinstance(config, ClippedConfig):
         raise TypeError(
-            f"generator is given with a {type(config).__name__}, which has no max_importance_weight to correct what an "
+            f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct what an "
             "engine computes otherwise: use PPO or GRPO"
         )
     if parallel.world_size() > 1:
         raise ValueError(f"generator is given to {parallel.world_size()} processes, expected one: omit torchrun")
-    return config if config.max_importance_weight else replace(config, max_importance_weight=MAX_IMPORTANCE_WEIGHT)
+    return config if config.max_importance_weight else replace(config, max_importance_weight=2.0)
 
 
 def collect_turns(
-    generator: Generator, env: Any, policy: Any, *, num_episodes: int, group_size: int = 1, seed: int | None = None
+    generator: Generator, env: Any, policy: Any, num_episodes: int, group_size: int, seed: int | None
 ) -> TensorDict:
-    """Collect a rollout as `Collector` does, but with whole turns from an engine, all episodes at once.
+    """Collect a rollout as `Collector` does, with whole turns from an engine; a ValueError if it breaks its contract.
 
-    Environment and policy are those that `check_generator` has checked.
-
-    Raises:
-        ValueError: if the engine breaks its contract.
+    Environment and policy are those that `check_generator` has checked. All episodes are open at once.
     """
     generator.update_weights(policy)
     env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_episodes)

@@ -17,19 +17,18 @@ from textenv.optional import package
 
 
 class VLLM:
-    """Generator of text by vLLM in this process, for an agent's ``generator``; starting it takes half a minute.
+    """Generator of text by vLLM, for an agent's ``generator``; it takes half a minute to start.
 
-    Its seeds make a rerun the same where vLLM is deterministic. vLLM joins ``torch.distributed`` alone, and seeds the
-    global generators of torch, NumPy and Python.
+    vLLM joins ``torch.distributed`` by itself, and seeds the global generators of torch, NumPy and Python.
 
     Args:
-        policy: the policy that it will generate for: a decoder-only model of an architecture that vLLM has.
+        policy: the policy to generate for: a decoder-only model of an architecture that vLLM has.
         env: the environment, for its maximum length.
-        options: arguments of ``vllm.LLM``, such as ``kv_cache_memory_bytes``, or ``gpu_memory_utilization`` on a GPU.
+        options: arguments of ``vllm.LLM``, such as ``kv_cache_memory_bytes`` (1 GiB on the CPU) or
+            ``gpu_memory_utilization`` (.3, the training needs the rest).
 
     Raises:
-        ImportError: if vLLM is not installed.
-        ValueError: on an encoder-decoder model, or a temperature that vLLM would raise.
+        ValueError: on an encoder-decoder model, or a temperature that vLLM would change.
 
     Example:
         >>> PPO(env, policy, config, generator=VLLM(policy, env))  # doctest: +SKIP
@@ -42,15 +41,18 @@ class VLLM:
             raise ValueError(f"temperature is {policy.temperature}, expected at least .01, the lowest that vLLM takes")
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # otherwise weights would have to be pickled
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         self._vllm = package("vllm", "vllm")
         model = plain_model(policy.lm.model)
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
         config.tie_word_embeddings = False  # vLLM reloads tied weights in the embedding only
         self._size = config.get_text_config().vocab_size
+        cpu = package("vllm.platforms", "vllm").current_platform.is_cpu()
         own = {"dtype": str(policy.autocast or model.dtype).removeprefix("torch."), "max_model_len": env.max_length,
                "load_format": "dummy", "generation_config": "vllm", "logprobs_mode": "processed_logprobs",
-               "enforce_eager": model.device.type == "cpu"}  # fmt: skip
+               "enforce_eager": cpu,
+               **({"kv_cache_memory_bytes": 2**30} if cpu else {"gpu_memory_utilization": 0.3})}  # fmt: skip
         with TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             policy.tokenizer.save_pretrained(folder)
@@ -67,23 +69,17 @@ class VLLM:
     def generate(self, turns: Sequence[OpenTurn], *, seeds: Sequence[int], sampling: Sampling) -> list[Generated]:
         """See `Generator.generate`; what conversations have in common with earlier turns is in vLLM's prefix cache."""
         real = None if sampling.num_tokens == self._size else list(range(sampling.num_tokens))
-        same: dict[str, Any] = {
-            "temperature": sampling.temperature, "stop": list(sampling.stop), "detokenize": bool(sampling.stop),
-            "stop_token_ids": sampling.ends, "ignore_eos": True, "logprobs": 0,
-        }  # fmt: skip
         wanted = [
             self._vllm.SamplingParams(
-                seed=seed,
-                max_tokens=turn.max_new_tokens,
-                min_tokens=turn.min_new_tokens,
-                allowed_token_ids=real if turn.allowed is None else turn.allowed,
-                **same,
+                temperature=sampling.temperature, seed=seed, max_tokens=turn.max_new_tokens, logprobs=0,
+                min_tokens=turn.min_new_tokens, allowed_token_ids=turn.allowed or real, ignore_eos=True,
+                stop_token_ids=sampling.ends, stop=list(sampling.stop), detokenize=bool(sampling.stop),
             )
             for turn, seed in zip(turns, seeds, strict=True)
-        ]
+        ]  # fmt: skip
         prompts = [{"prompt_token_ids": turn.prefix} for turn in turns]
         found = [result.outputs[0] for result in self.engine.generate(prompts, wanted, use_tqdm=False)]
         return [
-            Generated(ids := each.token_ids, [of[i].logprob for of, i in zip(each.logprobs, ids, strict=True)])
+            (ids := each.token_ids, [of[token].logprob for of, token in zip(each.logprobs, ids, strict=True)])
             for each in found
         ]

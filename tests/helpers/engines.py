@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import torch
 
-from algos.distributed.generator import Generated
 from algos.policies.random_streams import UniformStreams
 
 
@@ -46,4 +45,4 @@ class FakeEngine:
             log_probs.append(float(logits.log_softmax(0)[ids[-1]]))
             if ids[-1] in sampling.ends and not self.ids_past_the_end:
                 break
-        return Generated(ids, log_probs)
+        return ids, log_probs

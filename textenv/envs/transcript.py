@@ -120,11 +120,7 @@ class Transcript:
         return named[over]
 
     def play(self, rows: np.ndarray, turns: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Append tokens to each row (int64 ``[k]``) until its turn is over; return their numbers, and rows at an end.
-
-        Raises:
-            ValueError: on a token that is not allowed.
-        """
+        """Append token ids to each of these rows until its turn is over; return how many, and rows that are over."""
         taken, over = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
         length = np.array([len(turn) for turn in turns])
         while len(here := np.flatnonzero(~over & (taken < length))):

@@ -285,9 +285,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._ended[:] = False
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
-        self._batch = EpisodeBatch(
-            self._transcript(episodes), numbers.tolist(), self.num_envs if slots is None else slots
-        )
+        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots or self.num_envs)
         self._fill()
         return self._batch.observe()
 
@@ -323,13 +321,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._current_batch().open_turns
 
     def play_turns(self, turns: Sequence[Sequence[int]]) -> np.ndarray:
-        """Append tokens to the `open_turns` (token ids of each), as `advance` would; a turn that goes on stays open.
+        """Append token ids to each of the `open_turns`, as `advance` would; return how many (int64) until its end.
 
-        Returns:
-            Number of tokens that were appended to each, int64: those after the end of its turn are dropped.
-
-        Raises:
-            ValueError: on a token that is not allowed.
+        Ids after the end of a turn are dropped, one without an end stays open; a ValueError on an id that is forbidden.
         """
         batch = self._current_batch()
         taken, ended = batch.transcript.play(batch.episode[batch.running], turns)

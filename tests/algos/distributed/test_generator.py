@@ -7,7 +7,6 @@ import torch
 
 from algos import A2C, GRPO, PPO
 from algos.collection import Collector
-from algos.distributed.generator import Generated
 from algos.optimize import rescored
 from tests.helpers.engines import FakeEngine
 from tests.helpers.errors import refused
@@ -118,7 +117,7 @@ class Broken(FakeEngine):
         self.given = given
 
     def generate(self, turns, *, seeds, sampling):
-        return [Generated(*self.given) for _ in turns]
+        return [self.given for _ in turns]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from tests.helpers.text_envs import BAD, EOS, GOOD, Script, text_env
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # vLLM would compile a function of its sampler for a minute
 
-LONG = [tuple([0, 1, 2, 3] * 6), tuple([0, 1, 2, 3] * 5 + [4]), (2,)]
-OPTIONS = dict(max_prompt_tokens=24, max_new_tokens=8, num_envs=4)
+ROUNDING = 1e-4
+"""Nats: log-probabilities of these models differ by up to 2e-5 between the two; with other weights by more than .1."""
+LONG = [tuple([0, 1, 2, 3] * 9), tuple([0, 1, 2, 3] * 9 + [4]), (2,)]
+OPTIONS = dict(max_prompt_tokens=40, max_new_tokens=8, num_envs=4)
 LIMITS = {
     "plain": {},
     "stop text": dict(stop=("good bad", "d")),
@@ -58,8 +60,8 @@ POLICIES = {"llama": llama, "gpt2, tied": gpt2, "padded vocabulary": lambda: lla
 def start(policy):
     from algos.distributed.vllm import VLLM
 
-    env = text_env(max_turns=3, max_length=60, **OPTIONS)
-    return VLLM(policy, env, kv_cache_memory_bytes=2**26, block_size=16)
+    env = text_env(max_turns=3, max_length=64, **OPTIONS)
+    return VLLM(policy, env, kv_cache_memory_bytes=2**26, block_size=32)
 
 
 @pytest.fixture(scope="module", params=POLICIES.values(), ids=POLICIES)
@@ -93,21 +95,21 @@ def test_log_probs_are_those_of_transformers_after_new_weights_too(engine):
     """The long prompts are in the prefix cache when the weights change."""
     policy, own = engine
     for _ in range(3):
-        assert distance(collect(own, policy), policy) < 1e-5
+        assert distance(collect(own, policy), policy) < ROUNDING
         change(policy)
 
 
 @pytest.mark.parametrize("options", LIMITS.values(), ids=LIMITS)
 def test_limits_stops_and_masks_are_the_environments(engine, options):
     rollout = collect(engine[1], engine[0], **options)
-    assert distance(rollout, engine[0]) < 1e-5
+    assert distance(rollout, engine[0]) < ROUNDING
     assert rollout["mask"].sum() > 12
 
 
 def test_conversations(engine):
     policy, own = engine
-    rollout = collect(own, policy, Chat(LONG), max_turns=3, max_length=60)
-    assert distance(rollout, policy) < 1e-5
+    rollout = collect(own, policy, Chat(LONG), max_turns=3, max_length=64)
+    assert distance(rollout, policy) < ROUNDING
     assert (rollout["mask"].int().diff(dim=1) == 1).sum(1).max() >= 2
 
 
@@ -141,7 +143,7 @@ def test_ppo_reaches_the_same_score_with_either_generator():
         history = agent.learn(8000)
         assert history[0]["episode/return"] < 3
         found.append(history[-1]["episode/return"])
-        assert max(metrics["policy/sampler_gap"] for metrics in history) < 1e-5
+        assert max(metrics["policy/sampler_gap"] for metrics in history) < ROUNDING
     assert min(found) > 7
 
 
