@@ -14,6 +14,7 @@ from algos import parallel
 from algos.config import ClippedConfig
 from algos.policies.random_streams import episode_seeds
 from textenv.envs.episode_batch import OpenTurn
+from textenv.envs.task import Conversation
 from textenv.envs.vector_env import TextVectorEnv
 
 if TYPE_CHECKING:
@@ -71,10 +72,11 @@ def collect_turns(
 ) -> TensorDict:
     """Collect a rollout as `Collector` does, with whole turns from an engine; a ValueError if it breaks its contract.
 
-    Environment and policy are those that `check_generator` has checked. All episodes are open at once.
+    Environment and policy are those that `check_generator` has checked. Without replies, all episodes run at once.
     """
     generator.update_weights(policy)
-    env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_episodes)
+    slots = env.num_envs if isinstance(env.task, Conversation) else num_episodes  # a game may hold a process
+    env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=slots)
     sampling = Sampling(policy.temperature, policy.num_actions, env.ends.ids, env.ends.texts)
     log_prob = np.zeros((num_episodes, env.max_length), dtype=np.float32)
     while turns := env.open_turns:

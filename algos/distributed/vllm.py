@@ -46,7 +46,6 @@ class VLLM:
         model = plain_model(policy.lm.model)
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
-        config.tie_word_embeddings = False  # vLLM reloads tied weights in the embedding only
         self._size = config.get_text_config().vocab_size
         cpu = package("vllm.platforms", "vllm").current_platform.is_cpu()
         own = {"dtype": str(policy.autocast or model.dtype).removeprefix("torch."), "max_model_len": env.max_length,
@@ -62,7 +61,8 @@ class VLLM:
     def update_weights(self, policy: LMPolicy) -> None:
         """See `Generator.update_weights`; what the engine has cached of earlier weights is dropped."""
         model = merged(policy.lm.model) if is_adapted(policy.lm.model) else policy.lm.model
-        weights = list(revert_weight_conversion(model, model.state_dict()).items())  # named as in files
+        # Named as in files, and tied ones twice: vLLM would leave the output layer as it was.
+        weights = list(revert_weight_conversion(model, model.state_dict()).items())
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self.engine.reset_prefix_cache()
 
@@ -72,7 +72,7 @@ class VLLM:
         wanted = [
             self._vllm.SamplingParams(
                 temperature=sampling.temperature, seed=seed, max_tokens=turn.max_new_tokens, logprobs=0,
-                min_tokens=turn.min_new_tokens, allowed_token_ids=turn.allowed or real, ignore_eos=True,
+                min_tokens=turn.min_new_tokens, allowed_token_ids=turn.allowed or real,
                 stop_token_ids=sampling.ends, stop=list(sampling.stop), detokenize=bool(sampling.stop),
             )
             for turn, seed in zip(turns, seeds, strict=True)

@@ -63,7 +63,7 @@ class EpisodeBatch:
             at, mask, most, least = int(text.length[row]), int(text.open[row]), 1, 0
             if masks.rule is None:
                 mask, most = min(mask, 1), int(text.turn_limit[row]) - at
-                least = max(0, masks.min_new_tokens - at + int(text.turn_start[row]))
+                least = min(most, max(0, masks.min_new_tokens - at + int(text.turn_start[row])))
             if mask not in allowed:
                 ids = masks.sets[mask]
                 allowed[mask] = None if ids.all() else ids.nonzero().flatten().tolist()

@@ -8,12 +8,15 @@ import torch
 from algos import A2C, GRPO, PPO
 from algos.collection import Collector
 from algos.optimize import rescored
+from tests.helpers.conversations import Parrot
 from tests.helpers.engines import FakeEngine
 from tests.helpers.errors import refused
-from tests.helpers.models import make_llama
+from tests.helpers.models import WORDS, make_llama, make_tokenizer
 from tests.helpers.small_agents import cartpole, lm_policy
 from tests.helpers.text_envs import BAD, EOS, GOOD, Script, text_env
+from textenv import TokenVectorEnv
 
+ARGUMENTS = dict(tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
 SETTINGS = dict(num_steps=None, num_episodes=8, minibatch_size=3, num_epochs=2, learning_rate=1e-3)
 
 
@@ -59,6 +62,7 @@ LIMITS = {
     "minimum": dict(min_new_tokens=3),
     "minimum before a stop text": dict(min_new_tokens=2, stop=("good", "a")),
     "whole text": dict(max_length=6),
+    "minimum beyond the whole text": dict(min_new_tokens=4, max_length=6),
 }
 
 
@@ -83,10 +87,11 @@ def test_the_log_probs_are_the_policys_own_in_conversations_by_a_rule_and_in_pie
 
 def test_a_conversation_asks_once_for_all_turns_that_are_open():
     policy, engine = lm_policy(), FakeEngine(shift={GOOD: 2.0})
-    env = text_env(Twice(), max_turns=2, num_envs=2)
+    env = text_env(Twice(), max_turns=2, num_envs=10)
     rollout = Collector(env, policy, seed=1, generator=engine).collect(num_episodes=10)
     first, second = engine.asked
     assert [turn.row for turn in first] == list(range(10))
+    assert all(turn.min_new_tokens == 0 and turn.max_new_tokens == 5 for turn in first + second)
     second_rows = [turn.row for turn in second]
     assert 0 < len(second_rows) <= 10
     starts = (rollout["mask"].int().diff(dim=1) == 1).sum(1)  # turns after the first
@@ -95,6 +100,18 @@ def test_a_conversation_asks_once_for_all_turns_that_are_open():
     for turn in second:
         assert tokens[turn.row, : len(turn.prefix)].tolist() == turn.prefix
         assert turn.prefix[-2:] == [0, 1]
+
+
+def test_games_run_in_the_environments_slots_and_texts_without_replies_all_at_once():
+    most = []
+    for env in (TokenVectorEnv(Parrot, num_envs=4, **ARGUMENTS), text_env(num_envs=4)):
+        engine, policy = FakeEngine(), lm_policy()
+        rollout = Collector(env, policy, seed=1, generator=engine).collect(num_episodes=10)
+        most.append(max(map(len, engine.asked)))
+        with torch.no_grad():
+            gap = (policy.evaluate(rollout).log_prob - rollout["log_prob"])[rollout["mask"]]
+        assert gap.abs().max() < 1e-5 and len(rollout) == 10
+    assert most == [4, 10]
 
 
 def test_equal_seeds_give_equal_rollouts_and_each_turn_its_own_stream():
@@ -107,6 +124,13 @@ def test_equal_seeds_give_equal_rollouts_and_each_turn_its_own_stream():
     one = rollout()
     assert_equal(one, rollout())
     assert len({tuple(row) for row in one["action"].tolist()}) > 10
+
+
+def test_a_minimum_that_does_not_fit_is_cut_to_what_is_left_and_counts_down():
+    engine = FakeEngine(piece=2)
+    Collector(text_env(min_new_tokens=4, max_length=6), lm_policy(), seed=1, generator=engine).collect(num_episodes=3)
+    limits = [[(turn.max_new_tokens, turn.min_new_tokens) for turn in asked] for asked in engine.asked]
+    assert limits == [[(4, 4), (5, 4), (3, 3)], [(2, 2), (3, 2), (1, 1)], [(1, 0)]]
 
 
 class Broken(FakeEngine):

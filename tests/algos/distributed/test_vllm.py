@@ -14,7 +14,8 @@ from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tok
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import BAD, EOS, GOOD, Script, text_env
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: make vllm", allow_module_level=True)
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # vLLM would compile a function of its sampler for a minute
 
 ROUNDING = 1e-4
@@ -28,6 +29,7 @@ LIMITS = {
     "forbidden": dict(forbidden=[EOS, GOOD]),
     "minimum": dict(min_new_tokens=4),
     "minimum and stop text": dict(min_new_tokens=4, stop=("good",)),
+    "minimum beyond the whole text": dict(min_new_tokens=6, max_length=41),
     "rule": dict(allowed=lambda turn: [EOS, BAD if turn.completion_ids[-1:] == [GOOD] else GOOD]),
 }
 
@@ -48,13 +50,31 @@ def gpt2(**options):
     return LMPolicy(make_gpt2(n_embd=64), make_tokenizer(WORDS), temperature=0.8, **options)
 
 
+def gemma(**options):
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    config = GemmaConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LMPolicy(GemmaForCausalLM(config), make_tokenizer(WORDS), temperature=0.8, **options)
+
+
 def lora(**options):
     policy = LMPolicy(adapted("llama", base=make_llama(head_dim=32)), make_tokenizer(WORDS), temperature=0.8, **options)
     change(policy)  # a fresh adapter changes nothing
     return policy
 
 
-POLICIES = {"llama": llama, "gpt2, tied": gpt2, "padded vocabulary": lambda: llama(size=16), "lora": lora}
+POLICIES = {
+    "llama": llama,
+    "gpt2, tied": gpt2,
+    "gemma, tied": gemma,
+    "padded vocabulary": lambda: llama(size=16),
+    "lora": lora,
+}
 
 
 def start(policy):
