@@ -1,6 +1,7 @@
 """`VLLM`: vLLM as the generator of a policy's texts, in this process."""
 
 import copy
+import gc
 import os
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
@@ -46,6 +47,7 @@ class VLLM:
         model = plain_model(policy.lm.model)
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
+        config.eos_token_id = policy.tokenizer.eos_token_id  # vLLM stops at the config's, and keeps it from short turns
         self._size = config.get_text_config().vocab_size
         cpu = package("vllm.platforms", "vllm").current_platform.is_cpu()
         own = {"dtype": str(policy.autocast or model.dtype).removeprefix("torch."), "max_model_len": env.max_length,
@@ -55,6 +57,7 @@ class VLLM:
         with TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             policy.tokenizer.save_pretrained(folder)
+            gc.collect()  # an earlier engine, deleted after this one has begun, would take its process groups down
             self.engine = self._vllm.LLM(folder, **(own | options))
         self.update_weights(policy)
 
