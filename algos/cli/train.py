@@ -264,7 +264,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        same = ("env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device", "shard", "generator")
+        same = [
+            "env",
+            "config",
+            "num_envs",
+            "total_steps",
+            "policy",
+            "model",
+            "kl_coef",
+            "device",
+            "shard",
+            "generator",
+        ]
         return presets.Recipe(
             algorithm=self.algo,
             policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
