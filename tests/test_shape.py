@@ -34,7 +34,7 @@ LAYERS = {
     "algos": """
         cli
         insight comparison
-        presets make evaluation
+        presets make evaluation memory
         ppo a2c reinforce rloo grpo trpo dqn
         agent
         optimize finetuning

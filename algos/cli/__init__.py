@@ -18,6 +18,7 @@ from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
 from algos.cli.interpret import Interpret
+from algos.cli.plan import Plan
 from algos.cli.sample import Sample
 from algos.cli.serve import Serve
 from algos.cli.show import Envs, Runs, Show
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        arguments = with_files(given, switches())
+        arguments = with_files(given, switches() | {"shard"})
         _refuse_foreign_flags(arguments)
-        commands = train_command(arguments)
+        commands = train_command(arguments) | train_command(arguments, "plan", Plan)
         for name, kind in COMMANDS.items():
             commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
@@ -71,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
-    commands: dict[str, Any] = COMMANDS | {"train": Train}
+    commands: dict[str, Any] = COMMANDS | {"train": Train, "plan": Plan}
     if not arguments or arguments[0] not in commands:
         return
     own = [field.name for field in fields(commands[arguments[0]])]
-    config = find_config(named(arguments, "--algo", "ppo")) if arguments[0] == "train" else None
+    config = find_config(named(arguments, "--algo", "ppo")) if arguments[0] in ("train", "plan") else None
     hyper = [] if config is None else [field.name for field in fields(config) if field.name != "seed"]
     own += [] if config is None else ["seed"]  # a config field, but its flag has no prefix
     for word in arguments[1:]:

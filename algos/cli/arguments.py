@@ -39,8 +39,8 @@ class ModelCommand(Command):
 
 
 def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
-    """Return the arguments of ``train`` with the options of the resumed run and of ``--config FILE`` before them."""
-    if arguments[:1] != ["train"]:
+    """Return arguments of ``train`` or ``plan`` with the resumed run's and those of ``--config FILE`` before them."""
+    if arguments[:1] not in (["train"], ["plan"]):
         return arguments
     env, given = options(arguments, switches)
     for name, words in given.items():
@@ -65,8 +65,8 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
                 "environment and the other arguments, which also start a run there"
             )
     found: dict[str, list[str]] = {"": []} | before | given
-    env = env or (PROMPTS if {"prompts", "reward"} & found.keys() else "")
-    return ["train", *([env] if env else []), *itertools.chain.from_iterable(found.values())]
+    env = env or (PROMPTS if {"prompts", "reward"} & found.keys() or arguments[0] == "plan" else "")
+    return [arguments[0], *([env] if env else []), *itertools.chain.from_iterable(found.values())]
 
 
 def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:

@@ -15,7 +15,7 @@ import tyro
 from algos import presets
 from algos.cli.arguments import ModelCommand, absolute, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
-from algos.make import PROMPTS
+from algos.make import PROMPTS, is_text
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import RUN, check_new, run_of
 from textenv.rewards.calling import read_module
@@ -152,7 +152,12 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def run(self) -> dict[str, Any] | None:
         """Train, save and evaluate; the resolved options are stored in the run's folder. None if it is another's."""
-        return self._located()._train()
+        run = self._located()
+        if is_text(self.env):
+            from algos.memory import check_fits
+
+            check_fits(run)
+        return run._train()
 
     def recipe(self) -> presets.Recipe:
         """Check the options and return what they train, with absolute paths."""
@@ -239,8 +244,6 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def _check(self) -> None:
         """Raise a ValueError for options that do not fit each other or the environment."""
-        from algos.make import is_text
-
         for name in ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience"):
             if (count := field_values(self)[name]) is not None and count < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {count}, expected at least 1")
@@ -287,9 +290,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
 
 
-def train_command(arguments: Sequence[str]) -> Any:
-    """Build the ``train`` command with the defaults of the given environment and algorithm, or of the LSTM policy."""
-    arguments = arguments if arguments[:1] == ["train"] else ["train"]
+def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Train) -> Any:
+    """Build a command such as ``train`` with the defaults of environment and algorithm, or of the LSTM policy."""
+    arguments = arguments if arguments[:1] == [name] else [name]
     algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
     env_id, _ = options(arguments, switches())
     if ":" in env_id:
@@ -301,8 +304,8 @@ def train_command(arguments: Sequence[str]) -> Any:
     own = field_values(recipe)
     given = {name: own[name] for name in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
     given |= {name: json.dumps(dict(own[name])) for name in ("policy_kwargs", "env_kwargs")}
-    default = Train(env=tyro.MISSING, algo=algorithm, **given)  # type: ignore[arg-type]
-    return Annotated[Train[type(recipe.config)], tyro.conf.subcommand("train", default=default)]  # type: ignore[misc]
+    default = kind(env=tyro.MISSING, algo=algorithm, **given)
+    return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
 
 
 def switches() -> set[str]:
