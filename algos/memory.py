@@ -39,10 +39,8 @@ class _Shapes(LanguageModel):
         model = kind.from_config(config, dtype=run.dtype).eval()
         self.model = model if run.lora is None else add_lora(model, run.lora, seed=0)
         self.num_tokens, self.temperature = config.get_text_config().vocab_size, 1.0
-        self.gradient_checkpointing, self.autocast = (
-            run.gradient_checkpointing,
-            torch.bfloat16 if run.autocast else None,
-        )
+        self.gradient_checkpointing = run.gradient_checkpointing
+        self.autocast = torch.bfloat16 if run.autocast else None
         self.context, self.cached, self.tokenizer = None, {}, None  # type: ignore[assignment]
         self.seq2seq = Seq2Seq((0,), None) if config.is_encoder_decoder else None
 
@@ -57,10 +55,8 @@ class Rehearsal(TorchDispatchMode):
     def __init__(self, run: Any, *, prompt: int = 1, new: int = 1, processes: int = 1, cuda: bool = False) -> None:
         super().__init__()
         self.config, self.prompt, self.new, self.length, self.cuda = run.config, prompt, new, prompt + new, cuda
-        self.episodes = run.config.num_episodes or run.num_envs
-        batch = (
-            min(run.config.minibatch_size, self.episodes) if isinstance(run.config, ClippedConfig) else self.episodes
-        )
+        self.episodes = batch = run.config.num_episodes or run.num_envs
+        batch = min(run.config.minibatch_size, batch) if isinstance(run.config, ClippedConfig) else batch
         self.slots, self.rows, self.batch = (-(-x // processes) for x in (run.num_envs, self.episodes, batch))
         self.now, self.peak, self._owners = Parts(), Parts(), dict[int, tuple[str, int]]()
         self.values = isinstance(run.config, ActorCriticConfig)
@@ -161,9 +157,8 @@ class Rehearsal(TorchDispatchMode):
         """Output of a trunk; without gradients, by one group of rows of `textenv.lm.memory` (a GPU has no groups)."""
         group = rows if torch.is_grad_enabled() else min(rows, max(1, POSITIONS_AT_ONCE // self.length))
         before, here, self.peak = self.peak, self.now.total(), self.now.copy()
-        found: Tensor = model.hidden(
-            torch.zeros(group, self.length, dtype=torch.int64), torch.full((group,), self.prompt)
-        )
+        tokens = torch.zeros(group, self.length, dtype=torch.int64)
+        found: Tensor = model.hidden(tokens, torch.full((group,), self.prompt))
         if self.cuda:
             self.peak["activations"] += (self.peak.total() - here) * (rows - group) // group
         self.peak = max(before, self.peak, key=Parts.total)

@@ -45,14 +45,11 @@ class Plan(Train[AnyConfig]):
         result = {"peak GiB": peak / 2**30, "phase": phase, "fits": peak * MARGIN <= room}
         config: Any = self.config
         switches: dict[str, dict[str, Any]] = {
-            "--lora r=16": {"lora": "r=16"},
-            "--gradient-checkpointing": {"gradient_checkpointing": True},
-            "--autocast": {"autocast": True},
-            "--dtype bfloat16": {"dtype": "bfloat16"},
+            "--lora r=16": {"lora": "r=16"}, "--gradient-checkpointing": {"gradient_checkpointing": True},
+            "--autocast": {"autocast": True}, "--dtype bfloat16": {"dtype": "bfloat16"},
             "--config.micro-batch-size 1": {"config": replace(config, micro_batch_size=1)},
-            "--shard": {"shard": self.gpus > 1},
-            "--num-envs 8": {"num_envs": 8},
-        }
+            "--shard": {"shard": self.gpus > 1}, "--num-envs 8": {"num_envs": 8},
+        }  # fmt: skip
         for option, change in switches.items():
             if peak * MARGIN > room:
                 lower = max(parts.total() for parts in estimate(**kept, **change).values())
