@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from algos.config import ActorCriticConfig, ClippedConfig
 from algos.policies.critic import CANDIDATES, Critic, fresh_head
+from algos.policies.sharding import layers_of
 from textenv.device import find_device
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import add_lora, from_pretrained, model_folder
@@ -173,8 +174,8 @@ class Rehearsal(TorchDispatchMode):
         return found
 
 
-def peaks(run: Any, *, processes: int = 1, shard: bool = False, **options: Any) -> dict[str, Parts]:
-    """Parts at the peak of each phase; ``shard`` divides all but generation's weights (FSDP). Others: `Rehearsal`."""
+def peaks(run: Any, *, processes: int = 1, **options: Any) -> dict[str, Parts]:
+    """Parts at the peak of each phase, of one of the processes; options as of `Rehearsal`."""
     played, found = Rehearsal(run, processes=processes, **options), dict[str, Parts]()
     for phase in (played.generate, played.score, played.update):
         played.peak = played.now.copy()
@@ -182,11 +183,15 @@ def peaks(run: Any, *, processes: int = 1, shard: bool = False, **options: Any) 
             phase()
         found[phase.__name__] = played.peak
     found["save"] = played.now.copy()
-    if processes > 1 and not shard:
-        found["update"]["messages"] = 4 * sum(p.numel() for p in played.trained)  # as `parallel.add_up`
-    for name, parts in found.items() if shard else ():
-        for part in ("gradients", "Adam", *(() if name == "generate" else ("policy", "critic"))):
-            parts[part] = -(-parts[part] // processes)
+    if run.shard and processes > 1:
+        models = (played.lm, *([] if played.critic is None else [played.critic]))
+        layers = [sum(p.nbytes for p in layer.parameters()) for model in models for layer in layers_of(model)]
+        for parts in found.values():
+            parts["shards"] = weights = parts["policy"] + parts["critic"]
+            for part in ("shards", "gradients", "Adam"):
+                parts[part] = -(-parts[part] // processes)
+        # The root's weights, and of layers about two by their weights, one by its gradients, and a message.
+        found["update"]["gathered"] = weights - sum(layers) + 4 * max(layers, default=0)
     return {name: +parts for name, parts in found.items()}
 
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        arguments = with_files(given, switches() | {"shard"})
+        arguments = with_files(given, switches())
         _refuse_foreign_flags(arguments)
         commands = train_command(arguments) | train_command(arguments, "plan", Plan)
         for name, kind in COMMANDS.items():

@@ -22,8 +22,6 @@ class Plan(Train[AnyConfig]):
     """Processes with a GPU each, which share the rows (torchrun)."""
     gpu_memory: float | None = None
     """Memory of a GPU in GiB; None: what is free on --device."""
-    shard: bool = False
-    """Divide weights, gradients and Adam's state by the GPUs (FSDP)."""
 
     def run(self) -> dict[str, Any]:
         """Print the parts of memory by phase, and the options to add until it fits; return the outcome."""
@@ -36,8 +34,7 @@ class Plan(Train[AnyConfig]):
         def estimate(**changes: Any) -> Any:
             lengths = {"prompt": self.max_prompt_tokens or 128, "new": self.max_new_tokens or 128}
             cuda = self.gpu_memory is not None or self.device not in (None, "cpu")
-            options: Any = {"shard": self.shard} | changes
-            return peaks(replace(run, **options), processes=self.gpus, shard=options["shard"], cuda=cuda, **lengths)
+            return peaks(replace(run, **changes), processes=self.gpus, cuda=cuda, **lengths)
 
         run, room = self._located(), free_memory(self.device) if self.gpu_memory is None else self.gpu_memory * 2**30
         room, phases, kept, added = room or float("inf"), estimate(), dict[str, Any](), list[Any]()
@@ -48,7 +45,7 @@ class Plan(Train[AnyConfig]):
             "--lora r=16": {"lora": "r=16"}, "--gradient-checkpointing": {"gradient_checkpointing": True},
             "--autocast": {"autocast": True}, "--dtype bfloat16": {"dtype": "bfloat16"},
             "--config.micro-batch-size 1": {"config": replace(config, micro_batch_size=1)},
-            "--shard": {"shard": self.gpus > 1}, "--num-envs 8": {"num_envs": 8},
+            "--shard": {"shard": True}, "--num-envs 8": {"num_envs": 8},
         }  # fmt: skip
         for option, change in switches.items():
             if peak * MARGIN > room:

@@ -152,12 +152,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def run(self) -> dict[str, Any] | None:
         """Train, save and evaluate; the resolved options are stored in the run's folder. None if it is another's."""
-        run = self._located()
-        if is_text(self.env):
-            from algos.memory import check_fits
-
-            check_fits(run)
-        return run._train()
+        return self._located()._train()
 
     def recipe(self) -> presets.Recipe:
         """Check the options and return what they train, with absolute paths."""
@@ -170,11 +165,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
             parallel.start()
             rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
-        here = self.resume is not None and run_of(self.resume) == run_dir.resolve()
-        if here and self.overwrite:
-            raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
-        if not here and not rank:  # the first process may have made the folder already
-            check_new(run_dir, overwrite=self.overwrite)
+        self._check_place(rank)
         recipe = dataclasses.replace(self._recipe(), num_envs=slots)
         slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
         slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
@@ -223,6 +214,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             result |= {"best_mean_return": callbacks[-1].best, "best": str(run_dir / "best")}
         seconds = time.perf_counter() - start
         return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+
+    def _check_place(self, rank: int) -> None:
+        """Raise an error if there is another run in the folder, or less memory than the weights need."""
+        here = self.resume is not None and run_of(self.resume) == self.folder.resolve()
+        if here and self.overwrite:
+            raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
+        if not here and not rank:  # the first process may have made the folder already
+            check_new(self.folder, overwrite=self.overwrite)
+        if is_text(self.env):
+            from algos.memory import check_fits
+
+            check_fits(self)
 
     @property
     def folder(self) -> Path:

@@ -31,7 +31,7 @@ class Shards:
         self.whole, self.policy = policy, copy.deepcopy(policy)
         self._run = _Call(self.policy)
         mesh = init_device_mesh(policy.device.type, (parallel.world_size(),))
-        for module in [*_layers(self.policy), self._run]:
+        for module in [*layers_of(self.policy), self._run]:
             fully_shard(module, mesh=mesh)
         for module in self._run.modules():
             if isinstance(module, FSDPModule):  # gradients are added up: the ranks' losses are parts of one sum
@@ -108,10 +108,10 @@ class _Call(nn.Module):
         return function()
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Children of the outermost lists of modules."""
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Children of a module's outermost ``nn.ModuleList``."""
     for child in module.children():
-        yield from child if isinstance(child, nn.ModuleList) else _layers(child)
+        yield from child if isinstance(child, nn.ModuleList) else layers_of(child)
 
 
 def _shard(whole: Tensor, *, like: Any) -> Any:

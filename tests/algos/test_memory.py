@@ -89,7 +89,7 @@ def test_switches_save_what_they_say(tmp_path):
         for run, options in (
             (run_of(tmp_path), {}),
             (run_of(tmp_path, gradient_checkpointing=True), {}),
-            (run_of(tmp_path), {"processes": 4, "shard": True}),
+            (run_of(tmp_path, shard=True), {"processes": 4}),
         )
     )
     assert recomputed["activations"] < 0.7 * plain["activations"]
