@@ -115,11 +115,12 @@ class Collector:
         if is_episode_env(self.env):
             if num_episodes is None:
                 raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
-            if self.generator is None or deterministic:
-                return self._collect_text(self.env, num_episodes, group_size, deterministic)
-            found = collect_turns(self.generator, self.env, self.policy, num_episodes, group_size, self.seed)
-            self.seed = None
-            return found
+            if self.generator is not None and not deterministic:
+                found = collect_turns(self.generator, self.env, self.policy, num_episodes, group_size, self.seed)
+                self.seed = None
+                return found
+            seeds = None if deterministic else episode_seeds(num_episodes, self.policy.generator)
+            return self.play_episodes(self.env, num_episodes, group_size=group_size, seeds=seeds)
         if num_episodes is None:
             assert num_steps is not None
             self._begin()
@@ -155,11 +156,13 @@ class Collector:
         self.group_seeds = state["group_seeds"]
 
     @torch.no_grad()
-    def _collect_text(self, env: EpisodeEnv, episodes: int, group_size: int, deterministic: bool) -> TensorDict:
-        policy = self.policy
+    def play_episodes(
+        self, env: EpisodeEnv, episodes: int, *, group_size: int = 1, seeds: np.ndarray | None
+    ) -> TensorDict:
+        """Collect whole episodes of text; each samples from its own of the seeds (None: the most probable tokens)."""
+        policy, deterministic = self.policy, seeds is None
         observation = env.start_episodes(episodes, seed=self.seed, group_size=group_size)
         self.seed = None
-        seeds = None if deterministic else episode_seeds(episodes, policy.generator)
         policy.reset(seeds=_in_slots(seeds, env))
         log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
         while (running := env.running).any():

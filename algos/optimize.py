@@ -263,7 +263,7 @@ def regularizers(
 
 
 ADVANTAGES_ONLY = ("next_observation", "reward", "terminated", "truncated", "next_value", "group", "next_action_mask",
-                   "reward_parts")  # fmt: skip
+                   "reward_parts", "staleness")  # fmt: skip
 """Columns that only the advantages need; minibatches leave them out."""
 
 

@@ -47,16 +47,17 @@ def _joined() -> bool:
     return distributed.is_available() and distributed.is_initialized()  # builds without it have no is_initialized
 
 
-def share_of(count: int, name: str) -> int:
-    """Part of a count that belongs to each rank; raises a ValueError if it cannot be split evenly."""
-    if count % world_size():
-        raise ValueError(f"{name} is {count}, which {world_size()} processes cannot share: give a multiple")
-    return count // world_size()
+def share_of(count: int, name: str, among: int | None = None) -> int:
+    """Part of a count that belongs to each rank, or process; raises a ValueError if it cannot be split evenly."""
+    among = world_size() if among is None else among
+    if count % among:
+        raise ValueError(f"{name} is {count}, which {among} processes cannot share: give a multiple")
+    return count // among
 
 
-def own_seed(seed: int) -> int:
-    """Seed of this rank's environments and actions; that of the minibatches is the same on all ranks."""
-    return seed + rank() * 10_000_019
+def own_seed(seed: int, place: int | None = None) -> int:
+    """Seed of the environments and actions of this rank, or place; that of the minibatches is one for all."""
+    return seed + (rank() if place is None else place) * 10_000_019
 
 
 def gather(value: T) -> list[T]:
@@ -68,14 +69,16 @@ def gather(value: T) -> list[T]:
 
 
 def gather_rows(rollout: TensorDict) -> TensorDict:
-    """Rows of all ranks' rollouts ``[b, t]``, one below the other, ``[B, T]``; groups stay apart."""
-    if world_size() == 1:
-        return rollout
-    parts = gather(rollout.cpu().clone())
+    """Rows of all ranks' rollouts, as `join_rows` joins them."""
+    return rollout if world_size() == 1 else join_rows(gather(rollout.cpu().clone()))
+
+
+def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
+    """Rows of rollouts ``[b, t]``, which are changed, one below the other, ``[B, T]``; groups stay apart."""
     longest = max(part.shape[1] for part in parts)
     groups, allowed = 0, list[Tensor]()
     for part in parts:
-        part["group"] = part["group"] + groups
+        part["group"] = part["group"] + max(groups - int(part["group"].min()), 0)
         groups = int(part["group"].max()) + 1
         if "allowed" in part.keys():
             part["allowed"] = part["allowed"] + sum(map(len, allowed))

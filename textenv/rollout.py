@@ -29,6 +29,8 @@ key                           control                                text
 ``reward_parts``              absent                                 float32 ``[B, T, K, 2]``, of several
                                                                      rewards: each one's sum over the episode
                                                                      before its weight, and its weight
+``staleness``                 int64, updates since the weights that  the same; only of asynchronous workers
+                              acted
 ``value``, ``next_value``,    added by the code that needs them      the same
 ``advantage``,
 ``value_target``,

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -138,6 +138,10 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     process_timeout: float | None = None
     """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
     if a step takes longer than this number of seconds (60 suits most)."""
+    workers: str | None = None
+    """Number of processes in which Ray collects rollouts; or ray://HOST:PORT, as many as that cluster has CPUs."""
+    staleness: int = 0
+    """Updates by which workers may be late, to go on during these; needs --config.max-importance-weight 2."""
     num_episodes: int = 20
     """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None
@@ -188,23 +192,23 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 def on_start(self, run: Any) -> None:
                     (run_dir / RUN).write_text(known, encoding="utf-8")
 
-            callbacks: list[Any] = [StoreOptions()]
-            callbacks += [] if self.max_kl is None else [StopAtKL(self.max_kl)]
+            callbacks: list[Any] = [StoreOptions(), *([] if self.max_kl is None else [StopAtKL(self.max_kl)])]
             callbacks += [Dynamics(self.dynamics_every)] if self.dynamics_every else []
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            history = agent.learn(
-                self.total_steps,
-                run_dir=run_dir,
-                progress=not (self.json or self.quiet),
-                callbacks=callbacks,
-                loggers=self.logger.split(",") if self.logger else [],
-                sample_every=self.sample_every,
-                checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
-                resume=self.resume,
-                overwrite=self.overwrite,
-            )
+            with self._collecting(agent, recipe):
+                history = agent.learn(
+                    self.total_steps,
+                    run_dir=run_dir,
+                    progress=not (self.json or self.quiet),
+                    callbacks=callbacks,
+                    loggers=self.logger.split(",") if self.logger else [],
+                    sample_every=self.sample_every,
+                    checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
+                    resume=self.resume,
+                    overwrite=self.overwrite,
+                )
             if rank:
                 return None
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
@@ -226,6 +230,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             from algos.memory import check_fits
 
             check_fits(self)
+
+    def _collecting(self, agent: Any, recipe: presets.Recipe) -> AbstractContextManager[None]:
+        if self.workers is None and not self.staleness:
+            return nullcontext()
+        from algos.distributed.workers import rollout_workers
+
+        make = dataclasses.replace(recipe, kl_coef=None, device=None).environment  # the penalty is charged here
+        return rollout_workers(agent, make, str(self.workers), staleness=self.staleness)
 
     @property
     def folder(self) -> Path:

@@ -108,6 +108,8 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
         "advantage/mean": masked_mean(rollout["advantage"], mask=mask).item(),
         "advantage/std": rollout["advantage"][mask].std(correction=0).item(),
     }
+    if "staleness" in rollout.keys():
+        metrics["rollout/staleness"] = masked_mean(rollout["staleness"].float(), mask=mask).item()
     if "value_target" not in rollout.keys():
         return metrics
     value, target = rollout["value"], rollout["value_target"]

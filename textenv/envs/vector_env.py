@@ -138,7 +138,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
         self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
-        self._taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
+        self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
@@ -381,18 +381,22 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
-        return samples(rows, *self._taken)
+        return samples(rows, *self.taken)
+
+    def report(self, turns: list[Turn], rows: list[int], scores: Scores) -> None:
+        """Take `samples` and `metrics` from these turns; ``rows`` has the episode of each, ``taken`` all three."""
+        self.taken, count = (turns, rows, scores), len(set(rows))
+        self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        if self.tools:
+            failed = [call["error"] for turn in turns if turn.last for call in turn.tool_calls]
+            self.metrics |= {"tools/calls": len(failed) / count, "tools/errors": sum(failed) / count}
 
     # --- internal --------------------------------------------------------------------------------------------
 
     def _rollout(self, transcript: Transcript, turns: list[Turn], rows: list[int], scores: Scores) -> TensorDict:
         """Return the rollout of scored episodes; keep their texts and metrics."""
-        self._taken = turns, rows, scores
-        self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        self.report(turns, rows, scores)
         rollout = transcript.rollout()
-        if self.tools:
-            failed = [call["error"] for calls in transcript.tool_calls for call in calls]
-            self.metrics |= {"tools/calls": len(failed) / len(rollout), "tools/errors": sum(failed) / len(rollout)}
         if len(scores.parts) > 1:
             parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))
             rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])
