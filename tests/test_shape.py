@@ -97,7 +97,7 @@ def test_rooms_import_from_their_own_layer_or_from_below(package):
 def test_a_folder_has_at_most_twenty_files_and_no_fewer_than_three():
     folders = Counter(path.parent for path in FILES)
     assert max(folders.values()) <= 20
-    assert {folder.name for folder, count in folders.items() if count < 3} <= {"adapters", "distributed", "human"}
+    assert {folder.name for folder, count in folders.items() if count < 3} <= {"adapters", "human"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -86,6 +86,7 @@ def _check(agent: Learner, workers: int | str, staleness: int) -> None:
     for wrong, said in (
         (not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)), f"are {workers}, expected a number, or ray://HOST:PORT"),
         (parallel.world_size() > 1, "collect for a single learning process: use either torchrun or workers"),
+        (agent.collector.generator is not None, "play by the policy itself: use none, or leave the generator out"),
         (agent.policy.trained_by_values, f"do not know the rate at which {name} explores: use none, or PPO"),
         (is_episode_env(env) and not isinstance(env, TextVectorEnv), f"cannot play a {type(env).__name__}: use none"),
         (asked, "score in other processes, but HumanReward asks at this terminal: use none"),
