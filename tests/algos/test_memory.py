@@ -30,9 +30,8 @@ def model(request):
 
 def run_of(folder, **options):
     config = replace(presets.TEXT, num_episodes=8, minibatch_size=4)
-    own = dict(
-        lora=None, critic=None, gradient_checkpointing=False, autocast=False, dtype="float32", num_envs=4, shard=False
-    )
+    own = dict(lora=None, critic=None, gradient_checkpointing=False, autocast=False, dtype="float32")
+    own |= dict(num_envs=4, shard=False)
     return SimpleNamespace(model=str(folder), config=config, kl_coef=0.1, device=None, **(own | options))
 
 
