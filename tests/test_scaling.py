@@ -86,14 +86,14 @@ def test_constants_give_back_the_iterations_from_which_they_are_made():
     }
     sent = {
         "all_reduce": [[x, 0.001 + 1e-9 * x] for x in (10, 1e4, 1e6)],
-        "gather": [[x, 0.002 + 1e-9 * x] for x in (1, 1e6)],
+        "all_gather": [[x, 0.002 + 1e-9 * x] for x in (1, 1e6)],
     }
-    measured = {"cores": 2, "parts": {"x": parts}, "messages": {"2": sent, "4": sent}}
+    measured = {"cores": 2, "alone": {"x": parts}, "messages": {"2": sent, "4": sent}}
     assert model.simulate(measured, "x", 1) == pytest.approx(1_000 / 0.151)
     alone = 0.01 + 0.004 + 0.001
     for count, cores in ((2, 2), (4, 2)):
         shared = (alone + 0.136 / count) * count / cores
-        messages = 4 * (0.001 + 1e-6) + 4 * 0.002 + 1e-9 * 4_000_000 / count
+        messages = 4 * (0.001 + 1e-6) + 6 * 0.002 + 1e-9 * 4_000_000 / count
         assert model.simulate(measured, "x", count) == pytest.approx(1_000 / (shared + messages), rel=1e-3)
 
 

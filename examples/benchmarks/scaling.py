@@ -5,8 +5,9 @@
 
 The workloads are CartPole, an environment that computes for 5 ms a step, and tiny text; their runs alternate. The first
 table has the median speeds, and the efficiency: speed-up divided by the number of processes. The constants are measured
-apart from them: one process with 1/1, 1/2 and 1/4 of the rows gives the seconds of an iteration that a process cannot
-share and those that it can; processes that only send messages give the latency and the bandwidth.
+apart from them: one process that takes itself for the first of n, in PyTorch's fake process group, whose messages cost
+nothing, gives the seconds that every process repeats and those that they share; processes that do little but send
+messages give latency and bandwidth.
 """
 
 import argparse
@@ -17,22 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import gymnasium
 import torch
-from tensordict import TensorDict
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from algos import PPO, PPOConfig, parallel, presets
+from algos import PPO, Callback, PPOConfig, parallel, presets
 from algos.make import make_vector_environment
 from algos.training.checkpoint import write_checkpoint
 
 ITERATIONS = {"cartpole": 12, "5 ms": 4, "text": 5}
 """Iterations of a run; the first is not counted."""
 COUNTS = (1, 2, 4)
-PHASES = ("collect", "penalty", "update", "rest")
-MESSAGES = {"all_reduce": (256, 4_096, 65_536, 1_048_576), "gather": (1_024, 65_536, 524_288, 4_194_304)}
+PHASES = ("collect", "penalty", "update")
+MESSAGES = {"all_reduce": (256, 4_096, 65_536, 1_048_576), "all_gather": (256, 65_536, 1_048_576)}
 """Bytes of the messages that are timed."""
 
 
@@ -51,41 +53,40 @@ class Slow(gymnasium.Wrapper):
         return super().step(action)
 
 
-def make_agent(name, slots, rows):
-    """Agent of a workload with 1/``slots`` of its slots, and 1/``rows`` of the rows of a rollout and minibatch."""
+def make_agent(name):
+    """Agent of a workload, with this process's share of the slots."""
+    count = parallel.world_size()
     if name == "text":
-        config, env = presets.TEXT_EMBEDDED, make_vector_environment("textenv/Reviews-v0", num_envs=64 // slots)
-        config = replace(config, num_episodes=config.num_episodes // rows, minibatch_size=config.minibatch_size // rows)
-        return PPO(env, None, config, kl_coef=0.1)
+        env = make_vector_environment("textenv/Reviews-v0", num_envs=64 // count)
+        return PPO(env, None, presets.TEXT_EMBEDDED, kl_coef=0.1)
     wrappers = [Slow] if name == "5 ms" else []
-    env = gymnasium.make_vec("CartPole-v1", num_envs=16 // slots, vectorization_mode="sync", wrappers=wrappers)
-    return PPO(env, None, PPOConfig(num_steps=32 if wrappers else 128, minibatch_size=256 // rows))
+    env = gymnasium.make_vec("CartPole-v1", num_envs=16 // count, vectorization_mode="sync", wrappers=wrappers)
+    return PPO(env, None, PPOConfig(num_steps=32 if wrappers else 128, minibatch_size=256))
 
 
-def work(name, part):
+class RolloutSize(Callback):
+    """Bytes of the last rollout."""
+
+    def on_rollout(self, run, rollout):
+        self.bytes = sum(x.nbytes for x in rollout.values() if isinstance(x, torch.Tensor))
+
+
+def work(name):
     """Train for a few iterations; return what they took, and how much they did."""
-    agent = make_agent(name, parallel.world_size() * part, part)
-    size = []
-    original, policy = agent.collect, agent.policy
-
-    def collect():
-        rollout = original()
-        size[:] = [sum(x.nbytes for x in rollout.values() if isinstance(x, torch.Tensor)), rollout.shape[1]]
-        return rollout
-
-    agent.collect = collect
-    history = agent.learn(10**9, on_iteration=lambda metrics: metrics["iteration"] >= ITERATIONS[name])
-    spans = [
-        later["time/seconds"] - sooner["time/seconds"] for sooner, later in zip(history, history[1:], strict=False)
-    ]
-    steps = [later["steps"] - sooner["steps"] for sooner, later in zip(history, history[1:], strict=False)]
-    found = {"speed": sum(steps) / sum(spans), "steps": statistics.mean(steps), "columns": size[1]}
-    found |= {"rollout_bytes": size[0], "minibatches": history[-1]["update/minibatches"]}
-    found["gradient_bytes"] = 4 * sum(x.numel() for x in policy.parameters() if x.requires_grad)
-    phases = [{phase: row[f"time/{phase}"] for phase in PHASES[:-1]} for row in history[1:]]
-    for row, seconds in zip(phases, spans, strict=True):
-        row["rest"] = seconds - sum(row.values())
-    return found | {phase: statistics.median(row[phase] for row in phases) for phase in PHASES}
+    agent, size = make_agent(name), RolloutSize()
+    history = agent.learn(
+        10**9, callbacks=[size], on_iteration=lambda metrics: metrics["iteration"] >= ITERATIONS[name]
+    )
+    spans = [later["time/seconds"] - sooner["time/seconds"] for sooner, later in pairwise(history)]
+    steps = [later["steps"] - sooner["steps"] for sooner, later in pairwise(history)]
+    found = {"speed": sum(steps) / sum(spans), "steps": statistics.mean(steps)}
+    if not parallel.rank():
+        found |= {"rollout_bytes": size.bytes, "minibatches": history[-1]["update/minibatches"]}
+    found["gradient_bytes"] = 4 * sum(x.numel() for x in agent.policy.parameters() if x.requires_grad)
+    for phase in PHASES:
+        found[phase] = statistics.median(row[f"time/{phase}"] for row in history[1:])
+    found["rest"] = statistics.median(spans) - sum(found[phase] for phase in PHASES)
+    return found
 
 
 def messages(rounds=80, seconds=0.002):
@@ -94,20 +95,21 @@ def messages(rounds=80, seconds=0.002):
     Processes that do nothing but send find each other awake: a message between two minibatches takes longer.
     """
     found = {kind: [] for kind in MESSAGES}
-    own = seconds * max(1, parallel.world_size() / os.cpu_count())
+    count = parallel.world_size()
     for kind, sizes in MESSAGES.items():
         for size in sizes:
-            parameter = torch.nn.Parameter(torch.zeros(size // 4))
-            columns = TensorDict({str(i): torch.zeros(size // 32) for i in range(8)}, batch_size=[size // 32])
-            parallel.gather(None)
+            own = torch.zeros(size // 4)
+            parts = [torch.empty_like(own) for _ in range(count)]
+            distributed.barrier()
             start = time.perf_counter()
             for _ in range(rounds):
                 compute(seconds)
                 if kind == "all_reduce":
-                    parallel.add_up([parameter], [])
+                    distributed.all_reduce(own)
                 else:
-                    parallel.gather(columns)
-            found[kind].append([size, (time.perf_counter() - start) / rounds - own])
+                    distributed.all_gather(parts, own)
+            spent = (time.perf_counter() - start) / rounds
+            found[kind].append([size, spent - seconds * max(1, count / os.cpu_count())])
     return found
 
 
@@ -129,11 +131,13 @@ def run(count, *arguments):
     return json.loads(ended.stdout)
 
 
-def child(name, part="1"):
-    """Do one measurement in this process, and print it."""
+def child(name, alone="0"):
+    """Do one measurement in this process, or as the first of ``alone`` processes, and print it."""
+    if int(alone) > 1:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(alone))
     parallel.start()
     torch.set_num_threads(1)
-    found = messages() if name == "messages" else saved() if name == "saved" else work(name, int(part))
+    found = messages() if name == "messages" else saved() if name == "saved" else work(name)
     if not parallel.rank():
         print(json.dumps(found))
 
@@ -145,12 +149,12 @@ def median(runs):
 
 def main(repeats, out):
     runs = {(name, count): [] for name in ITERATIONS for count in COUNTS}
-    parts = {(name, part): [] for name in ITERATIONS for part in COUNTS}
+    alone = {(name, count): [] for name in ITERATIONS for count in COUNTS}
     for _ in range(repeats):
         for name, count in runs:
             runs[name, count].append(run(count, name))
-        for name, part in parts:
-            parts[name, part].append(run(1, name, part))
+        for name, count in alone:
+            alone[name, count].append(run(1, name, count))
     print("| workload | processes | steps a second | speed-up | efficiency |\n| --- | --- | --- | --- | --- |")
     speeds = {key: statistics.median(each["speed"] for each in found) for key, found in runs.items()}
     for (name, count), speed in speeds.items():
@@ -159,7 +163,7 @@ def main(repeats, out):
     found = {
         "cores": os.cpu_count(),
         "speeds": {name: {str(count): speeds[name, count] for count in COUNTS} for name in ITERATIONS},
-        "parts": {name: {str(part): median(parts[name, part]) for part in COUNTS} for name in ITERATIONS},
+        "alone": {name: {str(count): median(alone[name, count]) for count in COUNTS} for name in ITERATIONS},
         "messages": {str(count): run(count, "messages") for count in COUNTS[1:]},
         "checkpoint": run(1, "saved"),
     }

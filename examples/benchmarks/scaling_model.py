@@ -230,25 +230,25 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
     return y0 - slope * x0, slope
 
 
+PHASES = ("collect", "penalty", "update", "rest")
+GATHERED = {"text": 10}
+"""Gathered or broadcast tensors of an iteration, two for an object; others have 6: rollout, values, whether to stop."""
+
+
 def constants(measured: dict, name: str) -> dict[str, tuple[float, float]]:
     """Seconds of each phase of an iteration that every process repeats, and that they share."""
-    parts = measured["parts"][name]
-    return {
-        phase: line([(1 / int(part), found[phase]) for part, found in parts.items()])
-        for phase in ("collect", "penalty", "update", "rest")
-    }
+    alone = measured["alone"][name].items()
+    return {phase: line([(1 / int(count), found[phase]) for count, found in alone]) for phase in PHASES}
 
 
 def simulate(measured: dict, name: str, count: int) -> float:
     """Steps a second of so many processes, from the constants of one process and of messages alone."""
     seconds = {phase: fixed + shared / count for phase, (fixed, shared) in constants(measured, name).items()}
-    whole = measured["parts"][name]["1"]
+    whole = measured["alone"][name]["1"]
     reduce = gather = 0.0
     if count > 1:
         sent = {kind: line(points) for kind, points in measured["messages"][str(count)].items()}
-        small, slope = sent["gather"]
-        # The rollout; and three small objects: metrics, whether to stop, and the values of all rows.
-        gather = 4 * small + slope * whole["rollout_bytes"] / count
+        gather = GATHERED.get(name, 6) * sent["all_gather"][0] + sent["all_gather"][1] * whole["rollout_bytes"] / count
         reduce = sent["all_reduce"][0] + sent["all_reduce"][1] * whole["gradient_bytes"]
     minibatches = round(whole["minibatches"])
     spent = data_parallel(
@@ -272,9 +272,9 @@ def compare(measured: dict) -> str:
             lines.append(f"| {name} | {count} | {speed:,.0f} | {found:,.0f} | {found / speed:.2f} |")
     lines += ["", "| an iteration, ms: repeated + shared by all | collect | KL penalty | update |", "| --- " * 4 + "|"]
     for name in measured["speeds"]:
-        found = {phase: " + ".join(f"{1e3 * x:.1f}" for x in pair) for phase, pair in constants(measured, name).items()}
+        found = {key: " + ".join(f"{1e3 * x:.1f}" for x in pair) for key, pair in constants(measured, name).items()}
         lines.append(f"| {name} | {found['collect']} | {found['penalty']} | {found['update']} |")
-    lines += ["", "| a message of | all-reduce | gather of objects |", "| --- " * 3 + "|"]
+    lines += ["", "| messages of | all-reduce | all-gather, bytes of each process |", "| --- " * 3 + "|"]
     for count, kinds in measured["messages"].items():
         shown = [line(points) for points in kinds.values()]
         cells = [f"{1e3 * latency:.2f} ms + bytes / {1e-6 / slope:,.0f} MB/s" for latency, slope in shown]
