@@ -28,8 +28,9 @@ def start() -> None:
         if (own := int(os.environ.get("LOCAL_RANK", 0))) < torch.cuda.device_count():
             torch.cuda.set_device(own)  # what "cuda" means in this process
         found, place, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
-        # torchrun's store outlives a restart, with the addresses of the processes that have ended.
-        store = distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", found)
+        # torchrun's store, if shared, outlives a restart, with the addresses of the processes that have ended.
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the count of restarts is that of this node
+        store = distributed.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT'] if shared else 0}", found)
         distributed.init_process_group(store=store, rank=place, world_size=size, timeout=TIMEOUT)  # gloo, NCCL on GPUs
 
 
