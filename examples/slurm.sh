@@ -4,7 +4,7 @@
 #   sbatch examples/slurm.sh runs/reviews textenv/Reviews-v0 --num-envs 64 --total-steps 1000000
 #
 # The same line starts the run and resumes it: after a process has ended, after a node has (the job is queued again), and
-# in a new job after the time is over. This gives two jobs in advance that wait for the one before:
+# in a new job after the time is over. These are three jobs in advance, one after the other:
 #
 #   for i in 1 2 3; do sbatch --dependency=singleton --job-name=reviews examples/slurm.sh runs/reviews …; done
 
@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:-$SLURM_CPU
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-# Another process for each GPU; without GPUs, for each core.
+# One process for each GPU; without GPUs, for each core.
 srun torchrun \
     --nnodes="$SLURM_NNODES" \
     --nproc-per-node="${SLURM_GPUS_ON_NODE:-$SLURM_CPUS_PER_TASK}" \

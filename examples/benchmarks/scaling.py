@@ -23,6 +23,7 @@ from pathlib import Path
 
 import gymnasium
 import torch
+from tensordict import TensorDict
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -114,12 +115,19 @@ def messages(rounds=80, seconds=0.002):
 
 
 def saved(count=60_000_000):
-    """Bytes of a checkpoint, and the seconds to write, verify and flush it."""
-    state = {"weights": torch.rand(count)}
+    """Bytes a second of a checkpoint, written, verified and flushed, and of a rollout of four processes, pickled."""
+    clock, state = [time.perf_counter()], {"weights": torch.rand(count)}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        start = time.perf_counter()
+        clock.append(time.perf_counter())
         write_checkpoint(folder, state, steps=1)
-        return [4 * count, time.perf_counter() - start]
+        clock.append(time.perf_counter())
+    rollout = TensorDict({str(i): torch.rand(8, count // 320) for i in range(10)}, batch_size=[8, count // 320])
+    rollout["group"] = torch.zeros(rollout.shape, dtype=torch.int64)
+    clock.append(time.perf_counter())
+    whole = parallel.gather_rows(rollout)
+    clock.append(time.perf_counter())
+    size = sum(x.nbytes for x in whole.values())
+    return {"checkpoint": 4 * count / (clock[2] - clock[1]), "rollout": size / (clock[4] - clock[3])}
 
 
 def run(count, *arguments):
@@ -165,7 +173,7 @@ def main(repeats, out):
         "speeds": {name: {str(count): speeds[name, count] for count in COUNTS} for name in ITERATIONS},
         "alone": {name: {str(count): median(alone[name, count]) for count in COUNTS} for name in ITERATIONS},
         "messages": {str(count): run(count, "messages") for count in COUNTS[1:]},
-        "checkpoint": run(1, "saved"),
+        "bytes": run(1, "saved", 4),
     }
     out.write_text(json.dumps(found, indent=1))
 

@@ -279,10 +279,9 @@ def compare(measured: dict) -> str:
         shown = [line(points) for points in kinds.values()]
         cells = [f"{1e3 * latency:.2f} ms + bytes / {1e-6 / slope:,.0f} MB/s" for latency, slope in shown]
         lines.append(f"| {count} processes | {' | '.join(cells)} |")
-    size, seconds = measured["checkpoint"]
-    return "\n".join(
-        [*lines, "", f"A checkpoint is written, verified and flushed at {size / seconds / 1e6:,.0f} MB/s."]
-    )
+    checkpoint, rollout = (f"{measured['bytes'][name] / 1e6:,.0f} MB/s" for name in ("checkpoint", "rollout"))
+    lines += ["", f"A checkpoint is written, verified and flushed at {checkpoint}."]
+    return "\n".join([*lines, f"The whole rollout of four processes is pickled, unpickled and joined at {rollout}."])
 
 
 # --- GPUs: published figures, and formulas ---------------------------------------------------------------------------
