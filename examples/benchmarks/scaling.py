@@ -1,6 +1,6 @@
 """Steps a second of 1, 2 and 4 processes under torchrun, and the constants from which scaling_model.py predicts them.
 
-    python examples/benchmarks/scaling.py --out scaling.json     # about 6 minutes on two free cores
+    python examples/benchmarks/scaling.py --out scaling.json     # about 10 minutes on two free cores
     python examples/benchmarks/scaling_model.py scaling.json     # measured and simulated, side by side
 
 The workloads are CartPole, an environment that computes for 5 ms a step, and tiny text; their runs alternate. The first
@@ -110,7 +110,7 @@ def messages(rounds=80, seconds=0.002):
                 else:
                     distributed.all_gather(parts, own)
             spent = (time.perf_counter() - start) / rounds
-            found[kind].append([size, spent - seconds * max(1, count / os.cpu_count())])
+            found[kind].append(spent - seconds * max(1, count / os.cpu_count()))
     return found
 
 
@@ -156,13 +156,14 @@ def median(runs):
 
 
 def main(repeats, out):
-    runs = {(name, count): [] for name in ITERATIONS for count in COUNTS}
-    alone = {(name, count): [] for name in ITERATIONS for count in COUNTS}
-    for _ in range(repeats):
+    runs, alone = ({(name, count): [] for name in ITERATIONS for count in COUNTS} for _ in range(2))
+    sent = {count: [] for count in COUNTS[1:]}
+    for _ in range(repeats):  # what is compared runs side by side, as the machine may be busy for a while
         for name, count in runs:
             runs[name, count].append(run(count, name))
-        for name, count in alone:
             alone[name, count].append(run(1, name, count))
+        for count, found in sent.items():
+            found.append(run(count, "messages"))
     print("| workload | processes | steps a second | speed-up | efficiency |\n| --- | --- | --- | --- | --- |")
     speeds = {key: statistics.median(each["speed"] for each in found) for key, found in runs.items()}
     for (name, count), speed in speeds.items():
@@ -172,7 +173,13 @@ def main(repeats, out):
         "cores": os.cpu_count(),
         "speeds": {name: {str(count): speeds[name, count] for count in COUNTS} for name in ITERATIONS},
         "alone": {name: {str(count): median(alone[name, count]) for count in COUNTS} for name in ITERATIONS},
-        "messages": {str(count): run(count, "messages") for count in COUNTS[1:]},
+        "messages": {
+            str(count): {
+                kind: [[size, statistics.median(one[kind][i] for one in found)] for i, size in enumerate(sizes)]
+                for kind, sizes in MESSAGES.items()
+            }
+            for count, found in sent.items()
+        },
         "bytes": run(1, "saved", 4),
     }
     out.write_text(json.dumps(found, indent=1))

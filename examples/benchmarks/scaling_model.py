@@ -300,7 +300,7 @@ class Cluster:
     hbm_part: float = 0.6
     link_part: float = 0.8
     latency: float = 20e-6
-    pickle: float = 0.5e9  # bytes of the whole rollout a second; ours
+    pickle: float = 0.25e9  # bytes of the whole rollout a second; ours
 
     def ring(self, size: float, count: int) -> float:
         """Seconds of an all-gather or reduce-scatter of so many bytes in all; an all-reduce is two of them."""
