@@ -130,8 +130,6 @@ def test_our_flags_in_the_files_for_clusters_are_those_of_the_command():
     with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
         command_line(["train", "--help"])
     known = flags(shown.getvalue())
-    if not (ROOT / "algos" / "distributed" / "workers.py").exists():  # they come with it
-        known |= {"--workers", "--staleness"}
     given = set().union(*map(flags, commands()))
     assert {"--run-dir", "--resume", "--checkpoint-every", "--workers"} <= given and given <= known, given - known
 
