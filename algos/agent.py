@@ -98,7 +98,6 @@ class Agent(Generic[ConfigT]):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)
         check_environment(env, policy, config)
         assert isinstance(policy, Policy)
-        parallel.share_of(config.num_episodes or 0, "num_episodes")
         place(policy, env, device)
         if generator is not None:
             config = check_generator(env, policy, config)

@@ -243,13 +243,14 @@ class Recipe:
         charged = is_episode_env(made) and made.penalty is None
         options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
         config = replace(self.config, seed=seed)
+        options |= {"shard": True} if self.shard else {}
         if self.generator is not None:
             from algos.distributed.generator import check_generator
             from algos.distributed.vllm import VLLM
 
             check_generator(made, policy, config)  # before a start of half a minute
             options["generator"] = VLLM(cast("Any", policy), made)
-        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, shard=self.shard, **options)
+        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
 
 
 _NORMALIZED = {"normalize_observations": True}

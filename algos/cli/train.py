@@ -262,6 +262,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         for name in ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience"):
             if (count := field_values(self)[name]) is not None and count < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {count}, expected at least 1")
+        if self.shard and self.algo in ("trpo", "dqn"):
+            raise ValueError(f"--shard is for several processes, but {self.algo} trains in one: use ppo")
         if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
         own_prompts = self.env.rpartition(":")[2] == PROMPTS

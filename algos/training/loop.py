@@ -97,6 +97,7 @@ def learn(
     home = run_dir
     if others:
         run_dir = diagnose = on_iteration = None
+    parallel.share_of(agent.config.num_episodes or 0, "num_episodes")
     parallel.check_same(agent.config, agent.policy.parameters())
     with hold(run_dir, resumed=here, overwrite=overwrite):
         run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
