@@ -1,12 +1,17 @@
-"""`VLLM`: vLLM as the generator of a policy's texts, in this process."""
+"""vLLM as the generator of a policy's texts: `VLLM` in this process, `VLLMServer` in another or on another machine."""
 
 import copy
 import gc
 import os
+import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from algos.distributed.generator import Generated, Sampling
@@ -15,6 +20,9 @@ from textenv.envs.episode_batch import OpenTurn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.loading import is_adapted, merged, plain_model
 from textenv.optional import package
+
+WEIGHTS, AT_ONCE = "model.safetensors", 64
+"""File name of weights for a server; maximum number of requests at a time."""
 
 
 class VLLM:
@@ -63,26 +71,84 @@ class VLLM:
 
     def update_weights(self, policy: LMPolicy) -> None:
         """See `Generator.update_weights`; what the engine has cached of earlier weights is dropped."""
-        model = merged(policy.lm.model) if is_adapted(policy.lm.model) else policy.lm.model
-        # Named as in files, and tied ones twice: vLLM would leave the output layer as it was.
-        weights = list(revert_weight_conversion(model, model.state_dict()).items())
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(_weights(policy).items())})
         self.engine.reset_prefix_cache()
 
     def generate(self, turns: Sequence[OpenTurn], *, seeds: Sequence[int], sampling: Sampling) -> list[Generated]:
         """See `Generator.generate`; what conversations have in common with earlier turns is in vLLM's prefix cache."""
-        real = None if sampling.num_tokens == self._size else list(range(sampling.num_tokens))
-        wanted = [
-            self._vllm.SamplingParams(
-                temperature=sampling.temperature, seed=seed, max_tokens=turn.max_new_tokens, logprobs=0,
-                min_tokens=turn.min_new_tokens, allowed_token_ids=turn.allowed or real,
-                stop_token_ids=sampling.ends, stop=list(sampling.stop), detokenize=bool(sampling.stop),
-            )
-            for turn, seed in zip(turns, seeds, strict=True)
-        ]  # fmt: skip
+        options = (_options(turn, seed, sampling, self._size) for turn, seed in zip(turns, seeds, strict=True))
+        wanted = [self._vllm.SamplingParams(**each, detokenize=bool(sampling.stop)) for each in options]
         prompts = [{"prompt_token_ids": turn.prefix} for turn in turns]
         found = [result.outputs[0] for result in self.engine.generate(prompts, wanted, use_tqdm=False)]
         return [
             (ids := each.token_ids, [of[token].logprob for of, token in zip(each.logprobs, ids, strict=True)])
             for each in found
         ]
+
+
+class VLLMServer:
+    """Generator of text by vLLM's own server, started with ``VLLM_SERVER_DEV_MODE=1`` and the options of docs/runs.md.
+
+    Whoever reaches such a server can make it run code: keep it on a private network.
+
+    Args:
+        url: of the server, such as ``http://127.0.0.1:8000``.
+        folder: folder that both see, for the weights; the server reads them again before each rollout.
+
+    Raises:
+        ConnectionError: at any call, if the server does not answer, or answers with an error.
+    """
+
+    def __init__(self, url: str, folder: str | Path) -> None:
+        self.url, self.folder = url, Path(folder).resolve()
+        self._httpx = package("httpx", "service")
+        self._client = self._httpx.Client(base_url=url, timeout=None)
+        weakref.finalize(self, self._client.close)
+        self._model = self._call("GET", "/v1/models").json()["data"][0]["id"]
+
+    def update_weights(self, policy: LMPolicy) -> None:
+        """See `Generator.update_weights`."""
+        self._size = plain_model(policy.lm.model).config.get_text_config().vocab_size
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: x.contiguous().clone() for name, x in _weights(policy).items()}, self.folder / WEIGHTS)
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+        self._call("POST", "/collective_rpc", json=reload)
+        self._call("POST", "/reset_prefix_cache")
+
+    def generate(self, turns: Sequence[OpenTurn], *, seeds: Sequence[int], sampling: Sampling) -> list[Generated]:
+        """See `Generator.generate`; a request for each turn, which the server batches."""
+
+        def answer(turn: OpenTurn, seed: int) -> Generated:
+            wanted = {"model": self._model, "prompt": turn.prefix, "return_token_ids": True}
+            wanted |= _options(turn, seed, sampling, self._size)
+            (found,) = self._call("POST", "/v1/completions", json=wanted).json()["choices"]
+            return found["token_ids"], found["logprobs"]["token_logprobs"]
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(answer, turns, seeds))
+
+    def _call(self, method: str, path: str, **content: Any) -> Any:
+        try:
+            response = self._client.request(method, path, **content)
+        except self._httpx.HTTPError as error:
+            raise ConnectionError(f"no vLLM answers at {self.url}: {error}") from error
+        if response.is_error:
+            said = "start it with VLLM_SERVER_DEV_MODE=1" if response.status_code == 404 else response.text
+            raise ConnectionError(f"vLLM at {self.url} answers {response.status_code} to {path}: {said:.1000}")
+        return response
+
+
+def _weights(policy: LMPolicy) -> dict[str, Tensor]:
+    """Weights by their names in files; tied ones twice, as vLLM would leave the output layer as it was."""
+    model: Any = merged(policy.lm.model) if is_adapted(policy.lm.model) else policy.lm.model
+    return dict(revert_weight_conversion(model, model.state_dict()))
+
+
+def _options(turn: OpenTurn, seed: int, sampling: Sampling, size: int) -> dict[str, Any]:
+    """Options of vLLM for a turn of a model of so many ids."""
+    real = None if sampling.num_tokens == size else list(range(sampling.num_tokens))
+    return {
+        "temperature": sampling.temperature, "seed": seed, "max_tokens": turn.max_new_tokens, "logprobs": 0,
+        "min_tokens": turn.min_new_tokens, "allowed_token_ids": turn.allowed or real,
+        "stop_token_ids": sampling.ends, "stop": list(sampling.stop),
+    }  # fmt: skip

@@ -1,12 +1,14 @@
 """Rollouts by another engine: a fake one that is our own policy, and one that is wrong by a known amount."""
 
 import math
+import socket
 
 import pytest
 import torch
 
 from algos import A2C, GRPO, PPO
 from algos.collection import Collector
+from algos.distributed.vllm import VLLMServer
 from algos.optimize import rescored
 from tests.helpers.conversations import Parrot
 from tests.helpers.engines import FakeEngine
@@ -242,3 +244,12 @@ def test_training_on_a_wrong_engine_goes_astray_uncorrected_and_not_corrected():
         agent.learn(64 * 60)
     assert chances(corrected)[GOOD] > 0.9
     assert chances(uncorrected)[BAD] > 0.9
+
+
+def test_a_server_that_is_not_there_or_no_vllm_is_said_with_its_address():
+    """The port was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ConnectionError, match=f"no vLLM answers at {url}"):
+        VLLMServer(url, "weights")

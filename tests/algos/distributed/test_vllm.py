@@ -2,6 +2,14 @@
 
 import importlib.util
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -84,10 +92,44 @@ def start(policy):
     return VLLM(policy, env, kv_cache_memory_bytes=2**26, block_size=32)
 
 
-@pytest.fixture(scope="module", params=POLICIES.values(), ids=POLICIES)
+@contextmanager
+def serve(policy):
+    """vLLM in another process, on this machine, as docs/runs.md starts it."""
+    from algos.distributed.vllm import VLLMServer
+
+    with TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        policy.lm.model.config.eos_token_id = EOS
+        policy.lm.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        command = (
+            f"-m vllm.entrypoints.openai.api_server --model {folder} --port {port} --host 127.0.0.1 --dtype float32 "
+            "--max-model-len 64 --generation-config vllm --logprobs-mode processed_logprobs --enforce-eager "
+            "--kv-cache-memory-bytes 67108864"
+        )
+        environ = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
+        server = subprocess.Popen([sys.executable, *command.split()], env=environ)
+        try:
+            for _ in range(300):
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                assert server.poll() is None
+                time.sleep(1)
+            yield VLLMServer(f"http://127.0.0.1:{port}", Path(folder) / "weights")
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+@pytest.fixture(scope="module", params=[*POLICIES, "llama, served", "gpt2, tied, served"])
 def engine(request):
-    policy = request.param()
-    return policy, start(policy)
+    name, served, _ = request.param.partition(", served")
+    policy = POLICIES[name]()
+    with serve(policy) if served else nullcontext(start(policy)) as own:
+        yield policy, own
 
 
 def change(policy):
