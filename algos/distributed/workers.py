@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gymnasium.utils.seeding import np_random
@@ -125,11 +125,9 @@ class Worker:
                 return rollout, own | {"environment": env_state(self.env), "collector": self.collector.state_dict()}
             self.env.prompt_order = job.pop("order")
             rollout = self.collector.play_episodes(self.env, **job)
-        turns, rows, scores = self.env.taken
-        bare: list[Any] = [replace(turn, prompt=replace(turn.prompt, state=None)) for turn in turns]
-        for turn in bare:
-            turn.tokenizer = None
-        return rollout, (bare, rows, scores)
+        turns, *others = cast("Any", self.env.taken)
+        bare = [replace(turn, prompt=replace(turn.prompt, state=None), tokenizer=None) for turn in turns]
+        return rollout, (bare, *others)
 
 
 class WorkerCollector(Collector):
@@ -148,10 +146,8 @@ class WorkerCollector(Collector):
         self._actors: dict[int, tuple[Any, Any]] = {}  # by number of the worker: actor, end of `Worker.start`
         self._running: dict[Any, tuple[int, int, int]] = {}  # by reference: worker, rollout, version of the weights
         self._parts: dict[tuple[int, int], tuple[Any, Any]] = {}  # by rollout and worker
-        self._states, self._newest = (
-            dict[int, Any](),
-            dict[int, Any](),
-        )  # of control, after what was returned, collected
+        self._states: dict[int, Any] = {}  # by worker: its state after the rollout returned last (control)
+        self._newest: dict[int, Any] = {}  # by worker: its state after the rollout collected last (control)
         self._jobs: dict[int, Any] = {}  # by rollout: order of prompts and seeds of episodes (text)
         self._policy = self.ray.put(copy.deepcopy(self.policy.fork()).to("cpu"))  # with its frozen weights
 
