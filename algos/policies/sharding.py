@@ -1,16 +1,15 @@
 """Weights shared by the ranks for the steps of an update: FSDP2 (``torch.distributed.fsdp.fully_shard``)."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from algos import parallel
-
-T = TypeVar("T")
+from textenv.lm.model import Caller
 
 
 class Shards:
@@ -29,18 +28,15 @@ class Shards:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         self.whole, self.policy = policy, copy.deepcopy(policy)
-        self._run = _Call(self.policy)
+        self.run = Caller(self.policy)
+        """Root of the shards: a call gathers its own weights, and returns the result of a function, with a gradient."""
         mesh = init_device_mesh(policy.device.type, (parallel.world_size(),))
-        for module in [*layers_of(self.policy), self._run]:
+        for module in [*layers_of(self.policy), self.run]:
             fully_shard(module, mesh=mesh)
-        for module in self._run.modules():
+        for module in self.run.modules():
             if isinstance(module, FSDPModule):  # gradients are added up: the ranks' losses are parts of one sum
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-
-    def run(self, function: Callable[[], T]) -> T:
-        """Result of a function of the shards' policy, with a gradient."""
-        return self._run(function)
 
     @contextmanager
     def used_by(self, agent: Any) -> Iterator[None]:
@@ -95,17 +91,6 @@ class ShardedAdam(torch.optim.AdamW):
         saved = state_dict["state"].items()
         state = {i: {n: x if n == "step" else _shard(x, like=owners[i]) for n, x in of.items()} for i, of in saved}
         super().load_state_dict(state_dict | {"state": state})
-
-
-class _Call(nn.Module):
-    """Root of the shards, whose forward pass is any function: its own weights are gathered before."""
-
-    def __init__(self, policy: Any) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, function: Callable[[], T]) -> T:
-        return function()
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:

@@ -318,8 +318,8 @@ class FrozenLanguageModel(LanguageModel):
     def __init__(self, lm: LanguageModel) -> None:
         nn.Module.__init__(self)
         # Not registered as submodules: their trainable parameters do not belong to this module.
-        self._live: _Caller
-        self.__dict__ |= {"model": lm.model, "_live": _Caller(lm)}
+        self._live: Caller
+        self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.seq2seq = lm.seq2seq
@@ -338,7 +338,7 @@ class FrozenLanguageModel(LanguageModel):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `LanguageModel.evaluate`."""
-        late = {name for name, p in self._live.lm.named_parameters() if p.requires_grad} - set(self._names)
+        late = {name for name, p in self._live.inner.named_parameters() if p.requires_grad} - set(self._names)
         if late:
             raise ValueError(
                 f"{len(late)} parameters are trainable now but were frozen when this reference was made (such as "
@@ -348,23 +348,24 @@ class FrozenLanguageModel(LanguageModel):
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Weights in use, under the names of the model that trains."""
-        return self._live.lm.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
+        return self._live.inner.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
 
     @torch.no_grad()
     def _call(self, function: Callable[[LanguageModel], Tensor]) -> Tensor:
-        weights = {f"lm.{name}": p for name, p in zip(self._names, self.initial, strict=True)}
-        return functional_call(self._live, weights, (function,))
+        weights = {f"inner.{name}": p for name, p in zip(self._names, self.initial, strict=True)}
+        return functional_call(self._live, weights, (partial(function, self._live.inner),))
 
 
-class _Caller(nn.Module):
-    """Module whose forward calls a function of a language model, for `functional_call`."""
+class Caller(nn.Module):
+    """Module around another one whose forward pass is any function, for what acts in forward passes (other weights)."""
 
-    def __init__(self, lm: LanguageModel) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__()
-        self.lm = lm
+        self.inner = inner
 
-    def forward(self, function: Callable[[LanguageModel], Tensor]) -> Tensor:
-        return function(self.lm)
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """Call the function, which has no arguments."""
+        return function()
 
 
 def _scattered(mask: Tensor, values: Tensor) -> Tensor:
