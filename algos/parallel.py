@@ -146,10 +146,7 @@ def mean(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def agreed(value: T) -> T:
     """Value of rank 0."""
-    found = [value]
-    if world_size() > 1:
-        distributed.broadcast_object_list(found)
-    return found[0]
+    return gather(value)[0]
 
 
 def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
