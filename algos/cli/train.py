@@ -23,10 +23,6 @@ from textenv.rewards.calling import read_module
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
 """Options of text environments that `LMPolicy.load` takes."""
-OF_RECIPE = (
-    "env", "config", "num_envs", "total_steps", "policy", "model", "kl_coef", "device", "shard", "generator",
-)  # fmt: skip
-"""Options with the same names in a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +284,11 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
         env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        return presets.Recipe(
-            algorithm=self.algo,
-            policy_kwargs=json_object(self.policy_kwargs, "--policy-kwargs") | policy,
-            env_kwargs=every | json_object(self.env_kwargs, "--env-kwargs") | env,
-            **{name: value for name, value in field_values(self).items() if name in OF_RECIPE},
-        )
+        known = {field.name for field in fields(presets.Recipe)}
+        own = {name: value for name, value in field_values(self).items() if name in known}
+        own["policy_kwargs"] = json_object(self.policy_kwargs, "--policy-kwargs") | policy
+        own["env_kwargs"] = every | json_object(self.env_kwargs, "--env-kwargs") | env
+        return presets.Recipe(**own, algorithm=self.algo)
 
     def _described(self, config: Config) -> str:
         """YAML of the options that repeat the run, with the agent's resolved config."""
