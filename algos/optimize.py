@@ -90,7 +90,8 @@ def optimize(
     )
     with nullcontext() if agent.shards is None else agent.shards.used_by(agent):
         for batch in batches:
-            parts = split(parallel.own_rows(batch), config.micro_batch_size)
+            own = parallel.own_rows(batch)
+            parts = [own] if config.micro_batch_size is None else own.split(config.micro_batch_size)
             totals = agent.optimizer.step(partial(loss_of, first=means.count == 0), parts, *others)
             means.add(totals)
             if target_kl is not None and totals and totals["policy/approx_kl"].item() > target_kl:
@@ -187,9 +188,7 @@ def weighted_minibatches(
     Args:
         rollout: ``[B, T]`` with advantages.
         policy: a sequential one gets whole rows, others single steps.
-        generator: for the random order, if there is more than one minibatch.
-        size: units (rows or steps) per minibatch; None takes all.
-        num_epochs: passes over the rollout.
+        generator, size, num_epochs: see `minibatches`.
         normalize_advantage: scale advantages to mean 0 and variance 1 over the ``"rollout"`` or each ``"minibatch"``;
             False does not. The rollout itself stays unchanged.
         aggregation: weight of each entry in the loss.
@@ -351,11 +350,10 @@ class Optimizer:
             clips = {(0, 1): config.max_grad_norm} if limit is None else clips | {(1,): limit}
         self._clips = clips
         """Maximum norm of the gradients of each set of parameter groups."""
-        eps = 1e-5 if config.adam_eps is None else config.adam_eps
         self.optimizer = (Adam if shards is None else ShardedAdam)(
             [{"params": group} for group in groups],
             lr=self._rate,
-            eps=eps,
+            eps=config.adam_eps or 1e-5,
             betas=(config.adam_betas[0], config.adam_betas[1]),
             weight_decay=config.weight_decay,
             fused=True,
@@ -433,11 +431,6 @@ class Optimizer:
             raise explain_step(loss_of, whole, parameters=parameters, policy=policy, quantities=totals, step=step)
         self.optimizer.step()
         return totals
-
-
-def split(batch: TensorDict, size: int | None) -> Sequence[TensorDict]:
-    """Split a minibatch into parts of ``size`` units; None leaves it whole."""
-    return [batch] if size is None else batch.split(size)
 
 
 def total_loss(terms: Terms, *, weight: Tensor, share: Tensor) -> tuple[Tensor, Sums]:
