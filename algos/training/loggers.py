@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, runtime_checkable
 
@@ -69,10 +70,8 @@ class _TensorBoard:
 class _Tracker:
     """Weights & Biases (in the run's folder if ``WANDB_MODE=offline``), or trackio, which has the same functions."""
 
-    name = ""
-
-    def __init__(self) -> None:
-        self._module = package(self.name, self.name)
+    def __init__(self, name: str) -> None:
+        self.name, self._module = name, package(name, name)
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         # A resumed run continues under its name, in Weights & Biases under its id.
@@ -104,16 +103,8 @@ class _Tracker:
         return value
 
 
-class _WandB(_Tracker):
-    name = "wandb"
-
-
-class _Trackio(_Tracker):
-    name = "trackio"
-
-
 NAMED: dict[str, Callable[[], Logger]] = {
-    "tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio,
+    "tensorboard": _TensorBoard, "wandb": partial(_Tracker, "wandb"), "trackio": partial(_Tracker, "trackio"),
 }  # fmt: skip
 """Loggers by name; each is an extra of the same name."""
 
@@ -213,7 +204,8 @@ class Logs:
             self.failures += 1
             if id(logger) not in self._warned:
                 self._warned.add(id(logger))
-                _log.warning("the logger %s failed, the run continues: %r", type(logger).__name__.strip("_"), error)
+                name = logger.name if isinstance(logger, _Tracker) else type(logger).__name__.strip("_")
+                _log.warning("the logger %s failed, the run continues: %r", name, error)
 
 
 def _step_of(line: str) -> float:
