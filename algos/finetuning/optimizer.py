@@ -12,7 +12,6 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
-from algos.training.invariants import check_finite_gradient
 from textenv.names import NamedFields
 
 
@@ -74,7 +73,9 @@ class CosineOptimizer:
             FloatingPointError: if the gradient is not finite.
         """
         norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        check_finite_gradient(norm)
+        if not norm.isfinite():
+            said = f"the norm of the gradient is {norm.item()}: the weights are unchanged"
+            raise FloatingPointError(f"{said}. Look for a learning rate that is too high, or very large scores")
         if self._done < self._rising:
             share = (self._done + 1) / self._rising
         else:

@@ -198,13 +198,3 @@ def check_first(
             batch=batch.copy().set("entropy", entropy),
             bad=bad,
         )
-
-
-def check_finite_gradient(grad_norm: Tensor) -> None:
-    """Raise a NonFiniteError before a non-finite gradient reaches the weights."""
-    if not math.isfinite(grad_norm.item()):
-        raise NonFiniteError(
-            f"the norm is {grad_norm.item()}: the weights are unchanged. Look for very large rewards, a learning rate "
-            "that is too high, or log-probabilities of forbidden actions.",
-            tensor="gradient",
-        )
