@@ -36,6 +36,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     last: dict[str, Any] = lines[-1] if lines else {}
     curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
     scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
+    kind, config = CONFIGS.get(str(description.get("algorithm")).lower()), description.get("config", {})
+    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
     result = {
         "run": str(folder),
         "environment": (description.get("environment") or {}).get("id"),
@@ -46,7 +48,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "best_score": max(scores),
         "seconds": last.get("time/seconds", 0.0),
         "made_by": description.get("made_by") or {},
-        "config": _changed(description),
+        "config": {name: x for name, x in config.items() if name not in defaults or x != defaults[name]},
         "curves": curves,
         "samples": _json_lines(folder / "samples.jsonl")[-3:],
     }
@@ -69,13 +71,6 @@ def _describe(folder: Path) -> dict[str, Any]:
         return {"environment": {"id": found["env"]}, "algorithm": algorithm, "config": config}
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder / RUN} is damaged, expected the options of a run: {error!r:.200}") from error
-
-
-def _changed(description: dict[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters that differ from the algorithm's defaults."""
-    kind = CONFIGS.get(str(description.get("algorithm")).lower())
-    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
-    return {name: x for name, x in description.get("config", {}).items() if name not in defaults or x != defaults[name]}
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

@@ -132,15 +132,10 @@ def starts_again(resume: str | Path) -> bool:
     return True
 
 
-def draft(path: Path) -> Path:
-    """Temporary path to write to, before renaming to the final path."""
-    return path.with_name(f".draft-{os.getpid()}-{path.name}")
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what is written there replaces ``path``, unless an error is raised."""
-    new = draft(path)
+    new = path.with_name(f".draft-{os.getpid()}-{path.name}")
     remove(new)
     try:
         yield new

@@ -100,7 +100,10 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Start new episodes in all or some slots; ValueError on a wrong mask, or a partial mask with a seed."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
-        _check_reset_mask(mask, self.num_envs)
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
+            given = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
+            expected = f"a bool array of shape ({self.num_envs},) with at least one True"
+            raise ValueError(f"reset_mask is {given}, expected {expected}")
         if seed is not None and not mask.all():
             raise ValueError(f"seed is {seed} and reset_mask is {mask}: torchrl seeds all slots at once; pass only one")
         super().reset(seed=seed)
@@ -238,9 +241,3 @@ def _check_single_agent(env: Any) -> None:
             f"the reward has shape {list(env.reward_spec.shape)} for batch size {list(env.batch_size)}, expected one "
             "number per slot: add up the objectives with torchrl.envs.LineariseRewards"
         )
-
-
-def _check_reset_mask(mask: Any, num_envs: int) -> None:
-    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
-        given = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
-        raise ValueError(f"reset_mask is {given}, expected a bool array of shape ({num_envs},) with at least one True")

@@ -197,7 +197,8 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference:
             "the reference shares the policy's weights, so its KL would always be 0: pass policy.reference(), "
             "or a deep copy of the policy"
         )
-    if not _same_weights(own, other):
+    weights, others = own.state_dict(), other.state_dict()
+    if weights.keys() != others.keys() or not all(torch.equal(weights[name], others[name]) for name in weights):
         return
     # Check the log-ratio and the KL: a user's estimator may violate KL(π‖π) = 0.
     gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
@@ -219,8 +220,3 @@ def _scoring_module(holder: Any) -> nn.Module | None:
     """The module that computes log-probabilities: a language model, else the policy or reference itself."""
     lm = language_model_of(holder)
     return lm if lm is not None else holder if isinstance(holder, nn.Module) else None
-
-
-def _same_weights(first: nn.Module, second: nn.Module) -> bool:
-    one, two = first.state_dict(), second.state_dict()
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

@@ -300,7 +300,10 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(t
 def test_drafts_carry_the_process_and_those_of_a_killed_one_are_removed(tmp_path):
     for draft in (tmp_path / ".draft-99-policy", tmp_path / "checkpoints" / ".draft-99-step-1"):
         draft.mkdir(parents=True)
-    assert run_folder.draft(tmp_path / "policy").name == f".draft-{os.getpid()}-policy"
+    with run_folder.replacing(tmp_path / "policy") as new:
+        assert new.name == f".draft-{os.getpid()}-policy"
+        new.touch()
+    (tmp_path / "policy").unlink()
     short_run(tmp_path)
     assert not list(tmp_path.rglob(".draft*"))
 
