@@ -11,9 +11,6 @@ import tyro
 from algos.cli.arguments import Command, ModelCommand, one_thread
 from textenv.optional import package
 
-FILMED = 3
-"""Maximum number of episodes in a film."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(ModelCommand):
@@ -81,7 +78,7 @@ class Evaluate(ModelCommand):
             if self.video is not None:
                 from algos.cli.film import film_episodes
 
-                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED), **options)
+                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, 3), **options)
             if self.tokens is not None:
                 from algos.insight.tokens import show_tokens
 

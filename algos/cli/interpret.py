@@ -14,8 +14,6 @@ from textenv.prompts.files import load_prompts
 
 OF_TEXT, OF_CONTROL = ("tokens", "prompt", "prompts", "model", "neurons"), ("env", "wrapper", "dims")
 """Options for language models alone, and for control alone."""
-FIRST_ROWS = 10
-"""Maximum number of rows of a table in the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ class Interpret(ModelCommand):
         if not self.json:
             for finding in findings:
                 print(finding.title)
-                print_table(finding.rows[:FIRST_ROWS], finding.columns)
+                print_table(finding.rows[:10], finding.columns)
             print(f"All rows and pictures: {page}")
         tables = {x.name: [dict(zip(x.columns, row, strict=True)) for row in x.rows] for x in findings}
         return {"page": str(page)} | tables

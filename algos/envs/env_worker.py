@@ -20,9 +20,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-PATIENCE = 0.5
-"""Seconds between two checks for the parent."""
-
 
 def serve(descriptor: int, parent: int, timeout: float) -> None:
     """Answer requests until the pipe is closed.
@@ -158,5 +155,5 @@ def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
 def _end_with(parent: int) -> None:
     """Wait until the parent has ended, then kill this process and all processes that it started."""
     while os.getppid() == parent:
-        time.sleep(PATIENCE)
+        time.sleep(0.5)
     os.killpg(0, signal.SIGKILL)

@@ -20,8 +20,6 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate,
 
 FAILED = "worker_failed"
 """Key of ``info``: bool ``[num_envs]``, True for slots whose step failed and must not be learnt from."""
-CLOSING = 5.0
-"""Seconds that environments get to close themselves."""
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[1:]
 del sys.argv[1:]
@@ -164,10 +162,10 @@ class SubprocessVectorEnv(VectorEnv):
         return self._observations(), reward, terminated, truncated, info
 
     def close_extras(self, **options: Any) -> None:
-        """Let the environments close themselves, then end all processes."""
+        """Let the environments close themselves, for up to 5 seconds, then end all processes."""
         for process in self.processes:
             process.pipe.close()
-        end = time.monotonic() + CLOSING
+        end = time.monotonic() + 5.0
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.popen.wait(max(0.0, end - time.monotonic()))
