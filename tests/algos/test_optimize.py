@@ -9,8 +9,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from tensordict import TensorDict
+from torch import nn
 
 from algos import PPO, MLPPolicy, PPOConfig, collect
+from algos.config import Config
+from algos.optimize import Optimizer
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.oracle import Problem, TabularPolicy
@@ -357,3 +361,11 @@ def test_training_on_another_engines_samples_reaches_the_reference_by_the_record
     assert (misled - best).abs().max() > 0.06
     score = torch.tensor([0.0, 0.5, 1.0])
     assert (corrected * score).sum() == pytest.approx((reference * score).sum().item(), abs=0.03)
+
+
+def test_a_loss_that_reaches_no_listed_parameter_is_refused():
+    listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = Optimizer([listed], Config(learning_rate=0.1))
+    with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
+        optimizer.step(lambda part: (other.square().sum(), {}), [TensorDict({}, batch_size=[1])])
+    assert listed.item() == 1

@@ -231,7 +231,7 @@ def test_an_error_in_a_worker_is_raised_here(cluster):
     assert type(agent.collector) is Collector and agent.collect().shape == (4, 16)  # goes on here
 
 
-def test_what_workers_cannot_do_is_refused_in_words(monkeypatch):
+def test_what_workers_cannot_do_is_refused_in_words(tmp_path):
     env = cartpole(SLOTS)
     cases = (
         (AGENTS["dqn"](), 2, 0, "the rate at which DQN explores"),
@@ -243,7 +243,7 @@ def test_what_workers_cannot_do_is_refused_in_words(monkeypatch):
         with pytest.raises(ValueError, match=said), rollout_workers(agent, cartpole, workers, staleness=staleness):
             pass
     agent = text_agent("ppo_text")
-    agent.env.task.rewards.functions["asked"] = (HumanReward("answers.jsonl"), 1.0)
+    agent.env.task.rewards.functions["asked"] = (HumanReward(tmp_path / "answers.jsonl"), 1.0)
     with (
         pytest.raises(ValueError, match="HumanReward asks at this terminal: use none"),
         rollout_workers(agent, text, 2),
