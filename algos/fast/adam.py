@@ -76,7 +76,7 @@ class Adam(torch.optim.AdamW):
         gradients = [p.grad for p in moved if p.grad is not None]
         if not moved:
             return
-        states = [self.state[p] or self._begin(p) for p in moved]
+        states = [self.state[p] or self.begin(p) for p in moved]
         steps = [state["step"] for state in states]
         if device.type == "cpu":
             torch._foreach_add_(steps, _ONE, alpha=1.0)
@@ -103,7 +103,7 @@ class Adam(torch.optim.AdamW):
         """Parameters of these groups."""
         return [p for group in groups for p in self.param_groups[group]["params"]]
 
-    def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
+    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """Initialize the state of a parameter, with the keys of `torch.optim.Adam`."""
         self.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

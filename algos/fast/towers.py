@@ -65,7 +65,7 @@ def value(plain: Plain, observation: Tensor, tower: nn.Module) -> Tensor:
     if not linear:
         return plain(x, tower)
     for layer in linear[:-1]:
-        x = _tanh(F.linear(x, layer.weight, layer.bias))
+        x = tanh(F.linear(x, layer.weight, layer.bias))
     return F.linear(x, linear[-1].weight, linear[-1].bias)
 
 
@@ -114,7 +114,7 @@ class _TwinTowers(torch.autograd.Function):
         for start in range(0, len(weights) - 4, 4):
             weight, bias = torch.stack(weights[start : start + 2]), torch.stack(weights[start + 2 : start + 4])
             layers.append((x, weight))
-            x = _tanh(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
+            x = tanh(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
         weight_1, weight_2, bias_1, bias_2 = weights[-4:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(observation, *weights)
@@ -165,7 +165,7 @@ def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
 def _look_at(tower: nn.Module) -> _Layers:
     modules, known = tuple(tower._modules.values()), _SEEN.get(tower)
     if known is None or known.modules != modules:
-        known = _SEEN[tower] = _Layers(modules, _linear_layers(tower, modules))
+        known = _SEEN[tower] = _Layers(modules, linear_layers(tower, nn.Tanh))
     return known
 
 
@@ -196,14 +196,16 @@ def _array_output(x: np.ndarray, layers: Sequence[tuple[np.ndarray, np.ndarray]]
     return x
 
 
-def _linear_layers(tower: nn.Module, layers: tuple[nn.Module | None, ...]) -> tuple[nn.Linear, ...]:
+def linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Linear, ...]:
+    """Linear layers of a tower with this activation between them; empty for any other module."""
+    layers = tuple(tower._modules.values())
     linear = tuple(layer for layer in layers[::2] if type(layer) is nn.Linear and layer.bias is not None)
-    alternate = len(layers) % 2 == 1 and all(type(layer) is nn.Tanh for layer in layers[1::2])
+    alternate = len(layers) % 2 == 1 and all(type(layer) is activation for layer in layers[1::2])
     known = type(tower) is nn.Sequential and alternate and 2 * len(linear) == len(layers) + 1
     return linear if known else ()
 
 
-def _tanh(x: Tensor) -> Tensor:
+def tanh(x: Tensor) -> Tensor:
     """tanh x, in place."""
     if x.numel() < 2048:  # here the three operations cost more than they save
         return x.tanh_()

@@ -225,9 +225,10 @@ class Run:
         """Count an iteration's steps; return its metrics with step count, iteration number and times."""
         self.steps += int(metrics["rollout/steps"])
         self.seconds = seconds
+        path = metrics.pop("update/path", int(bool(TAKEN)))
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
         if not self.history:
-            metrics["update/path"] = int(bool(TAKEN))
+            metrics["update/path"] = path
         return metrics | {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
 
     def record(self, metrics: dict[str, float]) -> None:
