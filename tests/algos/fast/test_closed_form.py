@@ -260,3 +260,13 @@ def test_cartpole_is_learned_by_it(taken):
     history = agent.learn(12_000)
     assert None not in taken and len(taken) > 10
     assert history[-1]["episode/return"] > 60
+
+
+@pytest.mark.long
+def test_a_compiled_policy_updates_as_before(monkeypatch):
+    monkeypatch.setattr(optimize, "take_steps", PLAIN)
+    agents = [agent_of(minibatch_size=32) for _ in range(2)]
+    agents[0].policy.evaluate = torch.compile(agents[0].policy.evaluate, dynamic=True)
+    own, other = (agent.update(agent.collect()) for agent in agents)
+    torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*map(weights, agents), rtol=0, atol=1e-5)
