@@ -59,6 +59,7 @@ def test_an_update_on_several_ranks_is_that_of_one_with_whole_and_with_shared_we
             assert all(torch.equal(found[0][0], each) for each, _ in found), case
             assert (found[0][0] - alone).abs().max() < close < (alone - start).abs().max(), case
             if close == 1e-6:
+                logged.pop("update/path", None)  # the closed form, which several processes do not take
                 assert found[0][1] == pytest.approx(logged, rel=1e-4, abs=3e-6), case
 
 

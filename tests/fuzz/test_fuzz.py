@@ -155,7 +155,8 @@ def test_broken_options_of_a_run_exit_with_2_and_a_sentence(content, tmp_path, c
     assert stop.value.code == 2 and "run.yaml" in capsys.readouterr().err
 
 
-def test_json_nested_too_deep_on_the_command_line_exits_with_2_and_a_sentence(capsys):
+def test_json_nested_too_deep_on_the_command_line_exits_with_2_and_a_sentence(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the name of the run is free there
     with pytest.raises(SystemExit) as stop:
         main(["train", "CartPole-v1", "--policy-kwargs", "[" * 100_000])
     assert stop.value.code == 2 and "not JSON" in capsys.readouterr().err
