@@ -176,6 +176,21 @@ def lengths(options):
     return {"ours": ours, "peers": {"ours, padded batches": peer}, "floor": None}
 
 
+def groups(options):
+    """Answers a second of 4 groups of 8 answers of 16 tokens to prompts of 128: prompts read once, or in each slot."""
+    model, tokenizer = make_model(SHAPES[options.size], positions=144)
+    env = make_env(tokenizer, longest=128, new_tokens=16, forbidden=[tokenizer.eos_token_id])
+    env.task.prompts = [(prompt * 2)[:128] for prompt in env.task.prompts]  # all of this length
+    policies = [LMPolicy(model, tokenizer) for _ in range(2)]
+    plain = Decoder(policies[1].lm, num_slots=BATCH, max_length=env.max_length)
+    plain._once = lambda rows, tokens, length: (rows, {})
+    policies[1].decoder = plain
+    runs = [partial(collect, env, policy, num_episodes=BATCH, group_size=8) for policy in policies]
+    ours, peer = ([BATCH / x for x in column] for column in in_turn(options.pairs, *runs))
+    assert policies[1].decoder is plain
+    return {"ours": ours, "peers": {"ours, each slot reads its prompt": peer}, "floor": None}
+
+
 def interface(options):
     """Microseconds a step at a prefix: `env.step` and `policy.act`, against the decoder and the sampler alone.
 
@@ -262,6 +277,7 @@ def in_turn(pairs, *functions):
 CASES = {
     "families": families,
     "generation": generation,
+    "groups": groups,
     "lengths": lengths,
     "interface": interface,
     "sampler": sampler,

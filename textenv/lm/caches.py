@@ -220,6 +220,15 @@ class SlotCache:
             layer.end()
         return hidden
 
+    def copy(self, source: Tensor, target: Tensor, width: int) -> None:
+        """Give slots the states of other slots, and their first ``width`` keys and values; int64 ``[n]`` each."""
+        for layer in self.layers:
+            kept = [*layer.stored.values()] if isinstance(layer, _StateLayer) else []
+            if isinstance(layer, _SlotLayer) and layer.is_initialized:
+                kept += [x[:, :width] for x in (layer.keys, layer.values) if x is not None]
+            for x in kept:
+                x[target] = x[source]
+
     def _by_layer(self, positions: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor | None] | None:
         """Masks as the model takes them: one for all layers, or one for each kind of layer."""
         if not self.recurrent and self.window == len(self._steps):

@@ -144,10 +144,27 @@ class Decoder:
             here = torch.from_numpy(one).to(self.device)
             out[here] = self._read_next(tokens)[here]
             one = one[:0]
+        several, copies = self._once(several, tokens, length)
         for rows in (one, several):
             if len(rows):
                 out[torch.from_numpy(rows).to(self.device)] = self._extend(rows, tokens[rows], length[rows])
+        if copies:
+            self.read[list(copies)] = length[list(copies)]
+            source, target = (torch.tensor([*x], device=self.device) for x in (copies.values(), copies))
+            out[target] = out[source]
+            if self.cached:
+                self.cache.copy(source, target, int(length[list(copies)].max()))
         return out
+
+    def _once(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Of slots that begin with equal texts, such as the prompt of a group, the first; and by each other one its."""
+        first: dict[bytes, int] = {}
+        copies = {
+            row: found
+            for row in rows.tolist()
+            if not self.read[row] and (found := first.setdefault(tokens[row, : length[row]].tobytes(), row)) != row
+        }
+        return np.array([row for row in rows.tolist() if row not in copies], dtype=np.int64), copies
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
