@@ -175,6 +175,17 @@ def prompt_lengths(rollout: TensorDict) -> Tensor:
     return rollout["mask"].int().argmax(1) + 1
 
 
+def texts(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of a text rollout int64 ``[B, T]``, lengths of the prompts, and of what its True entries need, ``[B]``.
+
+    With ``whole`` the tokens are those of `sequences`, and the lengths include the states after the ends of episodes.
+    """
+    used = rollout["mask"] | rollout["terminated"] | rollout["truncated"] if whole else rollout["mask"]
+    steps = torch.arange(1 + whole, used.shape[1] + 1 + whole, device=used.device)
+    length = (used * steps).amax(1).clamp(min=1)
+    return sequences(rollout) if whole else rollout["observation"], prompt_lengths(rollout), length
+
+
 def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
     """Value of each entry's successor state: at the episode's next True entry, or at the final observation.
 

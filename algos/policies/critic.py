@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from textenv.lm.loading import from_pretrained, merged, merged_trunk, plain_model, save_model, trunk_of
-from textenv.lm.memory import check_memory_options, trunk_output
+from textenv.lm.memory import check_memory_options, trunk_output, without_padding
 from textenv.lm.model import LanguageModel
 from textenv.lm.seq2seq import Seq2Seq
 from textenv.rewards.reward_model import RewardModel
@@ -122,15 +122,17 @@ class Critic(nn.Module):
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
 
-    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:
         """Trunk output at every position, ``[B, L, hidden size]``; arguments as for `LanguageModel.hidden`."""
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self._run, tokens, prompt_length)
+        if length is not None:
+            return without_padding(self.hidden, tokens, length)
         return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
-    def values(self, tokens: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+    def values(self, *row: Tensor) -> Tensor:
         """Values of each row's prefixes, float32 ``[B, L]``; arguments as for `LanguageModel.hidden`."""
-        return self.head(self.hidden(tokens, prompt_length).float()).squeeze(-1)
+        return self.head(self.hidden(*row).float()).squeeze(-1)
 
     def _run(self, part: str = "", /, **inputs: Any) -> Tensor:
         trunk = trunk_of(self.trunk, part) if part else self.trunk

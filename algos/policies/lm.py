@@ -25,7 +25,7 @@ from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.prompts.prompts import as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
-from textenv.rollout import Evaluation, following, prompt_lengths, sequences
+from textenv.rollout import Evaluation, following, texts
 
 CRITIC = "critic"
 """Subfolder for the critic in a saved policy's folder."""
@@ -258,10 +258,10 @@ class LMPolicy(nn.Module, Policy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
-        row = rollout["observation"], prompt_lengths(rollout)
+        row = texts(rollout)
         hidden = self.lm.hidden(*row)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
-        value = self._value(hidden, *row) if self.critic is None else self.critic.values(*row)
+        value = self._value(hidden, *row[:2]) if self.critic is None else self.critic.values(*row)
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | Self) -> Tensor:
@@ -271,8 +271,8 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        row = sequences(rollout), prompt_lengths(rollout)
-        value = self._value(self.lm.hidden(*row), *row) if self.critic is None else self.critic.values(*row)
+        row = texts(rollout, whole=True)
+        value = self._value(self.lm.hidden(*row), *row[:2]) if self.critic is None else self.critic.values(*row)
         return _now_and_next(value, rollout)
 
     @torch.no_grad()
@@ -280,10 +280,10 @@ class LMPolicy(nn.Module, Policy):
         """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
 
         def features_of(part: TensorDict) -> list[Tensor]:
-            row = sequences(part), prompt_lengths(part)
+            row = texts(part, whole=True)
             if self.critic is not None:
                 return [self.critic.hidden(*row).float()]
-            return [self.lm.hidden(*row).float(), self._read(*row)]
+            return [self.lm.hidden(*row).float(), self._read(*row[:2])]
 
         head = self.value_head if self.critic is None else self.critic.head
         features = parallel.by_rows(features_of, rollout)

@@ -24,11 +24,11 @@ from textenv.lm.loading import (
     trunk_of,
     vocabulary_size,
 )
-from textenv.lm.memory import check_memory_options, precision, trunk_output
+from textenv.lm.memory import check_memory_options, precision, trunk_output, without_padding
 from textenv.lm.sampling import restrict
 from textenv.lm.scoring import TokenScores, normalized, rounding
 from textenv.lm.seq2seq import Seq2Seq
-from textenv.rollout import Allowed, Evaluation, allowed_tokens, prompt_lengths
+from textenv.rollout import Allowed, Evaluation, allowed_tokens, texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -127,10 +127,13 @@ class LanguageModel(nn.Module):
         """Width of the trunk's output."""
         return self.model.get_output_embeddings().weight.shape[1]
 
-    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None, **inputs: Any) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None, **inputs: Any
+    ) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
         An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output counts from the prompt's end on.
+        With ``length``, int64 ``[B]``, other models read only so many tokens of each row; the output after them is 0.
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
@@ -138,6 +141,8 @@ class LanguageModel(nn.Module):
         self.check_length(tokens.shape[1])
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
+        if length is not None:
+            return without_padding(self.hidden, tokens, length)
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
@@ -170,7 +175,7 @@ class LanguageModel(nn.Module):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
-        return self.score(self.hidden(rollout["observation"], prompt_lengths(rollout)), rollout)
+        return self.score(self.hidden(*texts(rollout)), rollout)
 
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
@@ -210,7 +215,7 @@ class LanguageModel(nn.Module):
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
                 "the same tokenizer in both"
             )
-        mask, row = rollout["mask"], (rollout["observation"], prompt_lengths(rollout))
+        mask, row = rollout["mask"], texts(rollout)
         hidden = self.hidden(*row)[mask]
         with torch.no_grad():
             other_hidden = other.hidden(*row)[mask]
