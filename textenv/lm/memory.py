@@ -48,7 +48,7 @@ def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_padding(hidden: Callable[[Tensor], Tensor], tokens: Tensor, length: Tensor) -> Tensor:
-    """Output of a trunk ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); 0 after the end of a row.
+    """Output of a trunk ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); meaningless after them.
 
     In one process on a CPU, rows of about equal length are read together, cut to the longest of them; else all are.
 

@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
         An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output counts from the prompt's end on.
-        With ``length``, int64 ``[B]``, other models read only so many tokens of each row; the output after them is 0.
+        With ``length``, int64 ``[B]``, other models need only read so many tokens of each row.
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
