@@ -18,7 +18,7 @@ LOG_2PI = math.log(2 * math.pi)
 CLOSE, WHITE, ALIKE = 1e-4, 1e-2, 1e-6
 """Limits of the first log-ratios, nats, and of the distance of whitened advantages from mean 0 and deviation 1, beyond
 which `algos.training.invariants` decides; `algos.advantages.ALIKE`."""
-METRICS = ("policy/loss", "value/loss", "policy/entropy", "policy/approx_kl", "policy/clip_frac", "update/grad_norm")
+LOGGED = ("policy/loss", "value/loss", "policy/entropy", "policy/approx_kl", "policy/clip_frac", "update/grad_norm")
 COVERED = [
     "algos.ppo:PPO._terms",
     "algos.optimize:Optimizer.step",
@@ -27,13 +27,13 @@ COVERED = [
 ]
 """What is computed here; of a subclass that overrides one of them nothing is."""
 CATEGORICAL, GAUSSIAN = "algos.policies.distributions:Categorical", "algos.policies.distributions:Gaussian"
-Found = tuple[dict[str, float], int]
+Logged = tuple[dict[str, float], int]
 
 
 @torch.no_grad()
 def take_steps(
-    plain: Callable[..., Found], agent: Any, rollout: Any, terms_of: Callable[..., Any], **options: Any
-) -> Found:
+    plain: Callable[..., Logged], agent: Any, rollout: Any, terms_of: Callable[..., Any], **options: Any
+) -> Logged:
     """Equivalent of `algos.optimize.take_steps` for PPO's loss of an `MLPPolicy`.
 
     Other updates are left to ``plain``, as are those in which something is wrong, from the state before, to explain it.
@@ -53,7 +53,7 @@ def _covers(agent: Any, rollout: Any, terms_of: Any, options: dict[str, Any]) ->
     """Whether this update is one that `_train` computes."""
     policy, config, optimizer = agent.policy, agent.config, agent.optimizer
     methods = (terms_of, optimizer.step, policy.evaluate, getattr(policy, "_evaluation", None))
-    if [*map(_name, methods)] != COVERED:
+    if [*map(_full_name, methods)] != COVERED:
         return False
     names = [getattr(x, "__name__", x) for x in (options["aggregation"], config.policy_loss)]
     further = (agent.penalty, agent.shards, config.max_importance_weight, config.micro_batch_size, *options["others"])
@@ -61,7 +61,7 @@ def _covers(agent: Any, rollout: Any, terms_of: Any, options: dict[str, Any]) ->
         return False
     if "action_mask" in rollout.keys() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
-    parameters, adam = _parameters(policy), optimizer.optimizer
+    parameters, adam = _in_order(policy), optimizer.optimizer
     return (
         len(parameters) > 0
         and isinstance(adam, Adam)
@@ -71,11 +71,11 @@ def _covers(agent: Any, rollout: Any, terms_of: Any, options: dict[str, Any]) ->
     )
 
 
-def _parameters(policy: Any) -> list[nn.Parameter]:
+def _in_order(policy: Any) -> list[nn.Parameter]:
     """A policy's parameters in the order of `_Networks`; empty unless its networks and distribution are covered."""
     activation: type[nn.Module] = nn.Tanh if linear_layers(policy.actor, nn.Tanh) else nn.ReLU
     one, two = (linear_layers(tower, activation) for tower in (policy.actor, policy.critic))
-    kind = _name(type(policy.distribution))
+    kind = _full_name(type(policy.distribution))
     if not one or [x.weight.shape for x in one[:-1]] != [x.weight.shape for x in two[:-1]]:
         return []
     pairs = [p for a, b in zip(one[:-1], two[:-1], strict=True) for p in (a.weight, b.weight, a.bias, b.bias)]
@@ -85,7 +85,7 @@ def _parameters(policy: Any) -> list[nn.Parameter]:
     return [*pairs, *heads, *([policy.distribution.log_std] if kind == GAUSSIAN else [])]
 
 
-def _name(x: Any) -> str:
+def _full_name(x: Any) -> str:
     return f"{getattr(x, '__module__', None)}:{getattr(x, '__qualname__', None)}"
 
 
@@ -100,7 +100,7 @@ class _Networks:
     """Actor, critic and Adam, on one vector of weights."""
 
     def __init__(self, policy: Any, adam: Adam) -> None:
-        self.adam, self.owners = adam, _parameters(policy)
+        self.adam, self.owners = adam, _in_order(policy)
         self.tanh = bool(linear_layers(policy.actor, nn.Tanh))
         self.states = [adam.state[p] or adam.begin(p) for p in self.owners]
         averages = ([state[name] for state in self.states] for name in ("exp_avg", "exp_avg_sq"))
@@ -180,13 +180,13 @@ class _Networks:
 def _train(
     agent: Any, rollout: Any, *, size: int | None, num_epochs: int, normalize_advantage: Any, clip_range: float,
     target_kl: float | None,
-) -> Found | None:  # fmt: skip
+) -> Logged | None:  # fmt: skip
     """Take the steps of an update; None, with no weight changed, if something is wrong."""
     networks, config, metrics = _Networks(agent.policy, agent.optimizer.optimizer), agent.config, list[Tensor]()
     for batch in _minibatches(agent, rollout, size=size, num_epochs=num_epochs, normalize=normalize_advantage):
         observation, action, (old, advantage, old_value, target) = batch
         output, value = networks.forward(observation)
-        log_prob, entropy, back = _score(output, action, networks)
+        log_prob, entropy, back = _score_actions(output, action, networks)
         log_ratio = log_prob - old
         if not metrics:
             gap = log_ratio.abs()
@@ -206,7 +206,7 @@ def _train(
     if not metrics or not (found := torch.stack(metrics)).isfinite().all():
         return None
     networks.write_back()
-    logged = dict(zip(METRICS, found.double().mean(0).tolist(), strict=True))
+    logged = dict(zip(LOGGED, found.double().mean(0).tolist(), strict=True))
     return logged | {"policy/sampler_gap": gap.mean().item(), "update/skipped": 0, "update/path": 2}, len(metrics)
 
 
@@ -223,7 +223,7 @@ def _minibatches(
     if not math.isfinite(columns[1::2].sum().item()) or outside.count_nonzero():
         return
     action = rollout["action"].flatten(0, 1)
-    if _name(type(policy.distribution)) == CATEGORICAL:
+    if _full_name(type(policy.distribution)) == CATEGORICAL:
         action = policy.distribution.index(action).unsqueeze(1)
     whole = [policy._read(rollout["observation"].flatten(0, 1)), action, columns.t()]
     observation, action, columns = (x[mask] for x in whole) if outside.numel() else whole
@@ -256,7 +256,7 @@ def _white(x: Tensor) -> Tensor:
     return (x - mean) / torch.where(spread > ALIKE * x.abs().amax(-1, keepdim=True), spread + 1e-8, 1.0)
 
 
-def _score(output: Tensor, action: Tensor, networks: _Networks) -> tuple[Tensor, Tensor, Callable[..., Tensor]]:
+def _score_actions(output: Tensor, action: Tensor, networks: _Networks) -> tuple[Tensor, Tensor, Callable[..., Tensor]]:
     """Log-probabilities and entropies ``[n]``, and a function from the slope of the loss in the former to its slope in
     the output. Its second argument is the weight of each entropy. A Gaussian's writes the standard deviation's slope.
     """
