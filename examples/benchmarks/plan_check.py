@@ -52,7 +52,8 @@ def run_of(folder, *, algorithm="ppo", num_episodes=16, kl_coef=0.05, **options)
     """What both sides are given: options of `algos train`."""
     config = presets.TEXT if algorithm == "ppo" else presets.TEXT_GRPO
     config = replace(config, num_episodes=num_episodes, minibatch_size=8, num_epochs=1)
-    own = dict(lora=None, critic=None, gradient_checkpointing=False, autocast=False, dtype="float32", num_envs=16)
+    own = dict(lora=None, critic=None, gradient_checkpointing=False, autocast=False, dtype="float32", num_envs=16,
+               shard=False)  # fmt: skip
     return SimpleNamespace(model=str(folder), config=config, kl_coef=kl_coef, **(own | options))
 
 
