@@ -13,12 +13,16 @@ growth    how seconds and memory grow with batch, response, vocabulary, environm
 real      memory and speed of the recipes for SmolLM2, each in a process of its own
 gpu       generation and update of a decoder of half a billion parameters; not on CUDA, the same code in miniature
 
-A ratio above 1 means that ours is better. BENCH_CPU says which processor everything is pinned to, PEERS_HOME where the
+A ratio above 1 means that ours is better. The JSON says which machine, commit and load it was; where other work was
+running, the figures are not final. `page.py` makes the tables of docs/results from it. BENCH_CPU says which processor
+everything is pinned to, PEERS_HOME where the
 peers' interpreters are.
 """
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 
 from classic import classic
@@ -26,6 +30,7 @@ from control import control
 from gpu import gpu, ready
 from growth import draw, growth
 from learning import learning
+from page import machine, record
 from real import real
 from text import text
 
@@ -55,6 +60,9 @@ def main():
             more = {"device": ready(options.device)}
         except ValueError as error:
             parser.exit(2, f"{error}\n")
+    about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
+    if not about["final"]:
+        print(f"load {about['load']} on {about['cores']} cores: these figures will not be final", file=sys.stderr)
     rows = SUITES[options.suite](
         seeds=options.seeds,
         chosen=lambda name: not options.cases or any(part in name for part in options.cases),
@@ -64,7 +72,7 @@ def main():
         parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
     _print(rows)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(record(rows, about), indent=1) + "\n", encoding="utf-8")
         if options.suite == "growth":
             options.json.with_suffix(".png").write_bytes(draw(rows))
 
