@@ -74,7 +74,9 @@ class CNNPolicy(ControlPolicy):
         """Trunk features ``[*, hidden]`` of images with any leading dimensions."""
         before = observation.shape[: observation.ndim - len(self._shape)]
         images = self._images(observation.reshape(-1, *self._shape).to(self.critic.weight.device))
-        return self.trunk(images.to(torch.float32) / 255).view(*before, self.hidden)
+        # Channels last in memory, which convolutions on a CPU are faster for.
+        images = images.to(torch.float32, memory_format=torch.channels_last) / 255
+        return self.trunk(images).view(*before, self.hidden)
 
     def _images(self, observation: Tensor) -> Tensor:
         """Images as ``[n, channels, height, width]``."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from alternation import CPU, interpreter
+from alternation import CPU, HERE, NoFigureError, empty_row, interpreter, measure as run_once, row
 
 ROOT = Path(__file__).parents[2]
 FAST = {
@@ -37,6 +37,7 @@ FIGURES = {
     "solve": [("time to 475", "s", "solve_s", False)],
 }
 """What is read off a run of each mode: its name and unit, its key in the script's answer, whether more is better."""
+WORLDS = ("pendulum", "lstm", "cnn")
 CLOCK = (
     "import runpy, sys, time; time.perf_counter = time.process_time; sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -56,7 +57,22 @@ def control(*, seeds, chosen, peers=ROOT / "../shared/peers"):
         runs = play(scripts, config, mode, seconds, rivals, pairs=seeds)
         for peer in rivals:
             rows += compare(config, mode, ours=runs["ours"], theirs=runs[peer], peer=peer, floor=floors.get(config))
-    return rows
+    return rows + [row for world in WORLDS if chosen(world) for row in other_world(world, pairs=seeds)]
+
+
+def other_world(world, *, pairs):
+    """A row of `worlds.py`: ours beside Stable-Baselines3's."""
+    names = {"suite": "control", "case": f"{world} train", "unit": "steps/s", "peer_name": "sb3"}
+    found = {"ours": [], "sb3": []}
+    try:
+        for _ in range(pairs):
+            for library, python in (("ours", sys.executable), ("sb3", interpreter("control"))):
+                (done,) = run_once(python, HERE / "worlds.py", world, "--library", library)
+                found[library].append(done["ours"])
+                print(f"{world} train, {library}: {done['ours']:,.0f} steps/s", flush=True)
+    except NoFigureError as error:
+        return [empty_row(**names, note=str(error), ours=found["ours"])]
+    return [row(**names, ours=found["ours"], peer=found["sb3"], rate=True)]
 
 
 def play(scripts, config, mode, seconds, rivals, *, pairs):
