@@ -11,6 +11,7 @@ control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn 
 text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
 growth    how seconds and memory grow with batch, response, vocabulary, environments, iterations; a PNG beside the JSON
 real      memory and speed of the recipes for SmolLM2, each in a process of its own
+startup   CPU seconds of imports and of a first iteration; the ratio is what they need at least divided by ours
 gpu       generation and update of a decoder of half a billion parameters; not on CUDA, the same code in miniature
 
 A ratio above 1 means that ours is better. The JSON says which machine, commit and load it was; where other work was
@@ -32,11 +33,12 @@ from growth import draw, growth
 from learning import learning
 from page import machine, record
 from real import real
+from startup import startup
 from text import text
 
 SUITES = {
     "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "real": real,
-    "gpu": gpu,
+    "gpu": gpu, "startup": startup,
 }  # fmt: skip
 BESIDE_PEERS = {"control", "text"}
 """Suites that run the peers' scripts."""

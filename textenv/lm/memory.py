@@ -50,24 +50,25 @@ def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
 def without_padding(hidden: Callable[[Tensor], Tensor], tokens: Tensor, length: Tensor) -> Tensor:
     """Output of a trunk ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); meaningless after them.
 
-    In one process on a CPU, rows of about equal length are read together, cut to the longest of them; else all are.
+    In one process on a CPU, rows of about equal length are read together, cut to the longest of them.
 
     Args:
         hidden: the trunk, for tokens ``[n, l]``; causal, so that a row does not depend on what follows.
         tokens: int64 ``[B, L]``.
         length: number of tokens to read of each row, at least 1.
     """
+    # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if tokens.is_cuda or not alone or length.min() == tokens.shape[1]:
+        return hidden(tokens)
     order = length.argsort(stable=True)
     lengths = length[order].tolist()
-    # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
-    together = tokens.is_cuda or (torch.distributed.is_available() and torch.distributed.is_initialized())
-    sizes = [len(lengths)] if together else _group_sizes(lengths)
     parts, end = [], 0
-    for rows in order.split(sizes):
+    for rows in order.split(_group_sizes(lengths)):
         end += len(rows)
         part = hidden(tokens[rows, : lengths[end - 1]])
         parts.append(pad(part, (0, 0, 0, tokens.shape[1] - part.shape[1])))
-    return parts[0][order.argsort()] if len(parts) == 1 else torch.cat(parts)[order.argsort()]
+    return torch.cat(parts)[order.argsort()]
 
 
 def _group_sizes(lengths: list[int]) -> list[int]:

@@ -1,0 +1,56 @@
+"""Tables of docs/results are those of their data, and say when other work was running."""
+
+import json
+import sys
+
+import pytest
+
+from tests.helpers.models import EXAMPLES
+
+sys.path.insert(0, str(EXAMPLES / "benchmarks"))
+import page
+
+PAGES = [path for path in (EXAMPLES.parent / "docs" / "results").glob("*.md") if page.MARK.search(path.read_text())]
+
+
+def test_pages_show_what_their_data_says():
+    assert "speed.md" in [path.name for path in PAGES]
+    for path in PAGES:
+        assert page.rewritten(path) == path.read_text(), f"run: python examples/benchmarks/page.py {path}"
+
+
+def row(ours, peer, unit, **more):
+    values = {"ours": ours, "peer": peer}
+    return {"case": "x", "unit": unit, "ours": ours[1], "peer": peer[1], "peer_name": "other", "floor_share": None,
+            "ratio": 2.0, "note": "", "values": values} | more  # fmt: skip
+
+
+def test_a_record_has_the_ratio_of_every_pair_above_1_where_ours_is_better():
+    about = page.machine("command") | {"final": True}
+    assert about["cores"] >= 1 and about["libraries"]["torch"] and about["cpu"]
+    rows = [row([10, 20, 30], [10, 10, 10], "steps/s", floor_share=0.5), row([10, 20, 30], [20, 40, 90], "MB")]
+    found = page.record(rows, about)
+    assert [each["ratios"] for each in found["rows"]] == [[1, 2, 3], [2, 2, 3]]
+    assert "values" not in json.dumps(found)
+    lines = page.table(found).splitlines()
+    assert "not final" not in lines[0] and lines[4] == "| x | 20 | other | 10 steps/s | 2.00 (1.00 to 3.00) | 0.50 |"
+    assert "**not final" in page.table(found | {"final": False})
+
+
+def test_a_peer_without_a_figure_says_why():
+    data = page.machine("command") | {"rows": [row([1, 2], [1, 1], "s", ratio=None, note="not installed")]}
+    assert page.table(data).splitlines()[-1] == "| x | 2 | other | not installed | | |"
+
+
+@pytest.mark.parametrize("before", ["", "`old`\n\n| old |\n| --- |\n"])
+def test_only_the_table_of_a_page_is_rewritten(tmp_path, before):
+    (tmp_path / "data").mkdir()
+    data = page.machine("command") | {"rows": [row([10, 20], [10, 10], "steps/s")]}
+    (tmp_path / "data" / "one.json").write_text(json.dumps(data))
+    path = tmp_path / "page.md"
+    path.write_text(f"# Title\n\n<!-- data/one.json -->\n\n{before}\nWords, `code`.\n\n| mine |\n")
+    once = page.rewritten(path)
+    assert once.startswith("# Title\n\n<!-- data/one.json -->\n\n`command`") and "old" not in once
+    assert once.endswith("\n\nWords, `code`.\n\n| mine |\n")
+    path.write_text(once)
+    assert page.rewritten(path) == once
