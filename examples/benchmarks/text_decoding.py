@@ -15,11 +15,22 @@ import numpy as np
 import torch
 from bare_decoding import BareDecoding
 from gymnasium.vector import AutoresetMode
-from text_task import BATCH, LONGEST, NEW_TOKENS, SHAPES, end_with, make_env, make_model, make_prompts, make_tokenizer
+from text_task import (
+    BATCH,
+    LONGEST,
+    NEW_TOKENS,
+    SHAPES,
+    end_with,
+    make_agent,
+    make_env,
+    make_model,
+    make_prompts,
+    make_tokenizer,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from algos import LMPolicy, Policy, collect
-from textenv.lm import recording
+from textenv.lm import model as model_module, recording
 from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import sample
 
@@ -191,6 +202,28 @@ def groups(options):
     return {"ours": ours, "peers": {"ours, each slot reads its prompt": peer}, "floor": None}
 
 
+def ragged(options):
+    """Updates a second of PPO on answers of unequal length: without their padding, and with it."""
+    read, agents = model_module.without_padding, [make_agent(SHAPES[options.size]) for _ in range(2)]
+    rollouts = []
+    for agent in agents:
+        end_with(agent.policy.lm.model, END)
+        rollouts.append(agent.collect())
+
+    def update(number, function):
+        model_module.without_padding = function
+        agent, rollout = agents[number], rollouts[number].clone()
+        with torch.enable_grad():
+            agent.policy.lm.load_state_dict(weights[number])  # those that have generated the answers
+            agent.penalty(rollout, agent.policy)
+            agent.update(rollout)
+
+    weights = [{name: x.clone() for name, x in agent.policy.lm.state_dict().items()} for agent in agents]
+    ways = [partial(update, 0, read), partial(update, 1, lambda hidden, tokens, length: hidden(tokens))]
+    ours, peer = ([1 / x for x in column] for column in in_turn(options.pairs, *ways))
+    return {"ours": ours, "peers": {"ours, padded rows": peer}, "floor": None}
+
+
 def interface(options):
     """Microseconds a step at a prefix: `env.step` and `policy.act`, against the decoder and the sampler alone.
 
@@ -279,6 +312,7 @@ CASES = {
     "generation": generation,
     "groups": groups,
     "lengths": lengths,
+    "ragged": ragged,
     "interface": interface,
     "sampler": sampler,
     "floor": floor,
