@@ -198,16 +198,16 @@ def _train(
         error, value_slope = _value_error(value.squeeze(1), target, old_value, config.clip_range_vf)
         slope = gain.mul(gain <= limit).mul_(-share)
         networks.backward([back(slope, config.ent_coef * share), value_slope.mul_(config.vf_coef * share).unsqueeze(1)])
-        entries = (-torch.minimum(gain, limit), error, entropy, change - log_ratio, change.abs() > clip_range)
-        means = torch.stack([x.to(change) for x in entries]).mean(1)
-        metrics.append(torch.cat((means, networks.step(config.max_grad_norm).unsqueeze(0))))
+        far = (change.abs() > clip_range).float()
+        means = torch.stack((-torch.minimum(gain, limit), error, entropy, change - log_ratio, far)).mean(1)
+        metrics += [means, networks.step(config.max_grad_norm).unsqueeze(0)]
         if target_kl is not None and means[3].item() > target_kl:
             break
-    if not metrics or not (found := torch.stack(metrics)).isfinite().all():
+    if not metrics or not (found := torch.cat(metrics).view(-1, len(LOGGED))).isfinite().all():
         return None
     networks.write_back()
     logged = dict(zip(LOGGED, found.double().mean(0).tolist(), strict=True))
-    return logged | {"policy/sampler_gap": gap.mean().item(), "update/skipped": 0, "update/path": 2}, len(metrics)
+    return logged | {"policy/sampler_gap": gap.mean().item(), "update/skipped": 0, "update/path": 2}, len(found)
 
 
 def _minibatches(

@@ -11,30 +11,40 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARK = re.compile(r"(<!-- (data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*)?")
+MARK = re.compile(r"(<!-- (data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*\n)?")
+MOST = 0.2
+"""Number of cores that other work may take while final figures are measured."""
 LIBRARIES = ("torch", "tensordict", "transformers", "gymnasium", "numpy")
 
 
 def machine(command):
-    """Command, date, commit, processor, cores, versions, and the load: figures under load are not final."""
+    """Command, date, commit, processor, cores and versions; for `record`, when it began."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     known = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else None
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     return {
         "command": command, "date": date.today().isoformat(), "commit": commit,
-        "cpu": known[1] if known else platform.processor(), "cores": cores, "load": round(load, 2),
-        "final": load <= cores / 2, "libraries": {name: version(name) for name in LIBRARIES},
+        "cpu": known[1] if known else platform.processor(), "cores": len(os.sched_getaffinity(0)),
+        "libraries": {name: version(name) for name in LIBRARIES}, "others": others_seconds(), "began": time.time(),
     }  # fmt: skip
 
 
+def others_seconds():
+    """Seconds for which the processors have worked for anything but this process and those that it has run (Linux)."""
+    if sys.platform != "linux":
+        return float("nan")
+    user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
 def record(rows, about):
-    """What is kept of a run: where, and the rows with the ratio of every pair instead of the raw figures.
+    """What is kept of a run: where, what else the machine did, and the rows, with a ratio for each pair of figures.
 
     Args:
         rows: of `run.py`.
@@ -48,8 +58,12 @@ def record(rows, about):
             more = row["unit"].endswith("/s")  # is better
             pairs = zip(values["ours"], values["peer"], strict=True)
             row["ratios"] = sorted(round(a / b if more else b / a, 3) for a, b in pairs)
+        if row["note"].startswith("not installed"):
+            row["note"] = "not installed"  # not where
         kept.append({name: float(f"{x:.4g}") if isinstance(x, float) else x for name, x in row.items()})
-    return about | {"load after": round(os.getloadavg()[0], 2), "rows": kept}
+    began, before = about.pop("began"), about.pop("others")
+    load = round((others_seconds() - before) / (time.time() - began), 2)
+    return about | {"others": load, "final": load <= MOST, "rows": kept}
 
 
 def table(data):
@@ -64,10 +78,10 @@ def table(data):
         middle = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         theirs = f"{_number(row['peer'])} {row['unit']}"
         lines.append(f"| {row['case']} | {_number(row['ours'])} | {row['peer_name']} | {theirs} | {middle} | {share} |")
-    where = f"{data['cpu']}, {data['cores']} cores, load {data['load']:.1f}"
-    final = "" if data["final"] else "; **not final: other work was running**"
+    where = f"{data['cpu']}, {data['cores']} cores"
+    final = "" if data["final"] else f"; **not final: other work took {data['others']:.1f} cores**"
     note = f"`{data['command']}`, {data['date']}, commit {data['commit']}, {where}{final}. Ours in the same unit."
-    return "\n".join([note, "", *lines]) + "\n"
+    return "\n".join([note, "", *lines, "", ""])
 
 
 def _number(x):

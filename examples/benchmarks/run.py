@@ -14,10 +14,9 @@ real      memory and speed of the recipes for SmolLM2, each in a process of its 
 startup   CPU seconds of imports and of a first iteration; the ratio is what they need at least divided by ours
 gpu       generation and update of a decoder of half a billion parameters; not on CUDA, the same code in miniature
 
-A ratio above 1 means that ours is better. The JSON says which machine, commit and load it was; where other work was
-running, the figures are not final. `page.py` makes the tables of docs/results from it. BENCH_CPU says which processor
-everything is pinned to, PEERS_HOME where the
-peers' interpreters are.
+A ratio above 1 means that ours is better. The JSON says which machine and commit it was; where other work was running,
+that its figures are not final. `page.py` makes the tables of docs/results from it. BENCH_CPU says which processor
+everything is pinned to, PEERS_HOME where the peers' interpreters are.
 """
 
 import argparse
@@ -63,8 +62,6 @@ def main():
         except ValueError as error:
             parser.exit(2, f"{error}\n")
     about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
-    if not about["final"]:
-        print(f"load {about['load']} on {about['cores']} cores: these figures will not be final", file=sys.stderr)
     rows = SUITES[options.suite](
         seeds=options.seeds,
         chosen=lambda name: not options.cases or any(part in name for part in options.cases),
@@ -74,7 +71,10 @@ def main():
         parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
     _print(rows)
     if options.json:
-        options.json.write_text(json.dumps(record(rows, about), indent=1) + "\n", encoding="utf-8")
+        kept = record(rows, about)
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        if not kept["final"]:
+            print(f"other work took {kept['others']} cores meanwhile: not final", file=sys.stderr)
         if options.suite == "growth":
             options.json.with_suffix(".png").write_bytes(draw(rows))
 

@@ -1,9 +1,9 @@
 """CPU seconds of imports and of a first iteration, each in a fresh process, in turn with what they need at least."""
 
-import os
 import subprocess
 import sys
 import tempfile
+from resource import RUSAGE_CHILDREN, getrusage
 
 from alternation import row
 
@@ -33,7 +33,7 @@ def startup(*, seeds, chosen):
 def spent(code):
     """CPU seconds of a process that runs this."""
     with tempfile.TemporaryDirectory() as folder:
-        before = os.times()
+        before = getrusage(RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=folder)
-        after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+        after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

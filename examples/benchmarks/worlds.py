@@ -6,7 +6,7 @@ Both have the same environments, networks, steps, minibatches and epochs. Run by
 
 pendulum  8 environments of 256 steps, 10 epochs of minibatches of 256, two networks of 64 x 64
 lstm      CartPole, 8 environments of 128 steps, 4 epochs of 2 rows, an LSTM of 64 (ours has a layer of 64 before it)
-cnn       8 environments of 32 random images 4 x 84 x 84, 4 epochs of 64, the network of Mnih et al. (2015)
+cnn       8 environments of 32 images 4 x 84 x 84, 4 epochs of 64, the network of Mnih et al. (2015)
 """
 
 import argparse
@@ -23,7 +23,7 @@ WORLDS = {"pendulum": (8, 256, 10, 256), "lstm": (8, 128, 4, 256), "cnn": (8, 32
 
 
 class Images(gymnasium.Env):
-    """Random images, episodes of 100 steps."""
+    """Images of one random grey each, episodes of 100 steps."""
 
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = spaces.Discrete(6)
