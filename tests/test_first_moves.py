@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -410,3 +411,11 @@ def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(ow
     main(["check", "own_envs:OwnText-v0", "--json"])
     assert json.loads(capsys.readouterr().out)["sound"] is True
     assert "cannot be imported" in said(capsys, "check", "no_module:Own-v0").replace("could not", "cannot")
+
+
+def test_an_environment_whose_spec_is_of_another_kind_is_trained_and_saved(tmp_path):
+    """As EnvPool's, which have no ``id``."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    env.unwrapped.spec = SimpleNamespace(num_envs=2)
+    PPO(env, num_steps=8).learn(16, run_dir=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["environment"] is None

@@ -25,6 +25,7 @@ from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Callback, Run
 from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
+from algos.training.save import spec_of
 from algos.training.signals import noted_signals
 from textenv.names import check_names
 from textenv.rewards.training import training
@@ -147,7 +148,7 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
 
 def _configuration(run: Run) -> dict[str, Any]:
     """Configuration of a run for loggers."""
-    spec, config = run.agent.env.spec, field_values(run.agent.config)
+    spec, config = spec_of(run.agent.env), field_values(run.agent.config)
     plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
     algorithm = type(run.agent).__name__
     return {"environment": spec.id if spec else None, "algorithm": algorithm, "total_steps": run.total_steps} | plain

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.envs.registration import EnvSpec
+
 from algos.sharing.hub import agent_folder, download
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
@@ -46,7 +48,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
             rewards, penalty = agent.reward_normalizer, agent.penalty
             description = {
                 "format": FORMAT,
-                "environment": _describe_environment(agent.env.spec),
+                "environment": _describe_environment(spec_of(agent.env)),
                 "algorithm": type(agent).__name__,
                 "config": dataclasses.asdict(agent.config),
                 "policy": type(agent.policy).__name__,
@@ -159,6 +161,11 @@ def describe(function: Any) -> Any:
     if isinstance(function, partial):
         return {"function": describe(function.func), "arguments": function.keywords}
     return f"{function.__module__}.{function.__qualname__}"
+
+
+def spec_of(env: Any) -> EnvSpec | None:
+    """Gymnasium's specification of an environment; None if it has none, or one of another kind, as EnvPool's."""
+    return env.spec if isinstance(env.spec, EnvSpec) else None
 
 
 def _describe_environment(spec: Any) -> dict[str, Any] | None:
