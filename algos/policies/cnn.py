@@ -75,7 +75,7 @@ class CNNPolicy(ControlPolicy):
         before = observation.shape[: observation.ndim - len(self._shape)]
         images = self._images(observation.reshape(-1, *self._shape).to(self.critic.weight.device))
         # Channels last in memory, which convolutions on a CPU are faster for.
-        images = images.to(torch.float32, memory_format=torch.channels_last).div_(255)
+        images = images.to(torch.float32, memory_format=torch.channels_last) / 255
         return self.trunk(images).view(*before, self.hidden)
 
     def _images(self, observation: Tensor) -> Tensor:
