@@ -2,11 +2,12 @@
 
 It imports neither torch nor the caller's script. It ends with its parent, even after a crash: a thread polls for the
 parent and kills this process and all its children. If a call blocks all Python threads, a watchdog outside the
-interpreter ends the process after twice the time limit.
+interpreter ends the process after about twice the time limit.
 """
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import threading
@@ -37,13 +38,18 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     worker = Worker()
     methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
+    watched = -math.inf  # since when; the watchdog is a new thread each time, so it goes on through quick steps
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
+            if not pipe.poll(timeout / 4):
+                faulthandler.cancel_dump_traceback_later()
+                watched = -math.inf
             number, method, arguments = pipe.recv()
-            faulthandler.dump_traceback_later(2 * timeout, exit=True)
+            if time.monotonic() > watched + timeout / 4:
+                faulthandler.dump_traceback_later(2 * timeout, exit=True)
+                watched = time.monotonic()
             works, content = _call(methods[method], arguments)
             _send(pipe, number, works, content)  # within the time limit: the parent waits for the whole message
-            faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from textenv.lm.loading import from_pretrained, merged, merged_trunk, plain_model, save_model, trunk_of
-from textenv.lm.memory import check_memory_options, trunk_output, without_padding
+from textenv.lm.memory import check_memory_options, trunk_output
 from textenv.lm.model import LanguageModel
+from textenv.lm.padding import without_padding
 from textenv.lm.seq2seq import Seq2Seq
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import rounding_tolerance
@@ -127,7 +128,7 @@ class Critic(nn.Module):
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self._run, tokens, prompt_length)
         if length is not None:
-            return without_padding(self.hidden, tokens, length)
+            return without_padding(self._run, tokens, length, None if self.gradient_checkpointing else self.trunk)
         return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
     def values(self, *row: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def text_agent(options):
     from text_task import Shape, make_agent
 
     shape = Shape(vocabulary=options.vocabulary, layers=2, width=128, heads=4)
-    return make_agent(shape, batch=options.batch, new_tokens=options.response, num_epochs=1, endless=True)
+    return make_agent(shape, batch=options.batch, new_tokens=options.response, num_epochs=1, ending=0.0)
 
 
 def control_agent(options):

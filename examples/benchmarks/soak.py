@@ -76,7 +76,7 @@ def soak(kind, *, iterations, steps):
             from text_task import SHAPES, make_agent
 
             # Every answer is of full length, so that an iteration is as much work at the end as at the beginning.
-            agent = make_agent(SHAPES["tiny"], endless=True)
+            agent = make_agent(SHAPES["tiny"], ending=0.0)
             steps = iterations * 32 * 48
             watch = Watch(every=max(1, iterations // SAMPLES), enough=iterations)
         else:

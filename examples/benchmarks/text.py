@@ -7,6 +7,7 @@ that ours is better. Whole it takes an hour on a quiet machine: `--cases` choose
 import statistics
 import sys
 from functools import partial
+from itertools import product
 
 from alternation import HERE, NoFigureError, empty_row, interpreter, measure, row
 
@@ -23,6 +24,10 @@ TRAINERS = {
     "TRL 1.12 PPO": ("trl112", "peer_trl_ppo.py", []),
 }
 """Environment, script and options of the peers of an iteration."""
+VARYING = 1 / 20
+"""Probability of EOS after every text, where lengths vary: geometric, mean 20, cut at 48 (mean 18)."""
+FROZEN = 1e-12
+"""Learning rate where lengths vary, so that they stay so."""
 
 
 def text(*, seeds, chosen, peers):
@@ -42,7 +47,13 @@ def cases(peers):
     decoding |= {f"step interface at {n}": ("µs/step", ["interface", "--prefix", n]) for n in (64, 1024)}
     decoding |= {f"sampler {n}": ("µs/call", ["sampler", "--vocabulary", n]) for n in (260, 8192, 50257)}
     found = {name: partial(_decoding, unit, arguments) for name, (unit, arguments) in decoding.items()}
-    found |= {f"iteration {size}": partial(_iteration, size, peers / "llm") for size in ITERATIONS}
+    for size, algorithm in product(ITERATIONS, ("ppo", "grpo")):
+        given = dict(size=size, scripts=peers / "llm", algorithm=algorithm)
+        found[f"{algorithm} iteration {size}"] = partial(_iteration, **given)
+        found[f"{algorithm} iteration, varying lengths, {size}"] = partial(_iteration, ending=VARYING, **given)
+    for (algorithm, rival), weights in product([("grpo", "grpo"), ("rloo", "rloo"), ("ppo", "grpo")], ("lora", "full")):
+        given = dict(algorithm=algorithm, rival=rival, weights=weights)
+        found[f"SmolLM2 {algorithm}, {weights}"] = partial(_smollm2, **given)
     found["log-probs"] = partial(_log_probs, peers / "llm")
     return found
 
@@ -60,23 +71,28 @@ def _decoding(unit, arguments, name, pairs):
     ]
 
 
-def _iteration(size, scripts, name, pairs):
-    """Seconds and memory of a PPO iteration: ours, then every peer, and again."""
+def _iteration(name, pairs, *, size, scripts, algorithm, ending=None):
+    """Seconds and memory of an iteration: ours, then every peer, and again."""
     options = ["--size", size, "--iters", ITERATIONS[size]]
-    ours, theirs, notes = [], {peer_name: [] for peer_name in TRAINERS}, {}
+    lengths = [] if ending is None else ["--ending", ending]
+    if lengths:
+        options += ["--lr", FROZEN]
+    trainers = TRAINERS if algorithm == "ppo" else {name: each for name, each in TRAINERS.items() if "llm" in each}
+    ours, theirs, notes = [], {peer_name: [] for peer_name in trainers}, {}
     for _ in range(pairs):
-        ours += measure(sys.executable, HERE / "text_ours.py", "iteration", *options)
-        for peer_name, (environment, script, more) in TRAINERS.items():
+        own = ["--algorithm", algorithm, *options, *lengths]
+        ours += measure(sys.executable, HERE / "text_ours.py", "iteration", *own)
+        for peer_name, (environment, script, more) in trainers.items():
             if peer_name in notes:
                 continue
-            arguments = [scripts / script, *options, *more]
+            arguments = [*lengths, scripts / script, *options, *more]
             try:
                 lines = measure(interpreter(environment), WATCHED, *arguments)
             except NoFigureError as error:
                 notes[peer_name] = str(error)
             else:
                 theirs[peer_name].append({key: value for line in lines for key, value in line.items()})
-    floor = _floor(size, scripts)
+    floor = _floor(size, scripts) if algorithm == "ppo" and not lengths else None
     figures = {
         "seconds": ("s", "s_per_iter", floor, ""),
         "memory above": ("MB", "above_mb", None, "above imports and models"),
@@ -92,6 +108,26 @@ def _iteration(size, scripts, name, pairs):
                 peer = [run[key] for run in runs]
                 rows.append(row("text", f"{name} {what}", peer=peer, floor=bare, note=note, **keywords))
     return rows
+
+
+def _smollm2(name, pairs, *, algorithm, rival, weights):
+    """Seconds and memory of an iteration of SmolLM2: ours, then TRL's, and again."""
+    from textenv.lm.gguf import smollm2_folder
+
+    options, libraries = ["--weights", weights, "--model", smollm2_folder()], {"ours": [], "trl": []}
+    peer_name = f"TRL {rival.upper()}"
+    try:
+        for _ in range(pairs):
+            for library, figures in libraries.items():
+                python, chosen = (sys.executable, algorithm) if library == "ours" else (interpreter("llm"), rival)
+                figures += measure(python, HERE / "smollm2.py", chosen, "--library", library, *options)
+    except NoFigureError as error:
+        return [empty_row("text", name, unit="s", peer_name=peer_name, note=str(error))]
+    return [
+        row("text", f"{name} {what}", unit=unit, peer_name=peer_name,
+            **{side: [run[key] for run in libraries[library]] for side, library in [("ours", "ours"), ("peer", "trl")]})
+        for what, unit, key in [("seconds", "s", "s_per_iter"), ("memory in all", "MB", "total_mb")]
+    ]  # fmt: skip
 
 
 def _floor(size, scripts):

@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 import torch
 from bare_decoding import BareDecoding
+from ending import end_with
 from gymnasium.vector import AutoresetMode
 from text_task import (
     BATCH,
     LONGEST,
     NEW_TOKENS,
     SHAPES,
-    end_with,
     make_agent,
     make_env,
     make_model,
@@ -30,7 +30,7 @@ from text_task import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from algos import LMPolicy, Policy, collect
-from textenv.lm import model as model_module, recording
+from textenv.lm import model as model_module, padding, recording
 from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import sample
 
@@ -219,7 +219,7 @@ def ragged(options):
             agent.update(rollout)
 
     weights = [{name: x.clone() for name, x in agent.policy.lm.state_dict().items()} for agent in agents]
-    ways = [partial(update, 0, read), partial(update, 1, lambda hidden, tokens, length: hidden(tokens))]
+    ways = [partial(update, 0, read), partial(update, 1, lambda run, tokens, *_: padding._plain(run, tokens))]
     ours, peer = ([1 / x for x in column] for column in in_turn(options.pairs, *ways))
     return {"ours": ours, "peers": {"ours, padded rows": peer}, "floor": None}
 

@@ -23,18 +23,22 @@ CHUNK = 128
 
 
 def iteration(options):
-    """Seconds and memory of PPO iterations after the first one."""
-    agent = make_agent(SHAPES[options.size])
+    """Seconds and memory of iterations after the first one, and the mean length of their answers."""
+    agent = make_agent(
+        SHAPES[options.size], algorithm=options.algorithm, ending=options.ending, learning_rate=options.lr
+    )
     memory = PeakMemory()
     memory.start()
-    clock = []
+    clock, steps = [], []
 
     def enough(metrics):
         clock.append(time.process_time())
+        steps.append(metrics["rollout/steps"])
         return len(clock) > options.iters
 
     agent.learn(10**9, on_iteration=enough)
-    return {"s_per_iter": (clock[-1] - clock[0]) / options.iters} | memory.metrics()
+    seconds, length = (clock[-1] - clock[0]) / options.iters, sum(steps) / len(steps) / agent.config.num_episodes
+    return {"s_per_iter": seconds, "length": length} | memory.metrics()
 
 
 def log_probs(options):
@@ -84,6 +88,9 @@ if __name__ == "__main__":
     parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("--size", choices=list(SHAPES), default="tiny")
     parser.add_argument("--iters", type=int, default=4)
+    parser.add_argument("--algorithm", choices=["ppo", "grpo"], default="ppo")
+    parser.add_argument("--ending", type=float, help="probability of EOS after every text")
+    parser.add_argument("--lr", type=float)
     torch.set_num_threads(1)
     options = parser.parse_args()
     print("RESULT " + json.dumps(CASES[options.case](options)), flush=True)

@@ -5,18 +5,18 @@ is the number of new tokens whose id is below a quarter of the vocabulary; KL co
 minibatches; a GPT-2 with random weights.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
+from ending import end_with
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from algos import PPO, LMPolicy, PPOConfig
+from algos import GRPO, PPO, GRPOConfig, LMPolicy, PPOConfig
 from textenv import KLPenalty, TextVectorEnv
 
 PROMPTS, SHORTEST, LONGEST = 512, 8, 16
-BATCH, NEW_TOKENS, EPOCHS, MINIBATCHES = 32, 48, 4, 4
+BATCH, NEW_TOKENS, EPOCHS, MINIBATCHES, GROUP = 32, 48, 4, 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +66,6 @@ def make_model(shape, *, positions=128, activation="gelu_pytorch_tanh", seed=0):
     return GPT2LMHeadModel(config).eval(), make_tokenizer(shape.vocabulary)
 
 
-def end_with(model, probability):
-    """Give EOS this probability after every text, or none: so lengths are geometric, and no rule has to see to it.
-
-    The last normalisation makes rows of mean 0, so with a bias of 1 they have a product with a constant vector that is
-    the same everywhere: EOS gets a constant logit. Those of the others are random and close to 0.
-    """
-    others = math.log(model.config.vocab_size - 1)
-    logit = math.log(probability / (1 - probability)) + others if probability else -100.0
-    with torch.no_grad():
-        model.transformer.ln_f.bias.fill_(1.0)
-        model.lm_head.weight[model.config.eos_token_id] = logit / model.config.n_embd
-
-
 def make_prompts(vocabulary, *, shortest=SHORTEST, longest=LONGEST, seed=0):
     """Lists of token ids; the first one is of the greatest length."""
     generator = torch.Generator().manual_seed(1000 + seed)
@@ -105,27 +92,29 @@ def make_env(tokenizer, *, num_envs=BATCH, longest=LONGEST, new_tokens=NEW_TOKEN
     )
 
 
-def make_agent(shape, *, batch=BATCH, new_tokens=NEW_TOKENS, num_epochs=EPOCHS, endless=False, seed=0):
-    """PPO on the task, with a value head on the policy's trunk and a copy of the model for reference.
+def make_agent(
+    shape, *, algorithm="ppo", batch=BATCH, new_tokens=NEW_TOKENS, num_epochs=EPOCHS, ending=None, learning_rate=None,
+    seed=0,
+):  # fmt: skip
+    """PPO on the task, with a value head on the trunk, or GRPO in groups of 8; a copy of the model for reference.
 
-    Where it is endless, EOS has no probability and every response is of full length.
+    ``ending`` is the probability of EOS after every text: at 0.0 every response is of full length.
     """
     model, tokenizer = make_model(shape, positions=max(128, LONGEST + new_tokens), seed=seed)
-    if endless:
-        end_with(model, 0.0)
+    if ending is not None:
+        end_with(model, ending)
     policy = LMPolicy(model, tokenizer, seed=seed)
-    config = PPOConfig(
-        num_steps=None,
+    settings = dict(
         num_episodes=batch,
         num_epochs=num_epochs,
         minibatch_size=batch // MINIBATCHES,
-        learning_rate=1e-3 if shape.layers <= 2 else 3e-4,
-        gamma=1.0,
-        gae_lambda=0.95,
-        bootstrap_truncated=False,
+        learning_rate=learning_rate or (1e-3 if shape.layers <= 2 else 3e-4),
         max_grad_norm=1.0,
-        vf_coef=1e-3,
         seed=seed,
     )
     env = make_env(tokenizer, num_envs=batch, new_tokens=new_tokens, seed=seed)
-    return PPO(env, policy, config, penalty=KLPenalty(policy.reference(), 0.05))
+    penalty = KLPenalty(policy.reference(), 0.05)
+    if algorithm == "grpo":
+        return GRPO(env, policy, GRPOConfig(group_size=GROUP, **settings), penalty=penalty)
+    settings |= dict(num_steps=None, gamma=1.0, gae_lambda=0.95, bootstrap_truncated=False, vf_coef=1e-3)
+    return PPO(env, policy, PPOConfig(**settings), penalty=penalty)

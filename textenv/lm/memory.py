@@ -1,15 +1,14 @@
-"""Forward passes with less memory or work: in parts, without padding, with gradient checkpointing or autocast."""
+"""Forward passes with less memory or work: in parts, with gradient checkpointing or autocast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
@@ -17,10 +16,6 @@ if TYPE_CHECKING:
 
 POSITIONS_AT_ONCE = 512
 """Number of positions per forward pass on a CPU without gradients: more take memory and are no faster."""
-
-
-POSITIONS_A_PASS = 24
-"""What a pass costs besides its positions, in positions: measured on a CPU for GPT-2s of 2 and 6 layers (20 to 26)."""
 
 
 def trunk_output(
@@ -45,46 +40,6 @@ def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     columns = {name: x.split(rows) for name, x in inputs.items() if isinstance(x, Tensor) and len(x) == len(tokens)}
     shared = {name: x for name, x in inputs.items() if name not in columns}
     return [shared | dict(zip(columns, part, strict=True)) for part in zip(*columns.values(), strict=True)]
-
-
-def without_padding(hidden: Callable[[Tensor], Tensor], tokens: Tensor, length: Tensor) -> Tensor:
-    """Output of a trunk ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); meaningless after them.
-
-    In one process on a CPU, rows of about equal length are read together, cut to the longest of them.
-
-    Args:
-        hidden: the trunk, for tokens ``[n, l]``; causal, so that a row does not depend on what follows.
-        tokens: int64 ``[B, L]``.
-        length: number of tokens to read of each row, at least 1.
-    """
-    # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    if tokens.is_cuda or not alone or length.min() == tokens.shape[1]:
-        return hidden(tokens)
-    order = length.argsort(stable=True)
-    lengths = length[order].tolist()
-    parts, end = [], 0
-    for rows in order.split(_group_sizes(lengths)):
-        end += len(rows)
-        part = hidden(tokens[rows, : lengths[end - 1]])
-        parts.append(pad(part, (0, 0, 0, tokens.shape[1] - part.shape[1])))
-    return torch.cat(parts)[order.argsort()]
-
-
-def _group_sizes(lengths: list[int]) -> list[int]:
-    """Sizes of groups of rows of increasing lengths that have the fewest positions, each `POSITIONS_A_PASS` more."""
-    step = max(1, lengths[-1] // 32)
-    ends = [i for i, x in enumerate(lengths, 1) if i == len(lengths) or -(-x // step) != -(-lengths[i] // step)]
-    best = {0: (0, 0)}  # by end of a group: positions up to there, beginning of the group
-    for end in ends:
-        width = lengths[end - 1]
-        best[end] = min(
-            (before + POSITIONS_A_PASS + (end - start) * width, start) for start, (before, _) in best.items()
-        )
-    cuts = [len(lengths)]
-    while cuts[-1]:
-        cuts.append(best[cuts[-1]][1])
-    return [end - start for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True)]
 
 
 def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:

@@ -24,7 +24,8 @@ from textenv.lm.loading import (
     trunk_of,
     vocabulary_size,
 )
-from textenv.lm.memory import check_memory_options, precision, trunk_output, without_padding
+from textenv.lm.memory import check_memory_options, precision, trunk_output
+from textenv.lm.padding import without_padding
 from textenv.lm.sampling import restrict
 from textenv.lm.scoring import TokenScores, normalized, rounding
 from textenv.lm.seq2seq import Seq2Seq
@@ -142,7 +143,8 @@ class LanguageModel(nn.Module):
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if length is not None:
-            return without_padding(self.hidden, tokens, length)
+            packable = None if self.gradient_checkpointing else trunk_of(self.model)
+            return without_padding(self.trunk, tokens, length, packable)
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)

@@ -74,7 +74,7 @@ def test_values_and_evaluate_are_the_critics():
     expected = (hidden @ policy.critic.head.weight[0] + policy.critic.head.bias).detach()
     mask = rollout["mask"]
     assert expected.std() > 0.1
-    torch.testing.assert_close(policy.values(rollout)[0], expected[:, :-1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy.values(rollout)[0][mask], expected[:, :-1][mask], atol=1e-5, rtol=0)
     torch.testing.assert_close(policy.evaluate(rollout).value[mask], expected[:, :-1][mask], atol=1e-5, rtol=0)
 
 

@@ -10,9 +10,10 @@ from algos.policies.critic import Critic
 from tests.helpers.architectures import make_family
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import LanguageModel
-from textenv.lm import memory
+from textenv.lm import padding
 from textenv.lm.decoding import Decoder
-from textenv.lm.memory import without_padding
+from textenv.lm.loading import trunk_of
+from textenv.lm.padding import without_padding
 
 FAMILIES = ["gpt2", "llama", "bloom", "gemma3_text", "qwen3_moe", "mamba2", "jamba", "rwkv", "falcon_h1"]
 SLOTS, LENGTH = 6, 20
@@ -98,7 +99,7 @@ def test_ragged_rows_are_scored_as_whole_ones_are(family, critic, monkeypatch):
     rollout = ragged()
     found = outcome(policy, rollout)
     for place in ("textenv.lm.model", "algos.policies.critic"):
-        monkeypatch.setattr(f"{place}.without_padding", lambda hidden, tokens, length: hidden(tokens))
+        monkeypatch.setattr(f"{place}.without_padding", lambda run, tokens, length, model: padding._plain(run, tokens))
     expected = outcome(policy, rollout)
     for own, other in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-5)
@@ -107,14 +108,90 @@ def test_ragged_rows_are_scored_as_whole_ones_are(family, critic, monkeypatch):
     torch.testing.assert_close(found[2] / scale, expected[2] / scale, atol=2e-5, rtol=0)
 
 
-def test_padding_is_not_read(monkeypatch):
-    monkeypatch.setattr(memory, "POSITIONS_A_PASS", 1)
-    lm = LanguageModel(make_gpt2(), make_tokenizer(WORDS))
-    rollout = ragged()
+def needed(rollout):
+    """How many positions have to be read."""
+    return int((rollout["mask"] * torch.arange(1, LENGTH + 1)).amax(1).clamp(min=1).sum())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_pack_has_no_padding(grad, monkeypatch):
+    """The first passes find out whether it may be packed; of the others, without a gradient, none has more than 30."""
+    monkeypatch.setattr(padding, "POSITIONS_AT_ONCE", 30)
+    lm, rollout = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), ragged()
+    with torch.set_grad_enabled(grad):
+        lm.evaluate(rollout)
+        read = positions(lm, monkeypatch)
+        lm.evaluate(rollout)
+    assert sum(read) == needed(rollout) and (len(read) == 1) == grad
+
+
+def test_groups_have_little_padding(monkeypatch):
+    monkeypatch.setattr(padding, "POSITIONS_A_PASS", 1)
+    lm, rollout = LanguageModel(make_gpt2(), make_tokenizer(WORDS), gradient_checkpointing=True), ragged()
     read = positions(lm, monkeypatch)
     lm.evaluate(rollout)
-    needed = (rollout["mask"] * torch.arange(1, LENGTH + 1)).amax(1).clamp(min=1).sum()
-    assert needed <= sum(read) <= 1.1 * needed < 7 * LENGTH / 1.5
+    assert needed(rollout) <= sum(read) <= 1.1 * needed(rollout) < 7 * LENGTH / 1.5 and len(read) > 1
+
+
+PACKABLE = {"gpt2": True, "llama": True, "qwen3_moe": True, "bloom": False, "gemma3_text": False, "mamba2": False,
+            "jamba": False, "rwkv": False, "falcon_h1": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PACKABLE)
+def test_only_models_whose_every_layer_is_causal_attention_are_packed(family):
+    lm = LanguageModel(make_family(family), make_tokenizer(WORDS))
+    lm.hidden(torch.zeros(2, 5, dtype=torch.int64), None, torch.tensor([5, 3]))
+    assert padding._packable[trunk_of(lm.model)] == PACKABLE[family]
+
+
+def spoiled(change):
+    """A trunk's function that does something to the inputs of a pack."""
+    lm = LanguageModel(make_family("llama"), make_tokenizer(WORDS))
+
+    def run(**inputs):
+        if "packed_rows" in inputs:
+            change(inputs)
+        return lm.trunk(**inputs)
+
+    return trunk_of(lm.model), run
+
+
+def test_what_does_not_keep_rows_apart_or_their_positions_is_not_packed():
+    def one_row(inputs):
+        count = inputs["input_ids"].numel()
+        inputs["packed_rows"] = padding._Rows(torch.arange(count), torch.Size([1, count]))
+
+    def other_positions(inputs):
+        inputs["position_ids"] = torch.arange(inputs["input_ids"].numel())[None] * 3
+
+    def unknown(inputs):
+        raise TypeError("unexpected keyword argument 'packed_rows'")
+
+    assert padding._packs_well(*spoiled(lambda inputs: None))
+    for change in (one_row, other_positions, unknown):
+        model, run = spoiled(change)
+        assert not padding._packs_well(model, run)
+        assert model.config._attn_implementation == "sdpa"
+
+
+def test_windows_and_other_attention_are_not_packed():
+    for change in ({"sliding_window": 4}, {"layer_types": ["sliding_attention"]}, {"_attn_implementation": "eager"}):
+        model, run = spoiled(lambda inputs: None)
+        for name, value in change.items():
+            setattr(model.config, name, value)
+        assert not padding._packs_well(model, run)
+
+
+@pytest.mark.parametrize("options", [{"lora": "r=2"}, {"autocast": torch.bfloat16}, {"dtype": torch.bfloat16}], ids=str)
+def test_adapters_and_low_precision_are_packed(options, monkeypatch):
+    """Largest differences in a bfloat16 of 8 bits; rows that saw each other would differ by more."""
+    policy = LMPolicy.load("embedded", **options)
+    rollout = ragged()
+    found = policy.evaluate(rollout).log_prob
+    assert padding._packable[trunk_of(policy.lm.model)]
+    monkeypatch.setattr("textenv.lm.model.without_padding", lambda run, tokens, *_: padding._plain(run, tokens))
+    expected = policy.evaluate(rollout).log_prob
+    torch.testing.assert_close(found, expected, atol=1e-4 if "lora" in options else 0.1, rtol=0)
 
 
 def test_groups_have_the_fewest_positions_of_all_ways_to_cut():
@@ -125,10 +202,12 @@ def test_groups_have_the_fewest_positions_of_all_ways_to_cut():
 
         def cost(sizes, lengths=lengths):
             ends = np.cumsum(sizes)
-            return sum(size * lengths[end - 1] + memory.POSITIONS_A_PASS for size, end in zip(sizes, ends, strict=True))
+            return sum(
+                size * lengths[end - 1] + padding.POSITIONS_A_PASS for size, end in zip(sizes, ends, strict=True)
+            )
 
         ways = [np.diff([0, *(i + 1 for i in range(6) if cuts >> i & 1), 7]).tolist() for cuts in range(2**6)]
-        found = memory._group_sizes(lengths)
+        found = padding._group_sizes(lengths)
         assert sum(found) == 7 and cost(found) == min(map(cost, ways))
 
 
@@ -136,11 +215,12 @@ def test_ranks_that_share_weights_take_equal_numbers_of_passes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     seen = []
 
-    def hidden(tokens):
-        seen.append(tokens.shape)
-        return torch.zeros(*tokens.shape, 2)
+    def run(input_ids, **inputs):
+        seen.append(input_ids.shape)
+        return torch.zeros(*input_ids.shape, 2)
 
-    found = without_padding(hidden, torch.zeros(3, 9, dtype=torch.int64), torch.tensor([1, 7, 2]))
+    model = trunk_of(make_gpt2())
+    found = without_padding(run, torch.zeros(3, 9, dtype=torch.int64), torch.tensor([1, 7, 2]), model)
     assert seen == [(3, 9)] and found.shape == (3, 9, 2)
 
 
