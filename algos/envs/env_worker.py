@@ -7,8 +7,8 @@ interpreter ends the process after about twice the time limit.
 
 import contextlib
 import faulthandler
-import math
 import os
+import pickle
 import signal
 import threading
 import time
@@ -33,24 +33,16 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
         timeout: time limit per answer, seconds.
     """
     os.set_inheritable(descriptor, False)  # else subprocesses of the environment would keep the pipe open
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_watch, args=(parent, timeout), daemon=True).start()
     # Ending a job sends SIGTERM to every process; only the parent should handle it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     worker = Worker()
     methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
-    watched = -math.inf  # since when; the watchdog is a new thread each time, so it goes on through quick steps
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
-            if not pipe.poll(timeout / 4):
-                faulthandler.cancel_dump_traceback_later()
-                watched = -math.inf
-            number, method, arguments = pipe.recv()
-            if time.monotonic() > watched + timeout / 4:
-                faulthandler.dump_traceback_later(2 * timeout, exit=True)
-                watched = time.monotonic()
+            number, method, arguments = pickle.loads(pipe.recv_bytes())
             works, content = _call(methods[method], arguments)
             _send(pipe, number, works, content)  # within the time limit: the parent waits for the whole message
-    faulthandler.dump_traceback_later(2 * timeout, exit=True)
     worker.close()
 
 
@@ -151,15 +143,15 @@ def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool,
 
 def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
     try:
-        pipe.send((number, works, content))
-    except (EOFError, ConnectionError):  # the parent is gone
-        raise
+        answer = pickle.dumps((number, works, content), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # for example, an info that cannot be pickled
-        pipe.send((number, False, f"the returned value cannot be sent: {error}"))
+        answer = pickle.dumps((number, False, f"the returned value cannot be sent: {error}"))
+    pipe.send_bytes(answer)
 
 
-def _end_with(parent: int) -> None:
-    """Wait until the parent has ended, then kill this process and all processes that it started."""
+def _watch(parent: int, timeout: float) -> None:
+    """Put the watchdog off for as long as Python's threads run; kill this process and its children with the parent."""
     while os.getppid() == parent:
-        time.sleep(0.5)
+        faulthandler.dump_traceback_later(2 * timeout, exit=True)
+        time.sleep(min(0.5, timeout / 4))
     os.killpg(0, signal.SIGKILL)
