@@ -2,7 +2,7 @@
 
 Four prompts with four answers each of 32 tokens (EOS is forbidden). GRPO: 2 epochs of 2 minibatches of 8 answers, KL in
 the loss; RLOO: one step on two times 8 answers, KL in the reward; PPO: as GRPO with a value head, KL in the reward. One
-thread, the processor's seconds, float32, no gradient checkpointing. Run by ``text.py`` with either interpreter:
+thread, the processor's seconds, no gradient checkpointing. Run by ``text.py`` with either interpreter:
 
     python examples/benchmarks/smollm2.py grpo --weights lora --library ours --model ~/.cache/textenv/smollm2-...
 """
@@ -37,7 +37,7 @@ def ours(options):
     from textenv import KLPenalty, TextVectorEnv
 
     lora = f"r={RANK},alpha={ALPHA},targets={'+'.join(TARGETS)}" if options.weights == "lora" else None
-    policy = LMPolicy.load(options.model, lora=lora)
+    policy = LMPolicy.load(options.model, lora=lora, dtype=getattr(torch, options.dtype))
     env = TextVectorEnv(
         prompts=PROMPTS, reward=reward, tokenizer=policy.tokenizer, num_envs=ANSWERS, max_new_tokens=NEW_TOKENS,
         forbidden=[policy.tokenizer.eos_token_id],
@@ -80,7 +80,7 @@ def theirs(options):
             r=RANK, lora_alpha=ALPHA, target_modules=TARGETS, lora_dropout=0, task_type="CAUSAL_LM"
         )
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     trainer = getattr(trl, name + "Trainer")(
         model=model, reward_funcs=lambda completions, **columns: reward(completions), args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]), processing_class=tokenizer, **more,
@@ -104,6 +104,7 @@ def main():
     parser.add_argument("--weights", choices=["lora", "full"], default="lora")
     parser.add_argument("--library", choices=["ours", "trl"], default="ours")
     parser.add_argument("--model", required=True, help="a folder")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
     parser.add_argument("--iterations", type=int, default=1, help="that are timed, after one to warm up")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -51,8 +51,8 @@ def cases(peers):
         given = dict(size=size, scripts=peers / "llm", algorithm=algorithm)
         found[f"{algorithm} iteration {size}"] = partial(_iteration, **given)
         found[f"{algorithm} iteration, varying lengths, {size}"] = partial(_iteration, ending=VARYING, **given)
-    for (algorithm, rival), weights in product([("grpo", "grpo"), ("rloo", "rloo"), ("ppo", "grpo")], ("lora", "full")):
-        given = dict(algorithm=algorithm, rival=rival, weights=weights)
+    for algorithm, weights in product(("grpo", "rloo", "ppo"), ("lora", "full", "lora, bfloat16")):
+        given = dict(algorithm=algorithm, rival="grpo" if algorithm == "ppo" else algorithm, weights=weights)
         found[f"SmolLM2 {algorithm}, {weights}"] = partial(_smollm2, **given)
     found["log-probs"] = partial(_log_probs, peers / "llm")
     return found
@@ -114,7 +114,9 @@ def _smollm2(name, pairs, *, algorithm, rival, weights):
     """Seconds and memory of an iteration of SmolLM2: ours, then TRL's, and again."""
     from textenv.lm.gguf import smollm2_folder
 
-    options, libraries = ["--weights", weights, "--model", smollm2_folder()], {"ours": [], "trl": []}
+    options, libraries = ["--model", smollm2_folder(), "--weights", weights.split(",")[0]], {"ours": [], "trl": []}
+    if "bfloat16" in weights:
+        options += ["--dtype", "bfloat16"]
     peer_name = f"TRL {rival.upper()}"
     try:
         for _ in range(pairs):
