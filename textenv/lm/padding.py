@@ -97,7 +97,7 @@ def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows that are packed into one: where its tokens are in them, laid end to end (int64 ``[N]``), and their shape."""
+    """Rows packed into one: the places of its tokens in the padded rows laid end to end, int64 ``[N]``; their shape."""
 
     places: Tensor
     shape: torch.Size
@@ -127,7 +127,7 @@ def _can_pack(model: PreTrainedModel, run: Trunk) -> bool:
 
 @torch.no_grad()
 def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
-    """Whether rows of a pack come out as they do alone, and do not depend on one another."""
+    """True if rows of a pack come out as they do alone, and do not depend on one another."""
     from transformers import AttentionInterface
 
     config: Any = model.config
