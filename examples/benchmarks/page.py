@@ -70,6 +70,8 @@ def table(data):
     """Lines of a table, and the line that says where it comes from."""
     lines = ["| case | ours | peer | theirs | ratio (least to most) | share of the bare work |", "| --- " * 6 + "|"]
     for row in data["rows"]:
+        if row["note"] == "not installed":
+            continue
         share = "" if row["floor_share"] is None else f"{row['floor_share']:.2f}"
         if row["ratio"] is None:
             lines.append(f"| {row['case']} | {_number(row['ours'])} | {row['peer_name']} | {row['note'] or '–'} | | |")
