@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 
-.PHONY: compare real test test-all oldest lint learning architectures fuzz gpu vllm clean
+.PHONY: compare real test test-all oldest lint docs learning architectures fuzz gpu vllm clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
@@ -31,6 +31,10 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site, in site/: a warning, such as a link that leads nowhere, is an error. A minute.
+docs: .venv/ready
+	$(BIN)/python -m sphinx -q -W --keep-going -E docs site
 
 # The learning claims of docs/results, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
@@ -81,4 +85,4 @@ vllm: .venv-vllm/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .venv-vllm runs
+	rm -rf .venv .venv-oldest .venv-vllm runs site

@@ -4,38 +4,39 @@ A rollout is a `TensorDict` with batch size ``[B, T]``; every key has those two 
 trailing 1. In control a row is one environment slot, T steps long. In text a row is one whole episode: it
 starts at position 0 and is padded on the right, so causal attention needs no attention mask.
 
-============================  =====================================  ==========================================
-key                           control                                text
-============================  =====================================  ==========================================
-``observation``               ``[B, T, *]``                          int64, the token at position t; the state
-                                                                     at t is the prefix ``[:, :t+1]``
-``next_observation``          ``[B, T, *]``, the final observation   absent (the same tokens as ``action``)
-                              where an episode ends
-``action``                    int64 or float32                       int64, the token at position t+1
-``reward``                    float32, the environment's             float32, per turn (at its end) or per token
-``terminated``, ``truncated`` bool; the first stops bootstrapping,   EOS, stop or task / a limit
-                              both cut the trace
-``mask``                      False on autoreset steps and where an  True on the tokens that the policy chose
-                              environment fails
-``is_init``                   True on an episode's first observation True at position 0
-``log_prob``                  under the behaviour policy, nats       the same
-``state``                     ``[B, T, *]``, state of a recurrent    absent
-                              policy before the action, detached
-``action_mask``/``allowed``   bool ``[B, T, A]``, if there is one    int64 index into ``allowed_sets``
-``next_action_mask``          bool ``[B, T, A]``, for                absent
-                              ``next_observation``
-``group``                     int64, the slot, or rows that share    int64, rows that share a prompt
-                              a reset seed
-``reward_parts``              absent                                 float32 ``[B, T, K, 2]``, of several
-                                                                     rewards: each one's sum over the episode
-                                                                     before its weight, and its weight
-``staleness``                 int64, updates since the weights that  the same; only of asynchronous workers
-                              acted
-``value``, ``next_value``,    added by the code that needs them      the same
+=============================  ======================================  ===========================================
+key                            control                                 text
+=============================  ======================================  ===========================================
+``observation``                ``[B, T, *]``                           int64, the token at position t; the state
+                                                                       at t is the prefix ``[:, :t+1]``
+``next_observation``           ``[B, T, *]``, the final observation    absent (the same tokens as ``action``)
+                               where an episode ends
+``action``                     int64 or float32                        int64, the token at position t+1
+``reward``                     float32, the environment's              float32, per turn (at its end) or per token
+``terminated``, ``truncated``  bool; the first stops bootstrapping,    EOS, stop or task / a limit
+                               both cut the trace
+``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose
+                               environment fails
+``is_init``                    True on an episode's first observation  True at position 0
+``log_prob``                   under the behaviour policy, nats        the same
+``state``                      ``[B, T, *]``, state of a recurrent     absent
+                               policy before the action, detached
+``action_mask``/``allowed``    bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
+``next_action_mask``           bool ``[B, T, A]``, for                 absent
+                               ``next_observation``
+``group``                      int64, the slot, or rows that share     int64, rows that share a prompt
+                               a reset seed
+``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, of several
+                                                                       rewards: each one's sum over the episode
+                                                                       before its weight, and its weight
+``staleness``                  int64, updates since the weights that   the same; only of asynchronous workers
+                               acted
+``value``, ``next_value``,     added by the code that needs them       the same
 ``advantage``,
 ``value_target``,
-``reference_log_prob``, ``kl``
-============================  =====================================  ==========================================
+``reference_log_prob``,
+``kl``
+=============================  ======================================  ===========================================
 
 No column holds the prompt's length in text: the prompt ends where the first action stands (`prompt_lengths`), and
 everything after it, replies of the environment too, belongs to the answer. (Encoder-decoder models read it apart.)

@@ -4,6 +4,7 @@ Nothing here imports torch before a command runs, so that help and errors appear
 """
 
 import json
+import platform
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
 from algos.config import CONFIGS, find_config
+from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
@@ -43,6 +45,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if given == ["--version"]:
+        print(", ".join(" ".join(item) for item in {**versions(), "Python": platform.python_version()}.items()))
+        return
     try:
         arguments = with_files(given, switches())
         _refuse_foreign_flags(arguments)

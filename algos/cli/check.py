@@ -57,7 +57,9 @@ class CheckReward(Command):
 
     def run(self) -> dict[str, Any]:
         """Load the function, check it, and print the report."""
-        from textenv.checks.reward_checker import print_report, run_reward_checks
+        from rich.console import Console
+
+        from textenv.checks.reward_checker import run_reward_checks
         from textenv.prompts.files import load_prompts
         from textenv.rewards import load_function
 
@@ -75,7 +77,7 @@ class CheckReward(Command):
             }
         report = run_reward_checks(function, **data)
         if not self.json:
-            print_report(report)
+            Console().print(report)
         results = {result.name: result.verdict for result in report.results}
         probes = {probe.name: probe.mean for probe in report.probes}
         return {"results": results, "probes": probes, "sound": not report.broken}

@@ -27,8 +27,7 @@ def made_by() -> dict[str, Any]:
         "folder": os.getcwd(),
         "git": commit(),
         "python": platform.python_version(),
-        # A library that runs from its sources may be missing.
-        "versions": {name: found.version for name in LIBRARIES for found in [*distributions(name=name)][:1]},
+        "versions": versions(),
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),
@@ -37,6 +36,11 @@ def made_by() -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of this library and of those that it is built on, by name; without one that runs from its sources."""
+    return {name: found.version for name in LIBRARIES for found in [*distributions(name=name)][:1]}
 
 
 @functools.cache

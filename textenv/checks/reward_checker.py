@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """Tolerance for rounding, as a fraction of the spread of ordinary scores."""
+WIDTH = 120
+"""Of a printed report, in characters."""
 ODD = (
     *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
     *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
@@ -31,8 +34,8 @@ ODD = (
 
 
 @dataclass(frozen=True)
-class RewardCheckReport:
-    """Results of the checks of a reward function."""
+class RewardCheckReport(JupyterMixin):
+    """Results of the checks of a reward function; ``print(report)`` and a notebook show them as tables."""
 
     name: str
     results: list[CheckResult]
@@ -52,6 +55,20 @@ class RewardCheckReport:
     def raise_if_broken(self) -> None:
         """Raise a ValueError that lists all failed checks, if there are any."""
         raise_if_broken(self.results, owner=f"reward {self.name!r}: ")
+
+    def __rich__(self) -> Group:
+        """Checks, scores of cheating and ordinary completions, and time per row, for `rich`; all text is escaped."""
+        checks = Table("check", "result", title=Text(f"reward {printable(self.name)}"), title_justify="left")
+        for name, problem, _ in self.results:
+            checks.add_row(name, Text(printable(problem or "holds"), style="red" if problem else "green"))
+        probes = [_probe_table(self)] if self.probes else []
+        return Group(checks, *probes, Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
+
+    def __str__(self) -> str:
+        console = Console(width=WIDTH, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip()
 
 
 def check_reward(
@@ -218,23 +235,6 @@ REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
     "odd answers": _check_odd,
 }
 """Checks of the scores by the name in the report; each returns the problem, or an empty text."""
-
-
-def print_report(report: RewardCheckReport, console: Console | None = None) -> None:
-    """Print the checks, the scores of cheating and ordinary completions, and the time per row; all text is escaped.
-
-    Args:
-        report: returned by `run_reward_checks`.
-        console: rich console for the output; standard output by default.
-    """
-    console = console or Console()
-    checks = Table("check", "result", title=Text(f"reward {printable(report.name)}"), title_justify="left")
-    for name, problem, _ in report.results:
-        checks.add_row(name, Text(printable(problem or "holds"), style="red" if problem else "green"))
-    console.print(checks)
-    if report.probes:
-        console.print(_probe_table(report))
-    console.print(Text(f"{report.seconds_per_row * 1e3:.3g} ms per row"))
 
 
 def _probe_table(report: RewardCheckReport) -> Table:

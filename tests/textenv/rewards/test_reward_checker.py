@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import check_reward, rewards
-from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, print_report, run_reward_checks
+from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, run_reward_checks
 from textenv.checks.reward_probes import PROBES, make_rows
 from textenv.rewards import load_function
 
@@ -283,7 +283,7 @@ def test_the_table_commands_no_terminal_and_reads_no_markup():
     hostile.__name__ = "[bold]\x1b]0;title\x07"
     completions = ["\x1b[31m[/] x", "[link=http://x]y", "\u202ez", "w w"]
     out = io.StringIO()
-    print_report(run_reward_checks(hostile, completions=completions), Console(file=out, width=200, no_color=True))
+    Console(file=out, width=200, no_color=True).print(run_reward_checks(hostile, completions=completions))
     text = out.getvalue()
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert "[bold]\\x1b" in text and "[red]pwned[/red][/]" in text and "holds" in text and "ms per row" in text
