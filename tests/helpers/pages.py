@@ -1,6 +1,6 @@
 """Runs the code of a page: its ``python`` blocks in one process, its ``sh`` blocks by a shell, from first to last.
 
-    python -m tests.helpers.pages docs/tutorials/*.md     # and writes what they print into the ``text`` blocks after them
+    python -m tests.helpers.pages docs/tutorials/*.md     # and writes what they print into the page's ``text`` blocks
 
 A block ``shell`` is only read.
 """
