@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 
-.PHONY: compare real test test-all oldest lint docs learning architectures fuzz gpu vllm clean
+.PHONY: compare real test test-all oldest lint docs release-check learning architectures fuzz gpu vllm clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
@@ -35,6 +35,11 @@ lint: .venv/ready
 # The documentation site, in site/: a warning, such as a link that leads nowhere, is an error. A minute.
 docs: .venv/ready
 	$(BIN)/python -m sphinx -q -W --keep-going -E docs site
+
+# Before a release: everything that CI runs, and nothing that is not committed or not yet under a version.
+release-check: lint oldest test-all docs
+	@! grep -q '^## Unreleased' CHANGELOG.md || { echo 'CHANGELOG.md: give "Unreleased" its version, in pyproject.toml and CITATION.cff too'; exit 1; }
+	@test -z "$$(git status --porcelain)" || { git status --short; echo 'commit these first'; exit 1; }
 
 # The learning claims of docs/results, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
