@@ -25,7 +25,7 @@ class Compare(Command):
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of all cases, as in algos train."""
     run_dir: Path = Path("runs/compare")
-    """Folder for the runs, report.html, report.png, curves.csv and summary.csv."""
+    """Folder for the runs, report.html, its picture and CSV files, and paper.pdf, .svg, .tex and .csv."""
     dynamics_every: int = 0
     """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
     overwrite: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from algos.comparison.paper import write_paper
 from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, curves, limits, summary
 from algos.insight.finding import Finding
 from algos.training.run_folder import replacing
@@ -104,7 +105,7 @@ def print_summaries(summaries: Summaries) -> None:
 
 
 def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
-    """Write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``; return the path of the page."""
+    """Write page, picture, ``curves.csv``, ``summary.csv`` and `write_paper`'s files; return the page's path."""
     cases = by_case(runs)
     summaries = {name: summary(own, study=runs) for name, own in cases.items()}
     _plot_curves(cases, runs, run_dir / "report.png")
@@ -116,6 +117,7 @@ def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) ->
     ]
     _write_csv(run_dir / "summary.csv", rows)
     _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
+    write_paper(run_dir, runs)
     page, picture = run_dir / "report.html", base64.b64encode((run_dir / "report.png").read_bytes()).decode()
     page.write_text(_page(cases, summaries, picture, seconds), encoding="utf-8")
     return page
