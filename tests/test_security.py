@@ -588,6 +588,8 @@ SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask"
 LOADERS = {
     "textenv/lm/loading.py": ("loader.from_pretrained", "peft.PeftModel.from_pretrained"),
     "textenv/lm/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
+    # Runs without textenv too, in the environment of another library.
+    "examples/benchmarks/smollm2.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
 }
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}

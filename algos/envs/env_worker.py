@@ -8,7 +8,6 @@ interpreter ends the process after about twice the time limit.
 import contextlib
 import faulthandler
 import os
-import pickle
 import signal
 import threading
 import time
@@ -40,7 +39,7 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
     methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
-            number, method, arguments = pickle.loads(pipe.recv_bytes())
+            number, method, arguments = pipe.recv()
             works, content = _call(methods[method], arguments)
             _send(pipe, number, works, content)  # within the time limit: the parent waits for the whole message
     worker.close()
@@ -143,10 +142,11 @@ def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool,
 
 def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
     try:
-        answer = pickle.dumps((number, works, content), pickle.HIGHEST_PROTOCOL)
+        pipe.send((number, works, content))
+    except (EOFError, ConnectionError):  # the parent is gone
+        raise
     except Exception as error:  # for example, an info that cannot be pickled
-        answer = pickle.dumps((number, False, f"the returned value cannot be sent: {error}"))
-    pipe.send_bytes(answer)
+        pipe.send((number, False, f"the returned value cannot be sent: {error}"))
 
 
 def _watch(parent: int, timeout: float) -> None:

@@ -5,7 +5,6 @@ import logging
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -241,7 +240,7 @@ class _Process:
         """Request a call of a method of `algos.envs.env_worker.Worker`."""
         self.number, self.asked = self.number + 1, time.monotonic()
         with contextlib.suppress(OSError):  # `answer` raises the error
-            self.pipe.send_bytes(pickle.dumps((self.number, method, arguments), pickle.HIGHEST_PROTOCOL))
+            self.pipe.send((self.number, method, arguments))
 
     def answer(self) -> Any:
         """Return the result of the last request.
@@ -266,7 +265,7 @@ class _Process:
 
     def _receive(self) -> tuple[bool, Any]:
         while self.pipe.poll(max(0.0, self.asked + self.timeout - time.monotonic())):
-            number, works, content = pickle.loads(self.pipe.recv_bytes())
+            number, works, content = self.pipe.recv()
             if number == self.number:  # not an old answer to an interrupted call
                 return works, content
         raise TimeoutError
