@@ -201,7 +201,10 @@ def _check_varied(trial: Trial) -> str:
     if not scores:
         return f"it returned None for all {len(trial.rows)} rows: expected numbers"
     if len({row.answer for row in trial.rows}) > 1 and len(set(map(repr, scores))) == 1:
-        return f"all {len(scores)} completions get {scores[0]}: nothing to learn, or pass completions that differ"
+        return (
+            f"all {len(scores)} completions get {scores[0]}: nothing to learn. If they lack what the reward looks "
+            "for, give some that have it, at least 4: check_reward(f, prompts, completions), or --prompts FILE with both"
+        )
     return ""
 
 
