@@ -202,8 +202,8 @@ def _check_varied(trial: Trial) -> str:
         return f"it returned None for all {len(trial.rows)} rows: expected numbers"
     if len({row.answer for row in trial.rows}) > 1 and len(set(map(repr, scores))) == 1:
         return (
-            f"all {len(scores)} completions get {scores[0]}: nothing to learn. If they lack what the reward looks "
-            "for, give some that have it, at least 4: check_reward(f, prompts, completions), or --prompts FILE with both"
+            f"all {len(scores)} completions get {scores[0]}: nothing to learn. If they lack what the reward looks for, "
+            "give at least 4 of which some have it: check_reward(f, prompts, completions), or --prompts FILE with both"
         )
     return ""
 
