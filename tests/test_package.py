@@ -14,14 +14,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ARCHIVE = "from setuptools import build_meta; import sys; print(build_meta.build_sdist(sys.argv[1]))"
 PROGRAM = """
-import algos, textenv, gymnasium, sys
+import algos, algos.cli, textenv, gymnasium, sys
 assert all(module.__file__.startswith(sys.argv[1]) for module in (algos, textenv)), algos.__file__
 agent = algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, minibatch_size=16)
 agent.learn(32)
 policy = algos.LMPolicy.load("embedded")
 env = textenv.TextVectorEnv(prompts=["this film"], reward=lambda completions, **_: [1.0] * len(completions),
                             tokenizer=policy.tokenizer, num_envs=2, max_new_tokens=4)
-print(algos.PPO(env, policy, algos.presets.TEXT, num_episodes=4, kl_coef=0.1).learn(8)[-1]["episode/return"])
+agent = algos.PPO(env, policy, algos.presets.TEXT, num_episodes=4, kl_coef=0.1)
+agent.learn(8, run_dir=sys.argv[2])
+algos.cli.main(["report", sys.argv[2], "--json"])
+print(agent.learn(8)[-1]["episode/return"])
 """
 
 
@@ -56,6 +59,6 @@ def test_the_archive_builds_a_wheel_that_works_without_the_sources(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     run(*pip, "install", "--no-deps", "--target", site, wheel, env=isolated)
     there = isolated | {"PYTHONPATH": str(site), "PYTHONWARNINGS": "ignore"}
-    assert float(run(sys.executable, "-c", PROGRAM, site, cwd=tmp_path, env=there)) == 1.0
+    assert float(run(sys.executable, "-c", PROGRAM, site, tmp_path / "run", cwd=tmp_path, env=there).split()[-1]) == 1.0
     assert run(sys.executable, "-m", "algos", "--version", cwd=tmp_path, env=there).startswith("textenv ")
     assert {path.name for path in site.iterdir()} >= {"algos", "textenv"} and not (site / "tests").exists()

@@ -580,9 +580,9 @@ SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in 
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
 LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py", "textenv/rewards/service.py",
-             "examples/benchmarks/reward_load.py"}  # fmt: skip
-"""Files that may listen, on the loopback only, or with a token; `tests/algos/cli/test_serve.py` and
-`tests/textenv/rewards/test_service.py` have the attacks on them."""
+             "examples/benchmarks/reward_load.py", "textenv/loopback.py"}  # fmt: skip
+"""Files that may listen, on the loopback only, or with a token; `tests/algos/cli/test_serve.py`,
+`tests/textenv/rewards/test_service.py` and `tests/textenv/test_loopback.py` have the attacks on them."""
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "starlette", "uvicorn",
            "aiohttp"}  # fmt: skip
 LOADERS = {
@@ -653,7 +653,7 @@ def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tm
     def page_of(text):
         run = run_of(1, returns=[1.0, 5.0], after=6.0)
         run.env, run.samples, run.best = "_" + text.replace("\ud800", "")[:200], [(text, text * 2, text)], None
-        written = write_report(tmp_path, [run], seconds=1.0).read_text(encoding="utf-8")
+        written = write_report(tmp_path, [run]).read_text(encoding="utf-8")
         print_summaries({run.env: summary([run], study=[run])})
         return Page(written), written
 

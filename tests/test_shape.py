@@ -29,7 +29,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names json_files optional
+        rollout errors rendering progress acceleration device names json_files loopback optional
     """,
     "algos": """
         cli

@@ -1,6 +1,7 @@
-"""`read_json` and `parse_json`: JSON in UTF-8; anything else raises a ValueError."""
+"""`read_json`, `parse_json` and `json_lines`: JSON in UTF-8; anything else raises a ValueError, or is left out."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,12 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ValueError(f"not JSON in UTF-8 ({error})") from error
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects in a file of JSON lines, none if it is missing, without a line that a killed process left incomplete."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            found.append(parse_json(line))
+    return [line for line in found if isinstance(line, dict)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,20 @@ def episode_tokens(rollout: TensorDict, row: int, column: str) -> tuple[list[int
     tokens = [*rollout["observation"][row, :1].tolist(), *rollout["action"][row, :steps].tolist()]
     values = np.concatenate([[0.0], rollout[column][row, :steps].float().cpu().numpy()])
     return tokens, np.concatenate([[False], mask[:steps]]), values
+
+
+def answer_tokens(
+    rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], *, most: int = 1024
+) -> dict[str, list[Any]]:
+    """Tokens of one episode from its first answer on, at most so many: their ``text``, ``chosen``, and float columns.
+
+    Columns that the rollout does not have are left out.
+    """
+    tokens, chosen, _ = episode_tokens(rollout, row, "reward")
+    part = slice(first := int(chosen.argmax()), first + most)
+    shown = {name: episode_tokens(rollout, row, name)[2][part] for name in columns if name in rollout.keys()}
+    values = {name: np.nan_to_num(column).round(5).tolist() for name, column in shown.items()}
+    return {"text": pieces(tokens[part], tokenizer), "chosen": chosen[part].tolist()} | values
 
 
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:

@@ -20,6 +20,7 @@ from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
 from algos.cli.interpret import Interpret
 from algos.cli.plan import Plan
+from algos.cli.report import Report, Watch
 from algos.cli.sample import Sample
 from algos.cli.serve import Serve
 from algos.cli.show import Envs, Runs, Show
@@ -36,8 +37,8 @@ from textenv.rendering import printable
 
 COMMANDS = {
     "evaluate": Evaluate, "sample": Sample, "interpret": Interpret, "serve": Serve, "compare": Compare, "tune": Tune,
-    "merge": Merge, "push": Push, "runs": Runs, "show": Show, "envs": Envs, "check": Check,
-    "check-reward": CheckReward,
+    "report": Report, "watch": Watch, "merge": Merge, "push": Push, "runs": Runs, "show": Show, "envs": Envs,
+    "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from algos import presets
+from algos.comparison.runs import STUDY, folder_name
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
 from algos.config import CONFIGS, field_values
 from algos.envs.wrapping import Wrapper
@@ -72,7 +73,7 @@ def compare(
     wrappers: Sequence[Wrapper] = (),
     dynamics_every: int = 0,
 ) -> dict[str, Any]:
-    """Train every case, print a table, write ``report.html``, ``report.png``, ``curves.csv`` and ``summary.csv``.
+    """Train every case, print a table, write ``report.html``, ``curves.csv``, ``summary.csv`` and a paper's figure.
 
     Args:
         cases: cases to train; strings as in `parse_cases`.
@@ -93,13 +94,13 @@ def compare(
     run_dir.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
     runs = train_all(found, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
-    (run_dir / "report.json").write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
+    (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
-    page = write_report(run_dir, runs, seconds=seconds)
+    page = write_report(run_dir, runs)
     result = {case: summary(own, study=runs) for case, own in by_case(runs).items()}
     if not quiet:
         print_summaries(result)
-        print(f"{seconds:.0f} s. The report is in {page.resolve()} (picture and CSV files beside it).")
+        print(f"{seconds:.0f} s. The report is {page.resolve()} (CSV files and a figure for a paper beside it).")
     flat = {case: {name: figure.mean for name, figure in metrics.items()} for case, metrics in result.items()}
     return flat | {"report": str(page.resolve()), "seconds": seconds}
 
@@ -136,9 +137,9 @@ def train_all(
 
         model_folder(EMBEDDED)  # created once, before the workers start
     for case, seed in itertools.product(cases, range(1, seeds + 1)):
-        if holds_run(_folder(run_dir, case, seed)) and not overwrite:
+        if holds_run(folder := run_dir / folder_name(str(case), seed)) and not overwrite:
             raise FileExistsError(
-                f"{_folder(run_dir, case, seed)} holds a run already: give another folder (--run-dir), or remove the "
+                f"{folder} holds a run already: give another folder (--run-dir), or remove the "
                 "runs of these cases (--overwrite, in Python overwrite=True)"
             )
     cases = [case if total_steps is None else dataclasses.replace(case, total_steps=total_steps) for case in cases]
@@ -185,18 +186,14 @@ def _run(
             print(f"{case} seed {seed}: {steps:>6.0f} steps, mean return {returns:.3g}", flush=True)
 
     watching: Any = {"callbacks": [Dynamics(dynamics_every)] if dynamics_every else [], "diagnose": update_kl}
-    folder = _folder(run_dir, case, seed)
+    folder = run_dir / folder_name(str(case), seed)
     history = agent.learn(recipe.total_steps, run_dir=folder, on_iteration=report, overwrite=overwrite, **watching)
     after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
     best = None if spec is None else spec.reward_threshold
     made_of = case.env_name, case.algorithm, seed, type(policy).__name__
-    return RunResult(*made_of, size, best, before, after, history, samples, name=str(case))
-
-
-def _folder(run_dir: Path, case: Case, seed: int) -> Path:
-    return run_dir / f"{str(case).replace('/', '-').replace(':', '-')}-{seed}"
+    return RunResult(*made_of, size, best, before, after, history, samples, name=str(case), folder=str(folder))
 
 
 def recipe_of(case: Case) -> presets.Recipe:

@@ -1,35 +1,25 @@
-"""Report of a comparison: a table, a figure and a few samples in one HTML file; and CSV files."""
+"""Report of runs: one HTML file of `algos.comparison.page`, CSV files, and a table in the terminal."""
 
-import base64
 import csv
-import html
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from algos.comparison.page import bands, page_data, read_pictures, render
 from algos.comparison.paper import write_paper
-from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, curves, limits, summary
+from algos.comparison.runs import differences, listed
+from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, summary
+from algos.comparison.words import in_words
 from algos.insight.finding import Finding
 from algos.training.run_folder import replacing
 from textenv.rendering import printable
 
 SHOWN = 100
 """Maximum number of a finding's rows in a page; the CSV file has all of them."""
-COLOURS = ("#1f6feb", "#bf4b00", "#2a7d3f", "#8250df", "#b3261e", "#00707a", "#8a6100", "#57606a")
-"""Colours of the cases, in their order; beyond the eighth, cases differ by line style."""
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2024 }
-h1, h2 { line-height: 1.2 } img { max-width: 100% } small { color: #59636e } .wide { overflow-x: auto }
-table { border-collapse: collapse; margin: 1rem 0; width: 100% }
-td, th { border-bottom: 1px solid #d1d9e0; padding: .35rem .7rem; text-align: left; vertical-align: top }
-td { overflow-wrap: anywhere }
-td small { white-space: nowrap }
-"""
 ROW_LABELS = {
+    "first return": "return of the first tenth of the training",
+    "last return": "return of the last tenth of the training",
     "return before": "return before training",
     "mean_return": "return after training",
     "normalised score": "normalised score: 0 untrained, 1 solved",
@@ -49,8 +39,6 @@ ROW_LABELS = {
 MISSING = "–"
 """Cell of a quantity that a case does not have."""
 
-Cases = Mapping[str, Sequence[RunResult]]
-"""Runs of each case."""
 Summaries = dict[str, dict[str, Figure]]
 """`summary` of each case."""
 
@@ -104,23 +92,60 @@ def print_summaries(summaries: Summaries) -> None:
     Console().print(table)
 
 
-def write_report(run_dir: Path, runs: Sequence[RunResult], *, seconds: float) -> Path:
-    """Write page, picture, ``curves.csv``, ``summary.csv`` and `write_paper`'s files; return the page's path."""
+def write_report(run_dir: Path, runs: Sequence[RunResult]) -> Path:
+    """Write page, ``curves.csv``, ``summary.csv`` and `write_paper`'s files; return the page's path."""
     cases = by_case(runs)
-    summaries = {name: summary(own, study=runs) for name, own in cases.items()}
-    _plot_curves(cases, runs, run_dir / "report.png")
     rows = [
         _identity(own[0], seeds=len(own), quantity=quantity, **figure._asdict())
         | {"values": " ".join(map(str, figure.values))}
-        for own, metrics in zip(cases.values(), summaries.values(), strict=True)
-        for quantity, figure in metrics.items()
+        for own in cases.values()
+        for quantity, figure in summary(own, study=runs).items()
     ]
     _write_csv(run_dir / "summary.csv", rows)
     _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
     write_paper(run_dir, runs)
-    page, picture = run_dir / "report.html", base64.b64encode((run_dir / "report.png").read_bytes()).decode()
-    page.write_text(_page(cases, summaries, picture, seconds), encoding="utf-8")
-    return page
+    return write_page(run_dir / "report.html", runs)
+
+
+def write_page(path: Path, runs: Sequence[RunResult]) -> Path:
+    """Write the page of `report_page`; a reader never sees a part of it."""
+    with replacing(path) as new:
+        new.write_text(report_page(runs), encoding="utf-8")
+    return path
+
+
+def report_page(runs: Sequence[RunResult], *, live: float = 0) -> str:
+    """Page of these runs; ``live``: seconds after which it is loaded again, 0 for never."""
+    cases = by_case(runs)
+    summaries = {name: summary(own, study=runs) for name, own in cases.items()}
+    policies = [("policy", ""), *((_made(own[0]), "") for own in cases.values())]
+    unknown = sorted({run.env for run in runs if run.before and run.best is None})
+    aside = f"; for {', '.join(unknown)}, which has none, it is the best evaluation of these runs" if unknown else ""
+    seeds = max(map(len, cases.values()))
+    note = (
+        f"Means over the seeds (at most {seeds}), below them {_spread(seeds)}."
+        if seeds > 1
+        else "One seed of each case."
+    )
+    header, differ = differences(runs)
+    runs_header = ["case", "seed", "folder", "status", "steps", "minutes", "date", "commit"]
+    return render(
+        "report.html", title="Training report", data=page_data(runs, live=live), words=in_words(runs, summaries),
+        results={"header": ["", *summaries], "rows": [policies, *table_rows(summaries)], "note": note, "aside": aside},
+        settings={"header": header, "rows": _small(differ)}, bands=bands(runs),
+        runs={"header": runs_header, "rows": _small(listed(runs))},
+        before_after={name: _small(own[0].samples) for name, own in cases.items() if own[0].samples},
+        pictures=read_pictures(runs), made="A + after a commit: the files differed from it.",
+    )  # fmt: skip
+
+
+def _small(rows: Iterable[Sequence[Any]]) -> list[list[tuple[str, str]]]:
+    """Cells of a table, without small print."""
+    return [[(str(x), "") for x in row] for row in rows]
+
+
+def _made(run: RunResult) -> str:
+    return f"{run.policy}, {run.parameters:,} parameters" if run.parameters else run.policy
 
 
 def _identity(run: RunResult, **others: Any) -> dict[str, Any]:
@@ -134,104 +159,16 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _plot_curves(cases: Cases, study: Sequence[RunResult], path: Path) -> None:
-    """Plot one panel per quantity over the fraction of the budget; per case the mean, with limits or every seed."""
-    from matplotlib.figure import Figure as Picture
-    from matplotlib.lines import Line2D
-
-    looks: Any = list(itertools.islice(itertools.product(("-", "--"), COLOURS), len(cases)))
-    logged = {name for run in study for row in run.history for name in row}
-    plotted = {x: label for x, label in QUANTITIES.items() if x in logged or x == "normalised score"}
-    picture = Picture(figsize=(11, 0.5 + 1.5 * len(plotted)), layout="constrained")
-    panels = picture.subplots(-(-len(plotted) // 2), 2, squeeze=False)
-    panels[-1, 1].set_visible(len(plotted) % 2 == 0)
-    for axis, (name, label) in zip(panels.flat, plotted.items(), strict=False):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_title(label, fontsize=9, loc="left")
-        for runs, (style, colour) in zip(cases.values(), looks, strict=True):
-            found = curves(runs, name, study=study)
-            if found is None:
-                continue
-            grid = np.linspace(0, 1, found.shape[1])
-            axis.plot(grid, found.mean(0), style, color=colour)
-            if band := limits(found):
-                axis.fill_between(grid, *band, color=colour, alpha=0.2, linewidth=0)
-            elif len(found) > 1:
-                axis.plot(grid, found.T, style, color=colour, alpha=0.4, linewidth=0.7)
-    for axis in panels[-1]:
-        axis.set_xlabel("share of the budget of steps")
-    handles = [Line2D([], [], color=colour, linestyle=style) for style, colour in looks]
-    names = [printable(name) for name in cases]
-    legend = picture.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    picture.savefig(path, dpi=110)
-
-
-def _page(cases: Cases, summaries: Summaries, picture: str, seconds: float) -> str:
-    every = [runs[0] for runs in cases.values()]
-    policies = [("policy", ""), *((f"{run.policy}, {run.parameters:,} parameters", "") for run in every)]
-    seeds = len(next(iter(cases.values())))
-    bands = "bands 95 % limits" if seeds >= MIN_SEEDS else "thin lines single seeds"
-    unknown = sorted({run.env for run in every if run.best is None})
-    aside = f" {', '.join(unknown)}: no threshold, so 1 is the best evaluation of these runs." if unknown else ""
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Comparison</title><style>{STYLE}</style>
-<h1>One kit, {len(every)} {"case" if len(every) == 1 else "cases"}</h1>
-<p>Every column is an environment and an algorithm, trained by the same classes: only environment, policy and preset
-differ. Means over {seeds} {"seed" if seeds == 1 else "seeds"}, below them {_spread(seeds)}. Returns
-are from evaluation episodes with sampled actions (text: held-out prompts). The total time was {seconds:.0f} s.</p>
-<div class="wide">{_html_table(["", *summaries], [policies, *table_rows(summaries)])}</div>
-<p><small>A normalised score of 0 is the policy before training; 1 is the return at which the environment counts as
-solved, its <code>reward_threshold</code>, so scores beyond 1 are possible.{_escape(aside)} There is no score
-if the return at 1 is not above the return at 0. Other quantities are means over the iterations. KL of an update:
-KL(old‖new) over all its gradient steps, on the rollout that it used.</small></p>
-<h2>While learning</h2>
-<p><small>Lines are means over the seeds, {bands}. Each case has its own budget, so the horizontal axis is the fraction
-of it that is spent (<code>curves.csv</code> has the steps). A panel leaves out the cases without its quantity. When
-all episodes have the same return, there is no variance to explain, and the explained variance means
-nothing.</small></p>
-<img alt="Learning curves of all cases" src="data:image/png;base64,{picture}">
-{_samples_html(cases)}
-</html>
-"""
-
-
-def _samples_html(cases: Cases) -> str:
-    """Samples of the language model before and after training, from the first run of each text case."""
-    parts = []
-    for name, (first, *_) in cases.items():
-        if first.samples:
-            table = _html_table(["prompt", "before", "after"], [[(x, "") for x in sample] for sample in first.samples])
-            parts.append(f"<h2>Samples of the language model: {_escape(name)}</h2>\n{table}")
-    return "\n".join(parts)
-
-
 def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Path:
     """Replace a folder by the files of findings and a page of their first `SHOWN` rows; return the page's path."""
-    parts = [f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><style>{STYLE}</style><h1>{_escape(title)}</h1>']
+    parts = []
     with replacing(folder) as draft:
         draft.mkdir()
         for x in findings:
             x.write(draft)
             rows = [[(f"{cell:.4g}" if isinstance(cell, float) else str(cell), "") for cell in row] for row in x.rows]
-            picture = "" if x.draw is None else f'<img alt="" src="{x.name}.png">'
-            table = _html_table(x.columns, rows[:SHOWN])
-            parts.append(f'<h2>{_escape(x.title)}</h2>{picture}<div class="wide">{table}</div>')
-            parts.append(f'<p><a href="{x.name}.csv">All rows ({len(rows)})</a></p>')
-        (draft / "interpret.html").write_text("\n".join(parts) + "\n", encoding="utf-8")
+            names = {"title": x.title, "file": f"{x.name}.csv", "picture": x.draw and f"{x.name}.png"}
+            parts.append(names | {"header": x.columns, "rows": rows[:SHOWN], "count": len(rows)})
+        page = render("findings.html", title=title, findings=parts)
+        (draft / "interpret.html").write_text(page, encoding="utf-8")
     return folder / "interpret.html"
-
-
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
-    def line(cells: Sequence[tuple[str, str]], tag: str) -> str:
-        parts = [(_escape(text), f"<br><small>{_escape(small)}</small>" if small else "") for text, small in cells]
-        return "<tr>" + "".join(f"<{tag}>{text}{small}</{tag}>" for text, small in parts) + "</tr>"
-
-    lines = [line([(name, "") for name in header], "th"), *(line(row, "td") for row in rows)]
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _escape(text: str) -> str:
-    """Escape untrusted text, so that it contains no markup and does not change the direction of text around it."""
-    return html.escape(printable(text))

@@ -83,11 +83,15 @@ class RunResult:
     best: float | None
     """Return at which Gymnasium counts the environment as solved; None if it has no threshold."""
     before: dict[str, float]
+    """Evaluation before the training, and after it; empty if there was none."""
     after: dict[str, float]
     history: list[dict[str, float]]
+    """Metrics of each iteration, at least one."""
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Text only: prompt, answer before, answer after."""
     name: str = ""
+    folder: str = ""
+    """Folder of the run, if it has one."""
 
     @property
     def case(self) -> str:
@@ -134,10 +138,13 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     """Return a function from a case's returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
 
     Solved means Gymnasium's ``reward_threshold`` or, without one, the environment's best evaluation in the
-    whole study, so that all algorithms share one scale. None if that return is not above the untrained policy's.
+    whole study, so that all algorithms share one scale. None if that return is not above the untrained policy's, or if
+    there were no evaluations.
     """
+    if not all(run.before and run.after for run in runs):
+        return None
     zero = float(np.mean([run.before["mean_return"] for run in runs]))
-    here = [run for run in (*runs, *study) if run.env == runs[0].env]
+    here = [run for run in (*runs, *study) if run.env == runs[0].env and run.after]
     one = max(run.after["mean_return"] for run in here) if runs[0].best is None else runs[0].best
     return (lambda value: (value - zero) / (one - zero)) if one > zero else None
 
@@ -178,7 +185,10 @@ def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Fi
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     """Return one run's evaluations, and means over its iterations."""
     last, grid = run.history[-1], np.linspace(0, 1, POINTS)
-    metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]}
+    metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]} if run.after else {}
+    if returns := [row["episode/return"] for row in run.history if "episode/return" in row]:
+        metrics["last return"] = float(np.mean(returns[len(returns) * 9 // 10 :]))
+        metrics["first return"] = float(np.mean(returns[: -(-len(returns) // 10)]))
     if score is not None:
         metrics["normalised score"] = score(run.after["mean_return"])
     if learning := curve(run, "normalised score", score):
@@ -194,7 +204,10 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
         metrics["reference/kl"] = run.after["kl"]
     parts = {x: sum(row.get(f"time/{x}", 0.0) for row in run.history) for x in ("collect", "penalty", "update")}
     spent = sum(parts.values())
-    metrics |= {"steps": last["steps"], "seconds": spent, "steps_per_second": last["steps"] / spent}
+    metrics |= {"steps": last["steps"], "seconds": spent}
+    if not spent:
+        return metrics
+    metrics["steps_per_second"] = last["steps"] / spent
     return metrics | {f"share of time: {x}": seconds / spent for x, seconds in parts.items()}
 
 

@@ -1,40 +1,23 @@
 """Episodes of text token by token: as a page in one file, which loads nothing, and in the terminal."""
 
-import itertools
-import json
-from collections.abc import Iterator, Mapping
-from html import escape
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
 from algos.advantages import gae
+from algos.comparison.page import render, samples_data
 from algos.evaluation import evaluate
 from textenv.kl.penalty import KLPenalty
-from textenv.rendering import episode_tokens, pieces, printable, render_rollout
+from textenv.rendering import answer_tokens, render_rollout
 
 COLUMNS = {
     "log_ratio": "log-ratio to the reference, nats", "kl": "KL to the reference over all tokens, nats",
     "entropy": "entropy, nats", "value": "value", "advantage": "advantage", "reward": "reward",
 }  # fmt: skip
 """Columns of `measured`, and their names on the page; the first two need a reference."""
-LOOK = """:root { color-scheme: light dark } body { font: 16px/1.6 sans-serif; max-width: 75rem; margin: auto }
-nav { position: sticky; top: 0; padding: .7rem .5rem; background: Canvas } small, .other { opacity: .7 }
-section { display: grid; grid-template-columns: 1fr 16rem; gap: 2rem; border-top: 1px solid; padding: 1rem .5rem }
-div { white-space: pre-wrap; overflow-wrap: anywhere } table { align-self: start } td { padding-right: 1rem }"""
-SCRIPT = """const choice = document.querySelector("select"), tokens = [...document.querySelectorAll("span")];
-const values = tokens.map(x => JSON.parse(x.dataset.v));
-tokens.forEach((x, i) => x.title = [...choice.options].map((o, k) => `${o.text}: ${values[i][k]}`).join("\\n"));
-choice.onchange = () => {
-  const k = choice.value, most = values.reduce((top, each) => Math.max(top, Math.abs(each[k])), 0);
-  tokens.forEach((x, i) => x.style.background =
-    `rgb(${values[i][k] < 0 ? "220 60 50" : "30 160 70"} / ${0.8 * Math.abs(values[i][k]) / (most || 1)})`);
-  document.querySelector("output").textContent = `positive green, negative red; strongest ${most.toPrecision(3)}`;
-}
-choice.onchange();"""
 
 
 def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
@@ -75,32 +58,11 @@ def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, con
 
 def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
     """HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
-    known = [name for name in COLUMNS if name in rollout.keys()]
-    choices = "".join(f'<option value="{i}">{COLUMNS[name]}</option>' for i, name in enumerate(known))
-    episodes = ""
+    rows = []
     for row, sample in enumerate(samples):
-        numbers = {"episode": row + 1, "score": sample.get("score"), **sample.get("parts", {})}
-        texts = {escape(printable(str(name))): x if x is None else f"{x:.4g}" for name, x in numbers.items()}
-        cells = "".join(f"<tr><td>{name}<td>{text}" for name, text in texts.items())
-        turns = "".join(_turns(rollout, row, tokenizer, known))
-        episodes += f"<section><main>{turns}</main><table>{cells}</table></section>\n"
-    return f"""<!doctype html><meta charset="utf-8"><title>Tokens</title><style>{LOOK}</style>
-<nav>Shaded by <select>{choices}</select> <small><output></output></small></nav>
-{episodes}<script>{SCRIPT}</script>
-"""
-
-
-def _turns(rollout: TensorDict, row: int, tokenizer: Any, known: list[str]) -> Iterator[str]:
-    """HTML of an episode's prompt, the policy's turns with their sums, and the replies."""
-    tokens, chosen, _ = episode_tokens(rollout, row, "reward")
-    values = np.nan_to_num(np.stack([episode_tokens(rollout, row, name)[2] for name in known], axis=1)).round(5)
-    texts = [escape(text or "·").replace("\n", "⏎\n") for text in pieces(tokens, tokenizer)]
-    for own, group in itertools.groupby(range(len(tokens)), key=lambda i: bool(chosen[i])):
-        places = list(group)
-        if own:
-            spans = "".join(f'<span data-v="{json.dumps(values[i].tolist())}">{texts[i]}</span>' for i in places)
-            sums = dict(zip(known, values[places].sum(0), strict=True))
-            summed = ", ".join(f"{name} {sums[name]:.3g}" for name in sums if name in ("log_ratio", "kl", "reward"))
-            yield f"<small>policy: {len(places)} tokens, {summed}</small><div>{spans}</div>"
-        else:
-            yield f'<div class="other">{"".join(texts[i] for i in places)}</div>'
+        shown = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": row + 1}
+        texts = {"prompt": sample.get("prompt", ""), "completion": sample.get("completion", "")}
+        if "kl" in rollout.keys():
+            shown["kl"] = rollout["kl"][row][rollout["mask"][row]].sum().item()
+        rows.append(shown | texts | {"tokens": answer_tokens(rollout, row, tokenizer, COLUMNS)})
+    return render("tokens.html", title="Episodes token by token", data=samples_data(rows, COLUMNS))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from algos.config import CONFIGS
 from algos.training.run_folder import RUN, status
 from algos.training.save import describe, read_description
-from textenv.json_files import parse_json
+from textenv.json_files import json_lines
 
 METRICS = "metrics.jsonl"
 SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
@@ -32,7 +31,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: if a file of the run is damaged.
     """
-    description, lines = _describe(folder), _json_lines(folder / METRICS)
+    description, lines = describe_run(folder), json_lines(folder / METRICS)
     last: dict[str, Any] = lines[-1] if lines else {}
     curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
     scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
@@ -50,7 +49,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "made_by": description.get("made_by") or {},
         "config": {name: x for name, x in config.items() if name not in defaults or x != defaults[name]},
         "curves": curves,
-        "samples": _json_lines(folder / "samples.jsonl")[-3:],
+        "samples": json_lines(folder / "samples.jsonl")[-3:],
     }
     if wrappers := (description.get("environment") or {}).get("wrappers"):
         result["wrappers"] = wrappers
@@ -59,24 +58,15 @@ def read_run(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _describe(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a run; while it is missing, the same of the flags that it was started with."""
+def describe_run(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a run; while it is missing, the same of the flags that it was started with, or nothing."""
     if (folder / "config.json").is_file():
         return read_description(folder)
     if not (folder / RUN).is_file():
         return {}
     try:
         found = yaml.safe_load((folder / RUN).read_bytes())
-        config, algorithm = dict(found["config"]), found["algo"].upper()
+        config, algorithm = dict(found["config"]) | {"seed": found.get("seed", 0)}, found["algo"].upper()
         return {"environment": {"id": found["env"]}, "algorithm": algorithm, "config": config}
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder / RUN} is damaged, expected the options of a run: {error!r:.200}") from error
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """Objects in a file of JSON lines, none if it is missing, without a line that a killed process left incomplete."""
-    found = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        with suppress(ValueError):
-            found.append(parse_json(line))
-    return found

@@ -1,11 +1,16 @@
 """Ready-made callbacks of the learning loop; see also `algos.evaluation.EvaluateEvery`."""
 
+from typing import Any
+
 import numpy as np
+import torch
 from tensordict import TensorDict
 
 from algos import parallel
+from algos.training.loggers import SHADED
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
+from textenv.rendering import answer_tokens
 from textenv.rollout import is_episode_env
 
 DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
@@ -16,7 +21,8 @@ class RecordSamples(Callback):
     """Logs what the policy writes, with scores, and histograms of the rollout's columns.
 
     The table ``samples`` has ``prompt``, ``completion``, ``score``, ``parts`` and ``logged`` (by name; the latter only
-    if rewards log numbers) and ``kl`` (nats, if measured). The first one is from before any update.
+    if rewards log numbers) and ``kl`` (nats, if measured). The first one is from before any update. The table
+    ``tokens`` has their tokens with `SHADED`, as far as the algorithm has them.
 
     Args:
         every: iterations from one table to the next.
@@ -28,13 +34,15 @@ class RecordSamples(Callback):
             raise ValueError(f"every is {every} and num_samples {num_samples}, expected at least 1 of each")
         self.every, self.num_samples = every, num_samples
         self._rollout: TensorDict | None = None
+        self._rows: list[int] = []
+        self._entropy = torch.zeros(0)
 
     def on_rollout(self, run: Run, rollout: TensorDict) -> None:
         """See `Callback.on_rollout`."""
         if len(run.history) % self.every:
             return
-        self._rollout = rollout
-        env = run.agent.env
+        self._rollout, self._rows = rollout, []
+        env, policy = run.agent.env, run.agent.policy
         if not is_episode_env(env):
             return
         own = len(rollout) // parallel.world_size()  # the environment's here, which come first
@@ -45,6 +53,9 @@ class RecordSamples(Callback):
                 sample["kl"] = rollout["kl"][row][rollout["mask"][row]].sum().item()
         if table:
             run.log({"samples": table})
+        if table and hasattr(policy, "tokenizer"):
+            with torch.no_grad():
+                self._rows, self._entropy = rows, policy.evaluate(rollout[rows]).entropy
 
     def on_iteration(self, run: Run, metrics: Metrics) -> None:
         """See `Callback.on_iteration`; the update has added values and advantages to the rollout."""
@@ -52,7 +63,19 @@ class RecordSamples(Callback):
             self._rollout = None
             columns = [name for name in DISTRIBUTIONS if name in rollout.keys()]
             mask = rollout["mask"]
+            if self._rows:
+                run.log({"tokens": self._tokens(run, rollout[self._rows].set("entropy", self._entropy))})
             run.log({f"rollout/{name}": rollout[name].detach()[mask].float().cpu().numpy() for name in columns})
+
+    def _tokens(self, run: Run, rollout: TensorDict) -> list[dict[str, Any]]:
+        """Tokens of some episodes from their first answer on, and the values of those that the policy chose."""
+        if "reference_log_prob" in rollout.keys():
+            rollout["log_ratio"] = rollout["log_prob"] - rollout["reference_log_prob"]
+        tokenizer: Any = getattr(run.agent.policy, "tokenizer")  # noqa: B009
+        place, table = {"steps": run.steps, "iteration": len(run.history) + 1}, []
+        for row in range(len(rollout)):
+            table.append(place | {"row": row} | answer_tokens(rollout, row, tokenizer, SHADED))
+        return table
 
 
 class StopAtKL(Callback):

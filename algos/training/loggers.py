@@ -17,7 +17,9 @@ from algos.training.run_folder import replacing
 from textenv.json_files import parse_json
 from textenv.optional import package
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+METRICS, SAMPLES, TOKENS = "metrics.jsonl", "samples.jsonl", "tokens.jsonl"
+SHADED = ("log_ratio", "advantage", "value", "entropy")
+"""Columns in `TOKENS`, which shade the tokens of a report."""
 Values = Mapping[str, Any]
 """Values to log, by name: numbers, arrays (histograms) and lists of dictionaries (tables)."""
 PROJECT = "textenv"
@@ -136,7 +138,8 @@ def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
 class Logs:
     """All loggers of a run. Only the JSON lines may raise (a full disk); errors of others are logged and counted.
 
-    ``metrics.jsonl`` has a line per iteration, ``samples.jsonl`` one per row of a table.
+    ``metrics.jsonl`` has a line per iteration, ``samples.jsonl`` one per row of a table. The table ``tokens`` is only
+    for the page of `algos.comparison.page`: its rows are in ``tokens.jsonl``, and no other logger has them.
 
     Args:
         run_dir: existing folder for the two files; None writes none.
@@ -160,10 +163,8 @@ class Logs:
         self._files: dict[str, IO[str]] = {}
         folder, step = None if run_dir is None else Path(run_dir), int(before[-1]["steps"]) if before else 0
         if folder is not None:
-            path = folder / SAMPLES
-            written = path.read_text(encoding="utf-8", errors="replace") if before and path.is_file() else ""
-            kept = [line for line in written.split("\n") if _step_of(line) <= step]
-            for name, lines in ((METRICS, map(json.dumps, before)), (SAMPLES, kept)):
+            kept = {name: _kept(folder / name, step if before else -1) for name in (SAMPLES, TOKENS)}
+            for name, lines in ({METRICS: map(json.dumps, before)} | kept).items():
                 with replacing(folder / name) as new:  # so that the old file is never lost
                     new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
                 self._files[name] = (folder / name).open("a", encoding="utf-8")
@@ -178,13 +179,15 @@ class Logs:
     def write(self, values: Values, *, step: int) -> None:
         """Log values everywhere."""
         if self._files:
-            tables = [row for table in values.values() if isinstance(table, list) for row in table]
-            self._files[SAMPLES].writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in tables)
+            for name, table in values.items():
+                if isinstance(table, list):
+                    file = self._files[TOKENS if name == "tokens" else SAMPLES]
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
             numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
             self._files[METRICS].write(json.dumps(numbers) + "\n" if numbers else "")
             for file in self._files.values():
                 file.flush()
-        for logger in self._loggers:
+        for logger in self._loggers if "tokens" not in values else ():
             with self._counted(logger):
                 logger.log(values, step=step)
 
@@ -206,6 +209,12 @@ class Logs:
                 self._warned.add(id(logger))
                 name = logger.name if isinstance(logger, _Tracker) else type(logger).__name__.strip("_")
                 _log.warning("the logger %s failed, the run continues: %r", name, error)
+
+
+def _kept(path: Path, step: float) -> list[str]:
+    """Lines of a table's file up to a step; none if it is missing."""
+    written = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line for line in written.split("\n") if _step_of(line) <= step]
 
 
 def _step_of(line: str) -> float:

@@ -20,7 +20,7 @@ UNFINISHED = ".failed"
 RUN = "run.yaml"
 """File of options of ``algos train`` that repeat the run, and resume it."""
 OTHERS = (
-    UNFINISHED, RUN, "samples.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, RUN, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

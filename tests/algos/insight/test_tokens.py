@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -16,34 +15,9 @@ from tests.helpers.text_envs import make_env
 from textenv import KLPenalty, Rewards
 
 
-class Read(HTMLParser):
-    """Spans (text and numbers), divs, and the names of all tags of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.spans, self.others, self.cells, self.tags, self.open = [], [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.tags.append(tag)
-        if tag == "span":
-            self.spans.append(["", json.loads(attributes["data-v"])])
-        elif attributes.get("class") == "other":
-            self.others.append("")
-        self.open.append(tag + attributes.get("class", ""))
-
-    def handle_data(self, data):
-        if self.open[-1] == "span":
-            self.spans[-1][0] += data
-        elif self.open[-1] == "divother":
-            self.others[-1] += data
-        elif self.open[-1] == "td":
-            self.cells.append(data.strip())
-
-    def handle_endtag(self, tag):
-        while self.open and not self.open.pop().startswith(tag):
-            pass
+def read(page):
+    """The samples in a page."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["samples"]
 
 
 def played(policy, **options):
@@ -60,13 +34,15 @@ def policy():
 def test_a_page_has_the_numbers_of_each_token_of_the_policy(policy, tmp_path):
     env, path = played(policy), tmp_path / "out.html"
     show_tokens(env, policy, str(path), config={}, num_episodes=4, seed=3)
-    found = Read(path.read_text())
-    rollout = env_rollout(env, policy, seed=3)
-    mask = rollout["mask"]
-    expected = torch.stack([rollout[name][mask] for name in COLUMNS], dim=1)
-    torch.testing.assert_close(torch.tensor([values for _, values in found.spans]), expected, atol=1e-4, rtol=0)
-    assert {"a b", "c", "d a b"} >= {text.strip() for text in found.others} and len(found.others) == 4
-    assert found.cells.count("score") == 4 and "src=" not in path.read_text() and "http" not in path.read_text()
+    found, rollout = read(path.read_text()), env_rollout(env, policy, seed=3)
+    for row, sample in enumerate(found):
+        mask = rollout["mask"][row]
+        for name in COLUMNS:
+            values = [x for x, own in zip(sample["tokens"][name], sample["tokens"]["chosen"], strict=True) if own]
+            torch.testing.assert_close(torch.tensor(values), rollout[name][row][mask], atol=1e-4, rtol=0)
+        assert sample["kl"] == pytest.approx(rollout["kl"][row][mask].sum().item(), abs=1e-4)
+    assert len(found) == 4 and {sample["prompt"] for sample in found} <= {"a b", "c", "d a b"}
+    assert not re.search(r"\bsrc=|https?://(?!www.w3.org/2000/svg)", path.read_text()), "it loads nothing"
 
 
 def env_rollout(env, policy, **options):
@@ -111,10 +87,9 @@ def test_markup_in_a_token_or_the_name_of_a_reward_is_text():
     )
     rollout = env_rollout(env, policy)
     text = page(rollout, tokenizer, env.samples(range(4)))
-    found = Read(text)
-    assert found.tags.count("script") == 1 and "img" not in found.tags
-    assert evil in found.others[0] and text.count("alert(1)</script>") == 0 and "&lt;script&gt;" in text
-    assert {"<img>", "rewarded_too"} <= set(found.cells), "the parts of the reward"
+    assert text.count("<script") == 2 and "<img" not in text and "alert(1)</script>" not in text
+    sample = read(text)[0]
+    assert evil in sample["prompt"] and {"<img>", "rewarded_too"} == set(sample["parts"]), "the parts of the reward"
 
 
 def rewarded_too(prompts, completions, **columns):
@@ -140,7 +115,8 @@ def test_a_conversation_has_a_block_for_each_turn(policy, tmp_path):
     env = text_env(Asks(), max_turns=3, max_new_tokens=2)
     path = tmp_path / "out.html"
     show_tokens(env, policy, str(path), config={}, num_episodes=1)
-    found = Read(path.read_text())
-    assert path.read_text().count("<small>policy:") == 3 and len(found.others) == 3
-    assert [text.strip() for text in found.others[1:]] == ["c c", "c c"]
-    assert not re.findall(r"[^\x00-\x7f⏎·]", path.read_text().partition("</style>")[2])
+    (sample,) = read(path.read_text())
+    tokens = sample["tokens"]
+    assert tokens["chosen"] == [True] * 2 + [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2
+    replies = [text.strip() for text, chosen in zip(tokens["text"], tokens["chosen"], strict=True) if not chosen]
+    assert replies == ["c", "c", "c", "c"]

@@ -1,0 +1,217 @@
+"""Page of a report: one HTML file from a template, with curves, settings, and prompts and answers; it loads nothing.
+
+Jinja2 escapes whatever a template shows; texts in the data become text nodes. The page's policy allows its own script
+alone, so not even markup that slipped through could run one.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algos.comparison.summary import MIN_SEEDS, POINTS, QUANTITIES, RunResult, by_case, limits, normalise
+from algos.training.loggers import SAMPLES, SHADED, TOKENS
+from textenv.json_files import json_lines
+from textenv.rendering import printable
+
+TEMPLATES = Path(__file__).with_name("templates")
+MOST_TEXT, MOST_PICTURES = 2_500_000, 1_000_000
+"""Maximum characters of prompts and answers, and bytes of pictures, in a page: both together are below 5 MB."""
+SAME_LENGTH = 0.9
+"""Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
+RETURN, KL, LENGTH = "episode/return", "reference/kl", "episode/length"
+OF_ENV = {
+    RETURN: "return", "eval/mean_return": "return of the evaluation", LENGTH: "length of an episode, steps or tokens",
+}  # fmt: skip
+"""Quantities with a panel for each environment, because their scales differ."""
+OF_TEXT = {"text/distinct_2": "distinct 2-grams by all", "text/repeated_4": "repeated 4-grams by all"}
+NO_PART = ("reward/failed", "reward/left_out", "reward/loss")
+Panel = dict[str, Any]
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this folder; every text is escaped, and control characters are spelt out."""
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    own = {name: _environment().filters["safe"](text) for name, text in {
+        "script": script, "script_hash": f"sha256-{digest}", "style": (TEMPLATES / "report.css").read_text(),
+    }.items()}  # fmt: skip
+    return str(_environment().get_template(template).render(**own, **values))
+
+
+@functools.cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    shown = lambda x: printable(x) if type(x) is str else x  # noqa: E731  (not of Markup, which is ours)
+    loader = FileSystemLoader(TEMPLATES)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True)
+
+
+def page_data(runs: Sequence[RunResult], *, live: float = 0) -> dict[str, Any]:
+    """Everything that the page draws: curves of the cases, and samples; ``live``: seconds between refreshes."""
+    cases, samples = by_case(runs), read_samples(runs)
+    budgets = [own[-1].history[-1]["steps"] for own in cases.values()]
+    return samples_data(samples, SHADED) | {
+        "cases": [printable(name) for name in cases],
+        "panels": [panel for panel in _panels(cases, runs) if panel["lines"]],
+        "axis": "steps" if max(budgets) < 2 * min(budgets) else "share",
+        "live": live,
+    }
+
+
+def samples_data(samples: Sequence[dict[str, Any]], shades: Iterable[str]) -> dict[str, Any]:
+    """The part of the data that the table of prompts and answers draws; ``shades``: columns of ``tokens``."""
+    known = [name for name in shades if any(name in (row["tokens"] or ()) for row in samples)]
+    return {"samples": [_spelt_out(row) for row in samples], "shades": known, "cases": [], "live": 0}
+
+
+def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> Iterable[Panel]:
+    """Panels in the page's order: returns by environment, frontiers, then everything that several cases share."""
+    logged = {name for run in study for row in run.history for name in row}
+    envs = dict.fromkeys(run.env for run in study)
+    named = list(enumerate(cases.values()))
+    yield _panel(QUANTITIES["normalised score"], [_line(i, own, "normalised score", study) for i, own in named])
+    for name, label in OF_ENV.items():
+        for env in envs if name in logged else ():
+            yield _panel(f"{label}: {env}", [_line(i, own, name, study) for i, own in named if own[0].env == env])
+    for env in envs if KL in logged else ():
+        lines = [_frontier(i, own) for i, own in named if own[0].env == env]
+        title = f"reward–KL frontier: {env} (return over KL, from the small to the large dot)"
+        yield _panel(title, lines, over="KL to the reference, nats an answer")
+    for case, own in cases.items():
+        logged_here = sorted({name for run in own for name in run.history[-1]} - {*NO_PART})
+        parts = [name for name in logged_here if name.startswith("reward/") and name.count("/") == 1]
+        if len(parts) > 1:
+            lines = [_line(i, own, part, study, named=part.removeprefix("reward/")) for i, part in enumerate(parts)]
+            yield _panel(f"parts of the reward: {case}", lines, keyed=True)
+    for name, label in (QUANTITIES | OF_TEXT).items():
+        if name in logged:
+            yield _panel(label, [_line(i, own, name, study) for i, own in named])
+
+
+def _panel(title: str, lines: Iterable[dict[str, Any] | None], *, over: str = "steps", keyed: bool = False) -> Panel:
+    return {"title": printable(title), "lines": [line for line in lines if line], "over": over, "keyed": keyed}
+
+
+def _grid(runs: Sequence[RunResult], name: str, score: Any = None) -> np.ndarray:
+    """A quantity on `_steps`: ``[seeds, POINTS]``; NaN after the end of a run that is much shorter than the longest."""
+    grid = _steps(runs)
+    found = np.full((len(runs), POINTS), np.nan)
+    for row, run in zip(found, runs, strict=True):
+        points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
+        if points:
+            steps, values = np.array(points, dtype=float).T
+            row[:] = np.interp(grid, steps, values)
+            if run.history[-1]["steps"] < SAME_LENGTH * grid[-1]:
+                row[grid > run.history[-1]["steps"]] = np.nan
+    return found if score is None else score(found)
+
+
+def _steps(runs: Sequence[RunResult]) -> np.ndarray:
+    """`POINTS` steps up to the longest run's last."""
+    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), POINTS)
+
+
+def _line(
+    place: int, runs: Sequence[RunResult], name: str, study: Sequence[RunResult], *, named: str = ""
+) -> dict[str, Any] | None:
+    """A case's line over the steps; None if none of its runs has the quantity."""
+    score = normalise(runs, study=study) if name == "normalised score" else None
+    if name == "normalised score" and score is None:
+        return None
+    values = _grid(runs, RETURN if score else name, score)
+    return _drawn(place, None if named else place, named or runs[0].case, _steps(runs), values)
+
+
+def _frontier(place: int, runs: Sequence[RunResult]) -> dict[str, Any] | None:
+    """A case's return over its KL, means over its runs, as far as all of them came."""
+    kl, returns = _grid(runs, KL).mean(0), _grid(runs, RETURN).mean(0)
+    line = _drawn(place, place, runs[0].case, kl, np.where(np.isnan(kl), np.nan, returns)[np.newaxis])
+    return line and line | {"steps": _numbers(_steps(runs))}
+
+
+def _drawn(look: int, case: int | None, name: str, x: np.ndarray, values: np.ndarray) -> dict[str, Any] | None:
+    known = np.isfinite(values).any(0)
+    if not known.any():
+        return None
+    mean = np.full(len(x), np.nan)
+    mean[known] = np.nanmean(values[:, known], axis=0)
+    whole, line = limits(values), {"look": look, "case": case, "name": printable(name), "x": _numbers(x)}
+    line |= {"mean": _numbers(mean), "low": None, "high": None, "seeds": []}
+    if whole is not None:  # NaN where a run has ended
+        return line | {"low": _numbers(whole[0]), "high": _numbers(whole[1])}
+    return line | {"seeds": [_numbers(row) for row in values] if len(values) > 1 else []}
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{x:.4g}") if np.isfinite(x) else None for x in values.tolist()]
+
+
+def read_samples(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Samples of all runs with their tokens; of too many those of the first, the last and iterations between."""
+    names, found = list(by_case(runs)), list[list[dict[str, Any]]]()
+    for run in runs:
+        folder = Path(run.folder or ".")
+        tokens = {(x["iteration"], x["row"]): x for x in json_lines(folder / TOKENS)} if run.folder else {}
+        rows = (
+            [x for x in json_lines(folder / SAMPLES) if {"iteration", "prompt", "completion"} <= x.keys()]
+            if run.folder
+            else []
+        )
+        tables = [list(rows) for _, rows in itertools.groupby(rows, key=lambda row: row["iteration"])]
+        for table in tables:
+            for i, row in enumerate(table):
+                row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
+                row.pop("turns", None)  # whose text is the completion
+        found += _spread(tables, MOST_TEXT // len(runs))
+    return [row for table in found for row in table]
+
+
+def _spread(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str, Any]]]:
+    """As many of the tables, evenly spread, with the first and the last, as have at most so many characters."""
+    sizes = np.array([len(json.dumps(table)) for table in tables])
+    for count in range(len(tables), 1, -1):
+        chosen = np.linspace(0, len(tables) - 1, count).round().astype(int)
+        if sizes[chosen].sum() <= most:
+            return [tables[i] for i in chosen]
+    return tables[:1]
+
+
+def _spelt_out(value: Any) -> Any:
+    """The same with printable texts and, for JSON, finite numbers."""
+    if isinstance(value, dict):
+        return {printable(str(name)): _spelt_out(x) for name, x in value.items()}
+    if isinstance(value, list):
+        return [_spelt_out(x) for x in value]
+    if isinstance(value, str):
+        return printable(value)
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def read_pictures(runs: Sequence[RunResult]) -> list[dict[str, str]]:
+    """Pictures of ``algos interpret`` in the runs' folders; beyond `MOST_PICTURES`, only where they are."""
+    found, left = [], MOST_PICTURES
+    for path in [path for run in runs if run.folder for path in sorted(Path(run.folder, "interpret").glob("*.png"))]:
+        left -= path.stat().st_size
+        name = f"{path.parent.parent.name}: {path.stem.replace('_', ' ')}"
+        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if left >= 0 else ""
+        found.append({"name": name if source else f"{name} (in {path})", "source": source})
+    return found
+
+
+def bands(runs: Sequence[RunResult]) -> str:
+    """What a curve's line and band are."""
+    most = max(map(len, by_case(runs).values()))
+    if most == 1:
+        return "One run of each case."
+    inside = "bands are 95 % limits by the bootstrap" if most >= MIN_SEEDS else "thin lines are single seeds"
+    return f"Lines are means over the seeds, {inside}."
