@@ -1,12 +1,15 @@
 """Train a language model on your thumbs up or down for a few of its responses; a reward model scores the others.
 
-python examples/human_feedback.py
+python examples/human_feedback.py              # in the terminal
+python examples/human_feedback.py --browser    # on a page, whose address is printed
 
 Each of your answers is saved to runs/thumbs.jsonl at once. You can quit: the same command asks only for the others.
 """
 
+import sys
+
 from algos import PPO, LMPolicy, presets
-from textenv import FeedbackStopped, HumanReward, RewardModel, TerminalAnnotator, TextVectorEnv
+from textenv import BrowserAnnotator, FeedbackStopped, HumanReward, RewardModel, TerminalAnnotator, TextVectorEnv
 
 PER_BATCH = 4 / presets.TEXT.num_episodes  # you score 4 of the 128 responses between two updates
 
@@ -31,6 +34,6 @@ def main(total_steps=6_000, annotator=None, file="runs/thumbs.jsonl"):
 
 if __name__ == "__main__":
     try:
-        main()
+        main(annotator=BrowserAnnotator() if "--browser" in sys.argv else None)
     except FeedbackStopped as stopped:
         print(stopped)

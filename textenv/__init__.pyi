@@ -30,6 +30,7 @@ from .prompts.prompts import (
 from .rendering import render_rollout as render_rollout
 from .rewards.composite import Rewards as Rewards
 from .rewards.human.annotator import Annotator as Annotator, Question as Question
+from .rewards.human.browser import BrowserAnnotator as BrowserAnnotator
 from .rewards.human.feedback_file import FeedbackFile as FeedbackFile
 from .rewards.human.human import FeedbackStopped as FeedbackStopped, HumanReward as HumanReward
 from .rewards.human.terminal import TerminalAnnotator as TerminalAnnotator

@@ -183,7 +183,8 @@ def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_
 @needs_chromium
 def test_a_training_is_watched_and_what_the_reader_chose_stays(tmp_path):
     command = [sys.executable, "-m", "algos", "watch", str(tmp_path), "--every", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch, Browser() as browser:
+    listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  (ignored in what nohup has started)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=listen) as watch, Browser() as browser:
         url = watch.stdout.readline().split()[1]
         browser.open(url)
         browser.wait("document.body.innerText.includes('has finished an iteration yet')")

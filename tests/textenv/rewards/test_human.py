@@ -441,7 +441,7 @@ def test_what_was_typed_before_the_question_answers_nothing(path):
     os.write(screen.end, b"start\nu\nu\n")
     screen.until("> ")
     os.write(screen.end, b"q\n")
-    assert "after 0 of 4 questions" in screen.until("questions")
+    assert "after 0 of 4 questions" in screen.until("of 4 questions")
     assert screen.close() == 1 and not path.exists()
 
 

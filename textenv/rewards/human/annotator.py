@@ -1,7 +1,8 @@
 """Questions for a person, and the protocol of an annotator (such as a terminal or a web page)."""
 
+import json
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 Scale = Literal["thumbs", "0-5", "pairs"]
 """Scale of the answers: a thumb per response, a mark per response, or a choice between two responses."""
@@ -14,6 +15,24 @@ SCORES: dict[str, dict[str, float]] = {
 """For each scale its answers and their scores; for a pair, the score of the response shown first."""
 
 SKIP, UNDO, QUIT = "skip", "undo", "quit"
+WANTED = {
+    "thumbs": "Is this response good?",
+    "0-5": "How good is this response, from 0 (useless) to 5 (could not be better)?",
+    "pairs": "Which response is better?",
+}
+"""What a person is asked, by scale."""
+
+
+class Answer(str):
+    """An answer and, in ``more``, what else the person said: ``ratings`` of both responses of a pair, ``comment``."""
+
+    more: dict[str, Any]
+
+    def __new__(cls, answer: str, **more: Any) -> Self:
+        """Create it from the answer's text."""
+        found = super().__new__(cls, answer)
+        found.more = more
+        return found
 
 
 @dataclass(frozen=True)
@@ -46,4 +65,11 @@ class Annotator(Protocol):
     """Name of the annotator, saved with each answer in the file."""
 
     def ask(self, question: Question) -> str:
-        """Return one of ``question.answers``."""
+        """Return one of ``question.answers``, maybe as an `Answer` with more."""
+
+
+def content_text(content: Any) -> str:
+    """Return a text, or the content of a single message, unchanged; anything else as JSON."""
+    if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
+        content = content[0].get("content")
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

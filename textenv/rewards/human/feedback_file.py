@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 
 from textenv.json_files import parse_json
@@ -18,7 +19,8 @@ from textenv.rewards.human.annotator import SCORES, SKIP, Question
 Record = dict[str, Any]
 """One line: ``prompt``, ``completion`` and ``score`` (for a pair ``prompt``, ``chosen``, ``rejected`` and both
 ``completions`` in display order), then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
-answer is authoritative; ``score``, ``chosen``, ``rejected`` are derived, null for a tie or a skipped question."""
+answer is authoritative; ``score``, ``chosen``, ``rejected`` are derived, null for a tie or a skipped question. A person
+in a browser may add ``ratings`` (0 to 5, of both completions of a pair) and a ``comment``."""
 
 
 class FeedbackFile:
@@ -43,10 +45,14 @@ class FeedbackFile:
         self.answers()
 
     def answers(self) -> dict[str, Record]:
-        """Return all answers by the `key` of their question, the last one if repeated; raises as the class does."""
+        """Return the last answer by the `key` of its question; raises as the class does."""
+        return {k: list(found.values())[-1] for k, found in self.by_person().items()}
+
+    def by_person(self) -> dict[str, dict[str, Record]]:
+        """Return the last answer of each person by the `key` of its question and their names; the latest one last."""
         with self._lock:
             lines = self._lines()
-        found: dict[str, Record] = {}
+        found: dict[str, dict[str, Record]] = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -56,12 +62,28 @@ class FeedbackFile:
                 raise ValueError(
                     f"{self.path}, line {number}: {error}. Correct or delete this line; the others are not affected"
                 ) from error
-            found[key(record["scale"], record["prompt"], [response for response, _ in scores(record)])] = record
+            of = found.setdefault(key(record["scale"], record["prompt"], [x for x, _ in scores(record)]), {})
+            person = str(record.get("annotator"))
+            of.pop(person, None)
+            of[person] = record
         return found
+
+    def agreement(self) -> dict[str, float]:
+        """Return Krippendorff's α of each scale on which people have answered the same questions: 1 is full agreement.
+
+        Thumbs and pairs are compared by equality, marks by their squared difference; 0 is agreement by chance.
+        """
+        values: dict[str, list[list[float]]] = {}
+        for found in self.by_person().values():
+            rated = [min(scores(record), key=lambda each: canonical(each[0]))[1] for record in found.values()]
+            scale = next(iter(found.values()))["scale"]
+            values.setdefault(scale, []).append([x for x in rated if x is not None])
+        alphas = {scale: krippendorff_alpha(rated, squared=scale == "0-5") for scale, rated in values.items()}
+        return {scale: alpha for scale, alpha in alphas.items() if alpha is not None}
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
         """Write an answer to the file, and return its record."""
-        record = _record(question, answer, annotator)
+        record = _record(question, answer, annotator) | getattr(answer, "more", {})
         with self._lock:
             self._lines()  # another process may have been killed in the middle of its line
             _write_synced(self.path, _line(record), mode="ab")
@@ -84,12 +106,12 @@ class FeedbackFile:
             os.replace(fresh, self.path)
 
     def scored(self) -> list[Record]:
-        """Return the scores as ``prompt``, ``completion``, ``score``; without skipped questions."""
-        return _select(self.answers(), "prompt", "completion", "score")
+        """Return the scores as ``prompt``, ``completion``, ``score``, one of each person; without skipped questions."""
+        return _select(self.by_person(), "prompt", "completion", "score")
 
     def preferences(self) -> list[Record]:
-        """Return the pairs as ``prompt``, ``chosen``, ``rejected``; without ties and skipped questions."""
-        return _select(self.answers(), "prompt", "chosen", "rejected")
+        """Return the pairs as ``prompt``, ``chosen``, ``rejected``, one of each person; no ties, none skipped."""
+        return _select(self.by_person(), "prompt", "chosen", "rejected")
 
     def _lines(self) -> list[bytes]:
         """Return all lines, after completing or moving away an incomplete last line; the caller holds the lock."""
@@ -167,8 +189,31 @@ def _parse(line: bytes) -> Record:
     return dict(record)
 
 
-def _select(answers: dict[str, Record], *names: str) -> list[Record]:
-    rows = [{name: record.get(name) for name in names} for record in answers.values()]
+def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = False) -> float | None:
+    """Krippendorff's α (2011, "Computing Krippendorff's alpha-reliability") of the values that each question was given.
+
+    The difference of two values is 1 if they differ or, if ``squared``, the square of their difference. None without
+    two values of a question, or if all values are equal.
+
+    Example:
+        >>> krippendorff_alpha([[1, 1], [0, 0], [0, 1]])
+        0.4444444444444444
+    """
+    pairable = [np.array(unit, dtype=float) for unit in values if len(unit) > 1]
+    if not pairable:
+        return None
+
+    def difference(x: np.ndarray) -> float:
+        gaps = x[:, None] - x
+        return float((gaps**2 if squared else gaps != 0).sum())
+
+    everything = np.concatenate(pairable)
+    expected = difference(everything) / (len(everything) - 1)
+    return 1 - sum(difference(unit) / (len(unit) - 1) for unit in pairable) / expected if expected else None
+
+
+def _select(answers: dict[str, dict[str, Record]], *names: str) -> list[Record]:
+    rows = [{name: record.get(name) for name in names} for found in answers.values() for record in found.values()]
     return [row for row in rows if row[names[-1]] is not None]
 
 

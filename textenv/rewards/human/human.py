@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,8 @@ class HumanReward:
     Args:
         file: path of the answers, see `textenv.rewards.human.feedback_file`.
         scale: scale of the answers.
-        annotator: shows the questions; a `TerminalAnnotator` if None.
+        annotator: shows the questions; a `TerminalAnnotator` if None. Of a list of `BrowserAnnotator`, each person is
+            asked everything, all at once; the score is their mean, and their `FeedbackFile.agreement` is logged.
         fallback: a reward function, such as a reward model, for responses without a human score.
         fraction: maximum fraction of the questions of a call (a batch) to ask, at random; rounded up. A batch that
             is repeated after a restart has the same questions.
@@ -59,7 +62,7 @@ class HumanReward:
         file: str | Path,
         *,
         scale: Scale = "thumbs",
-        annotator: Annotator | None = None,
+        annotator: Annotator | Sequence[Annotator] | None = None,
         fallback: Callable[..., Sequence[float | None]] | None = None,
         fraction: float = 1.0,
         seed: int = 0,
@@ -74,13 +77,20 @@ class HumanReward:
             )
         if fallback is not None and not callable(fallback):
             raise TypeError(f"fallback is {fallback!r}, expected a function f(prompts, completions, **columns)")
-        if annotator is not None and not isinstance(annotator, Annotator):
+        people = [TerminalAnnotator()] if annotator is None else annotator
+        people = list(people) if isinstance(people, Sequence) else [people]
+        if not people or not all(isinstance(each, Annotator) for each in people):
             raise TypeError(
-                f"annotator is {annotator!r}, expected an object with ask and name: see textenv.rewards.human.Annotator"
+                f"annotator is {annotator!r}, expected an object with ask and name, or a list of them: see "
+                "textenv.rewards.human.Annotator"
             )
+        if len(people) > 1 and not all(hasattr(each, "cancel") for each in people):
+            raise TypeError(f"annotator is {annotator!r}: only several BrowserAnnotator can ask at once")
+        if len({each.name for each in people}) < len(people):
+            raise ValueError(f"annotators are named {', '.join(each.name for each in people)}: give each its own name")
         self.__name__ = "human"
         self.file, self.scale, self.fallback = FeedbackFile(file), scale, fallback
-        self.annotator: Annotator = TerminalAnnotator() if annotator is None else annotator
+        self.annotators: list[Annotator] = people
         self.fraction, self.seed = fraction, seed
         self.by_batch = scale == "pairs" or fraction < 1
         """True if the score of a row depends on other rows."""
@@ -95,17 +105,17 @@ class HumanReward:
             ValueError: on an invalid answer, or a wrong number of scores from ``fallback``.
         """
         questions = self._questions(prompts, completions)
-        answers = self.file.answers()
-        missing = {k: question for k, question in self._chosen(questions).items() if k not in answers}
-        answers |= zip(missing, self._ask(list(missing.values())), strict=True)
-        found = {
-            (canonical(question.prompt), canonical(completion)): score
-            for k, question in questions.items()
-            if k in answers
-            for completion, score in scores(answers[k])
-        }
+        self._ask_everyone(self._chosen(questions))
+        answers, found = self.file.by_person(), dict[tuple[str, str], list[float]]()
+        for k, question in questions.items():
+            for completion, score in [pair for record in answers.get(k, {}).values() for pair in scores(record)]:
+                if score is not None:
+                    found.setdefault((canonical(question.prompt), canonical(completion)), []).append(score)
+        if len(self.annotators) > 1 and (alphas := self.file.agreement()):
+            log_again({"agreement": [alphas[self.scale]] * len(prompts)} if self.scale in alphas else {})
         rows = zip(prompts, completions, strict=True)
-        result = [found.get((canonical(prompt), canonical(completion))) for prompt, completion in rows]
+        given = [found.get((canonical(prompt), canonical(completion))) for prompt, completion in rows]
+        result = [None if marks is None else sum(marks) / len(marks) for marks in given]
         return self._complete(result, {"prompts": prompts, "completions": completions} | columns, tokenizer)
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
@@ -131,15 +141,33 @@ class HumanReward:
         digest = sha256("\n".join(keys).encode()).digest()
         return np.random.default_rng([self.seed, int.from_bytes(digest)])
 
-    def _ask(self, questions: list[Question]) -> list[Record]:
+    def _ask_everyone(self, chosen: dict[str, Question]) -> None:
+        """Ask each person what they have not answered; one person alone only what nobody has."""
+        answers, jobs = self.file.by_person(), list[Callable[[], None]]()
+        for each in self.annotators:
+            names = {each.name} if len(self.annotators) > 1 else None
+            done = {k for k, found in answers.items() if names is None or names & found.keys()}
+            jobs.append(partial(self._ask, [question for k, question in chosen.items() if k not in done], each))
+        if len(jobs) == 1:
+            return jobs[0]()
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            asked = [pool.submit(each) for each in jobs]
+            try:
+                for job in as_completed(asked):
+                    job.result()
+            finally:  # if one quits, or Ctrl-C, the others stop too
+                while wait(asked, timeout=0.1).not_done:
+                    for each in self.annotators:
+                        each.cancel()  # type: ignore[attr-defined]
+
+    def _ask(self, questions: list[Question], annotator: Annotator) -> None:
         given: list[Record] = []
         while (count := len(given)) < len(questions):
             question = replace(questions[count], number=count + 1, total=len(questions), can_undo=count > 0)
-            answer = self.annotator.ask(question)
+            answer = annotator.ask(question)
             if answer not in question.answers:
                 raise ValueError(
-                    f"annotator {self.annotator.name!r} answered {answer!r}, expected one of "
-                    f"{', '.join(question.answers)}"
+                    f"annotator {annotator.name!r} answered {answer!r}, expected one of {', '.join(question.answers)}"
                 )
             if answer == QUIT:
                 raise FeedbackStopped(
@@ -150,8 +178,7 @@ class HumanReward:
             if answer == UNDO:
                 self.file.withdraw(given.pop())
             else:
-                given.append(self.file.append(question, answer, annotator=self.annotator.name))
-        return given
+                given.append(self.file.append(question, answer, annotator=annotator.name))
 
     def _complete(self, result: list[float | None], columns: dict[str, Any], tokenizer: Any) -> list[float | None]:
         """Fill in missing scores by ``fallback``, called with those rows only."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from textenv.rendering import printable
-from textenv.rewards.human.annotator import QUIT, SKIP, UNDO, Question
+from textenv.rewards.human.annotator import QUIT, SKIP, UNDO, WANTED, Question, content_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 _KEYS = {"up": "u", "down": "d", "first": "1", "second": "2", "tie": "t", SKIP: "s", UNDO: "b", QUIT: "q"}
 """Key for each answer; a mark is its own key."""
 _MEANING = {SKIP: "skip this one", UNDO: "back to the last one", QUIT: "quit (answers are saved)"}
-_WANTED = {
-    "thumbs": "Is this response good?",
-    "0-5": "How good is this response, from 0 (useless) to 5 (could not be better)?",
-    "pairs": "Which response is better?",
-}
 
 
 class TerminalAnnotator:
@@ -81,7 +75,7 @@ class TerminalAnnotator:
         names = ("first response", "second response") if len(question.responses) == 2 else ("response",)
         for name, response in zip(names, question.responses, strict=True):
             self._out.print(_panel(response, name, "green"))
-        self._print(f"{_WANTED[question.scale]}\n{_legend(question)}")
+        self._print(f"{WANTED[question.scale]}\n{_legend(question)}")
 
     @functools.cached_property
     def _out(self) -> Console:
@@ -98,16 +92,9 @@ def _panel(content: Any, title: str, colour: str) -> Panel:
     from rich.panel import Panel
     from rich.text import Text
 
-    shown = _content_text(content)
+    shown = content_text(content)
     body = Text(printable(shown), overflow="fold") if shown else Text("(empty)", style="dim italic")
     return Panel(body, title=Text(printable(title)), title_align="left", border_style=colour)
-
-
-def _content_text(content: Any) -> str:
-    """Return a text, or the content of a single message, unchanged; anything else as JSON."""
-    if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
-        content = content[0].get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def _legend(question: Question) -> str:
