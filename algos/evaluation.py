@@ -18,15 +18,30 @@ from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
+from textenv.rendering import rollout_html
 from textenv.rollout import is_episode_env
 
+SHOWN = 8
+"""Episodes that a notebook shows."""
 
-class Played(NamedTuple):
-    """Result of `evaluate`."""
 
+class _Played(NamedTuple):
     returns: list[float]
     """Return of each episode, as paid by the environment."""
     rollout: TensorDict
+
+
+class Played(_Played):
+    """Result of `evaluate`: ``returns`` of the episodes, and the ``rollout``. A notebook shows texts, shaded."""
+
+    tokenizer: Any = None
+    """Of a policy that writes text."""
+
+    def _repr_html_(self) -> str:
+        """Return, and the first episodes of text, each token shaded by its log-probability."""
+        head = f"<p>mean return {self.mean_return:.4g} over {len(self.returns)} episodes</p>"
+        rows = range(min(SHOWN, len(self.rollout)) if self.tokenizer is not None else 0)
+        return head + "".join(rollout_html(self.rollout, row, self.tokenizer) for row in rows)
 
     @property
     def mean_return(self) -> float:
@@ -77,7 +92,9 @@ def evaluate(
             rollout = collect(env, player, num_episodes=num_episodes, seed=seed, deterministic=deterministic)
     finally:
         policy.generator.set_state(state)
-    return Played(EpisodeMeter().finished(rollout)[0], rollout)
+    played = Played(EpisodeMeter().finished(rollout)[0], rollout)
+    played.tokenizer = getattr(policy, "tokenizer", None)
+    return played
 
 
 def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:

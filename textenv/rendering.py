@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,18 @@ def render_rollout(
         raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
     tokens, chosen, values = episode_tokens(rollout, row, column)
     return shade(tokens, tokenizer, chosen=chosen, values=values)
+
+
+def rollout_html(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob") -> str:
+    """The same for a notebook, as a paragraph of HTML; values are shown under the pointer."""
+    tokens, chosen, values = episode_tokens(rollout, row, column)
+    parts, backgrounds = pieces(tokens, tokenizer), _backgrounds(chosen, values)
+    spans = [
+        f'<span title="{column} {value:.4g}" style="color:#fff;background:rgb{background}">{escape(text)}</span>'
+        if own else escape(text)
+        for text, own, value, background in zip(parts, chosen, values, backgrounds, strict=True)
+    ]  # fmt: skip
+    return f'<p style="white-space:pre-wrap">{"".join(spans)}</p>'
 
 
 def rollout_frames(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:

@@ -22,15 +22,12 @@ class Report(Command):
 
     def run(self) -> dict[str, Any]:
         """Read the runs, and write the page."""
-        from algos.comparison.report import write_page
-        from algos.comparison.runs import read_runs
+        from algos.comparison.report import report
 
-        runs = read_runs(self.runs)
-        home = self.runs[0] if len(self.runs) == 1 else Path()
-        page = write_page(self.out or home / "report.html", runs)
+        result = report(*self.runs, out=self.out)
         if not self.json:
-            print(f"{len(runs)} runs: {page.resolve()}")
-        return {"report": str(page.resolve()), "runs": [run.folder for run in runs]}
+            print(f"{len(result['runs'])} runs: {result['report']}")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

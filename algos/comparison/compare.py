@@ -1,5 +1,7 @@
 """Comparison of any environments, algorithms and seeds by the same metrics."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import json
@@ -9,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from algos import presets
 from algos.comparison.runs import STUDY, folder_name
@@ -17,6 +19,9 @@ from algos.comparison.summary import Case, RunResult, by_case, summary, update_k
 from algos.config import CONFIGS, field_values
 from algos.envs.wrapping import Wrapper
 from algos.training.run_folder import holds_run
+
+if TYPE_CHECKING:
+    from algos.comparison.report import Report
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES, CONTROL_EPISODES = 288, 20
@@ -72,7 +77,7 @@ def compare(
     quiet: bool = False,
     wrappers: Sequence[Wrapper] = (),
     dynamics_every: int = 0,
-) -> dict[str, Any]:
+) -> Report:
     """Train every case, print a table, write ``report.html``, ``curves.csv``, ``summary.csv`` and a paper's figure.
 
     Args:
@@ -83,9 +88,9 @@ def compare(
         seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
 
     Returns:
-        Mean metrics of each case, path of the report, and seconds.
+        Mean metrics of each case, path of the report, and seconds; a notebook shows the page.
     """
-    from algos.comparison.report import print_summaries, write_report
+    from algos.comparison.report import Report, print_summaries, write_report
 
     start, run_dir = time.perf_counter(), Path(run_dir)
     found = parse_cases(cases)
@@ -102,7 +107,7 @@ def compare(
         print_summaries(result)
         print(f"{seconds:.0f} s. The report is {page.resolve()} (CSV files and a figure for a paper beside it).")
     flat = {case: {name: figure.mean for name, figure in metrics.items()} for case, metrics in result.items()}
-    return flat | {"report": str(page.resolve()), "seconds": seconds}
+    return Report(flat | {"report": str(page.resolve()), "seconds": seconds})
 
 
 def train_all(

@@ -1,6 +1,7 @@
 """Report of runs: one HTML file of `algos.comparison.page`, CSV files, and a table in the terminal."""
 
 import csv
+import html
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from algos.comparison.page import bands, page_data, read_pictures, render
 from algos.comparison.paper import write_paper
-from algos.comparison.runs import differences, listed
+from algos.comparison.runs import differences, listed, read_runs
 from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, summary
 from algos.comparison.words import in_words
 from algos.insight.finding import Finding
@@ -105,6 +106,31 @@ def write_report(run_dir: Path, runs: Sequence[RunResult]) -> Path:
     _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
     write_paper(run_dir, runs)
     return write_page(run_dir / "report.html", runs)
+
+
+class Report(dict[str, Any]):
+    """Results, with the path of their page under ``report``; a notebook shows the page."""
+
+    def _repr_html_(self) -> str:
+        page = html.escape(Path(self["report"]).read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:44rem;border:0"></iframe>'
+
+
+def report(*folders: str | Path, out: str | Path | None = None) -> Report:
+    """Write one page about runs: curves, settings, prompts and answers with their tokens.
+
+    Args:
+        folders: of runs or comparisons, or folders above them.
+        out: page to write; by default ``report.html`` in the folder, or here if there are several.
+
+    Raises:
+        FileNotFoundError: if a folder has no run with at least one iteration.
+        ValueError: if a file of a run is damaged.
+    """
+    runs = read_runs(folders)
+    page = Path(out or Path(folders[0] if len(folders) == 1 else ".") / "report.html").resolve()
+    write_page(page, runs)
+    return Report({"report": str(page), "runs": [run.folder for run in runs]})
 
 
 def write_page(path: Path, runs: Sequence[RunResult]) -> Path:

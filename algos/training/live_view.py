@@ -1,4 +1,4 @@
-"""Live view of a training in the terminal; plain lines where the output is no terminal."""
+"""Live view of a training in a terminal or a notebook; plain lines elsewhere."""
 
 import time
 from collections import defaultdict
@@ -26,8 +26,8 @@ LABELS = 15
 """Width of the labels, in columns."""
 LONGEST = 300
 """Characters shown of a prompt (its end) and of a completion (its beginning)."""
-QUIET = 10.0
-"""Seconds between plain lines."""
+QUIET, NOTEBOOK = 10.0, 0.5
+"""Seconds between plain lines, and between pictures of the panel in a notebook."""
 
 
 class LiveView:
@@ -39,13 +39,18 @@ class LiveView:
         self._curves: dict[str, list[float]] = defaultdict(list)
         self._sample: Mapping[str, Any] = {}
         self._last: dict[str, float] = {}
+        self._cell: Any = None
         self._title, self._printed, self._live = "", -QUIET, Live(console=self.console, auto_refresh=False)
 
     def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
         """See `Logger.start`."""
         self._title = " · ".join(str(x) for x in (config["algorithm"], config["environment"], run_dir) if x)
         self._start, self._first = time.perf_counter(), step
-        if self.console.is_terminal:
+        if self.console.is_jupyter:
+            from IPython.display import display
+
+            self._cell = display(self._panel(), display_id=True)
+        elif self.console.is_terminal:
             self._live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=2)
             self._live.start()
 
@@ -60,7 +65,11 @@ class LiveView:
         for name in CURVES.keys() & values.keys():
             self._curves[name].append(values[name])
         over = step >= self.total_steps or "eval/mean_return" in values
-        if not self.console.is_terminal and (over or time.perf_counter() - self._printed >= QUIET):
+        if self._cell is not None:
+            if over or time.perf_counter() - self._printed >= NOTEBOOK:
+                self._printed = time.perf_counter()
+                self._cell.update(self._panel())
+        elif not self.console.is_terminal and (over or time.perf_counter() - self._printed >= QUIET):
             self._printed = time.perf_counter()
             numbers = (f"{label} {self._last[name]:.4g}" for name, label in CURVES.items() if name in self._last)
             self.console.print("  ".join([self._progress(), *numbers]), soft_wrap=True, highlight=False)

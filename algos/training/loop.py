@@ -22,7 +22,6 @@ from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.made_by import commit
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
-from algos.training.reward_hacking import VARIETY, plot_frontier
 from algos.training.run import Callback, Run
 from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
 from algos.training.save import spec_of
@@ -54,7 +53,7 @@ def learn(
         agent: the agent to train.
         total_steps: at least 1.
         run_dir: folder for ``metrics.jsonl`` and, at the end or after an error, the saved agent; for text also
-            ``samples.jsonl`` and ``frontier.png``.
+            ``samples.jsonl`` and ``tokens.jsonl``.
         progress: show the training in the terminal; plain lines if the output is none.
         on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
         callbacks: objects of `algos.training.callbacks.Callback`, such as `EvaluateEvery`; called in this order.
@@ -124,8 +123,6 @@ def learn(
         if run_dir is not None:
             agent.save(run_dir)
             remove(Path(run_dir) / UNFINISHED)
-            if VARIETY in run.history[-1]:
-                plot_frontier(run.history, Path(run_dir) / "frontier.png")
     return list(run.history)
 
 

@@ -65,7 +65,7 @@ class RewardCheckReport(JupyterMixin):
         return Group(checks, *probes, Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
 
     def __str__(self) -> str:
-        console = Console(width=WIDTH, color_system=None)
+        console = Console(width=WIDTH, color_system=None, force_jupyter=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get().rstrip()

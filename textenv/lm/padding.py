@@ -86,12 +86,14 @@ def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) 
     column = torch.arange(tokens.shape[1], device=tokens.device)
     mask = column < length[:, None]
     rows = _Rows(mask.flatten().nonzero().squeeze(1), tokens.shape)
-    usual, model.config._attn_implementation = model.config._attn_implementation, PACKED
+    config = model.config
+    usual = config._attn_implementation, config.pad_token_id
+    config._attn_implementation, config.pad_token_id = PACKED, None  # with a padding token, GPT-2 would ask for a mask
     try:
         inputs = {"input_ids": tokens[mask][None], "position_ids": column.expand_as(tokens)[mask][None]}
         hidden = run(**inputs, attention_mask=None, use_cache=False, packed_rows=rows)
     finally:
-        model.config._attn_implementation = usual
+        config._attn_implementation, config.pad_token_id = usual
     return rows.spread(hidden[0])
 
 

@@ -2,12 +2,11 @@
 
 from collections import OrderedDict, deque
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
+from algos import PPO, LMPolicy, PPOConfig, collect
 from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -289,18 +288,6 @@ def test_no_warning_otherwise(scores, variety):
     for metrics in history(scores, variety):
         watch.look(metrics)
     assert not watch.warned
-
-
-def test_a_text_run_draws_its_frontier_and_a_control_run_does_not(tmp_path):
-    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    PPO(make_env(good), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)).learn(
-        100, run_dir=tmp_path / "text"
-    )
-    assert (tmp_path / "text" / "frontier.png").stat().st_size > 10_000
-    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    control = MLPPolicy(env.single_observation_space, env.single_action_space)
-    PPO(env, control, PPOConfig(num_steps=8, minibatch_size=8)).learn(16, run_dir=tmp_path / "control")
-    assert (tmp_path / "control" / "metrics.jsonl").exists() and not (tmp_path / "control" / "frontier.png").exists()
 
 
 def test_whitened_rewards_keep_their_mean_and_have_variance_one():
