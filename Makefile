@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 
-.PHONY: compare real test test-all oldest lint docs release-check learning architectures fuzz gpu vllm clean
+.PHONY: compare real test test-all oldest lint results docs release-check learning architectures fuzz gpu vllm clean
 
 compare: .venv/ready
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
@@ -31,6 +31,11 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tables of docs from their data, and which figures are older than the code that they measure.
+results: .venv/ready
+	$(BIN)/python examples/benchmarks/page.py docs/*.md docs/results/*.md
+	$(BIN)/python examples/benchmarks/page.py --check
 
 # The documentation site, in site/: a warning, such as a link that leads nowhere, is an error. A minute.
 docs: .venv/ready

@@ -11,6 +11,7 @@ policy how long the pole stands (at most 500, the return of CartPole itself) and
 
 import argparse
 import json
+import sys
 from math import cos
 from pathlib import Path
 from statistics import mean
@@ -63,7 +64,11 @@ class Energy(Shaped):
 VARIANTS = {"none": [], "angle": [Angle], "position": [Position], "product": [Product], "energy": [Energy]}
 
 
-def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), processes=2):
+def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), processes=2, file=None):
+    sys.path.append(str(Path(__file__).parent / "benchmarks"))
+    from page import machine, save_table
+
+    about, table = machine("python " + " ".join(sys.argv)), []
     cases = [
         Case("CartPole-v1", name=name, env_kwargs={"wrappers": wrappers}, num_envs=8)
         for name, wrappers in VARIANTS.items()
@@ -85,6 +90,15 @@ def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), proce
         rows[name] = steps, *map(mean, others)
         each = f"{mean(steps):.0f} [{', '.join(map(str, steps))}]"
         print("{:10} {:48} {:7.0f} {:15.2f} {:12.2f}".format(name, each, *rows[name][1:]))
+        table.append([name, each, *(f"{x:.2f}" for x in rows[name][2:])])
+    if file is not None:
+        columns = [
+            "reward",
+            f"steps until an episode lasts {LEARNT}, mean [each seed]",
+            "within .05 rad",
+            "within .5 m",
+        ]
+        save_table(file, columns, table, about, kind="control")
     return rows
 
 
@@ -92,5 +106,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--total-steps", type=int, default=50_000)
+    parser.add_argument("--json", type=Path, help="write the table to this file too, as docs/results has it")
     options = parser.parse_args()
-    main(options.seeds, options.total_steps)
+    main(options.seeds, options.total_steps, file=options.json)

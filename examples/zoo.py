@@ -205,6 +205,7 @@ def main(arguments=None):
     parser.add_argument("--presets", action="store_true", help="worlds with a preset of their own instead")
     parser.add_argument("--processes", type=int, default=2, help="worlds at a time (%(default)s)")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/zoo"), help="default %(default)s")
+    parser.add_argument("--json", type=Path, help="write the table to this file too, as docs/results has it")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     worlds = PRESETS if given.presets else WORLDS
@@ -217,7 +218,10 @@ def main(arguments=None):
     if given.one:
         return train_one(given.one, worlds, seeds=given.seeds, budget=given.budget, run_dir=given.run_dir)
     options = ["--seeds", str(given.seeds), "--budget", str(given.budget), *(["--presets"] if given.presets else [])]
-    began = time.perf_counter()
+    sys.path.append(str(Path(__file__).parent / "benchmarks"))
+    from page import machine, save_table
+
+    began, about = time.perf_counter(), machine("python " + " ".join(sys.argv))
     with ThreadPoolExecutor(given.processes) as pool:
         found = pool.map(lambda name: start(name, run_dir=given.run_dir, options=options), names)
         rows = [row_of(name, worlds[name], each) for name, each in zip(names, found, strict=True)]
@@ -234,6 +238,8 @@ def main(arguments=None):
     page = "\n".join([*lines, *(f"| {line} |" for line in table), ""])
     (given.run_dir / "zoo.md").write_text(page, encoding="utf-8")
     print(page)
+    if given.json is not None:
+        save_table(given.json, header, rows, about, kind="text")
     return rows
 
 

@@ -10,7 +10,7 @@ from tests.helpers.models import EXAMPLES
 sys.path.insert(0, str(EXAMPLES / "benchmarks"))
 import page
 
-PAGES = [path for path in (EXAMPLES.parent / "docs" / "results").glob("*.md") if page.MARK.search(path.read_text())]
+PAGES = [path for path in (EXAMPLES.parent / "docs").rglob("*.md") if page.MARK.search(path.read_text())]
 
 
 def test_pages_show_what_their_data_says():
@@ -60,3 +60,43 @@ def test_only_the_table_of_a_page_is_rewritten(tmp_path, before):
     assert once.endswith("\n\nWords, `code`.\n\n| mine |\n")
     path.write_text(once)
     assert page.rewritten(path) == once
+
+
+def test_moves_rewording_and_imports_make_no_figure_old_but_code_does():
+    before = '"""Words."""\nimport os\n\n\ndef f(x):\n    """Say."""\n    return x + 1\n'
+    same = "import sys\nfrom a import b\n\n\ndef f(x):  # a comment\n    '''Other words.'''\n    return (x + 1)\n"
+    assert page.digest(before) == page.digest(same) != page.digest(before.replace("+ 1", "+ 2"))
+    known = {page.digest(same)}
+    assert page.outdated({"depends": {"old/place.py": page.digest(before)}}, known) == []
+    assert page.outdated({"depends": {"a.py": page.digest("x = 1")}}, known) == ["a.py"]
+
+
+def test_every_kind_of_figure_depends_on_files_that_exist_and_is_up_to_date_now():
+    for kind, patterns in page.KINDS.items():
+        assert all(any(page.ROOT.glob(pattern)) for pattern in patterns), kind
+        assert page.outdated({"depends": page.depends(kind)}) == []
+
+
+def test_every_measured_table_has_its_command_commit_machine_date_and_files():
+    for path in page.DATA.glob("*.json"):
+        data = json.loads(path.read_text())
+        assert {"command", "date", "commit", "depends", "rows"} <= data.keys() and ("cpu" in data or "machine" in data)
+        assert data["depends"] and data["rows"], path
+        assert len([each for each in PAGES if f"data/{path.name}" in each.read_text()]) == 1, (
+            f"{path.name} is on no page"
+        )
+
+
+def test_a_table_that_a_script_has_measured_is_drawn_as_it_is(tmp_path):
+    about = page.machine("python x.py")
+    about["began"] -= 1e6
+    page.save_table(tmp_path / "t.json", ["a", "b"], [["x", "1 [0, 2]"]], about, kind="control")
+    data = json.loads((tmp_path / "t.json").read_text())
+    assert page.outdated(data) == [] and "algos/ppo.py" in data["depends"]
+    lines = page.table(data).splitlines()
+    assert lines[0].startswith("`python x.py`, ") and lines[2:] == [
+        "| a | b |",
+        "| --- | --- |",
+        "| x | 1 [0, 2] |",
+        "",
+    ]

@@ -1,10 +1,15 @@
-"""What a benchmark was run on, and the tables of docs/results that are made from its JSON.
+"""What a benchmark was run on, and the tables of docs that are made from its JSON.
 
-    python examples/benchmarks/page.py docs/results/speed.md     # rewrites them
+    python examples/benchmarks/page.py docs/results/*.md         # rewrites them
+    python examples/benchmarks/page.py --check                   # which figures are older than what they measure
 
-A page has ``<!-- data/NAME.json -->`` before each of its tables, and an empty line after it.
+A page has ``<!-- data/NAME.json -->`` (outside docs/results: ``results/data/NAME.json``) before each of its tables, and
+an empty line after it. The files have either ``rows`` of `run.py`, or ``columns`` and ``rows`` of texts. ``depends``
+has a digest of each file that decides a figure: of its syntax, without docstrings and imports, so that moving
+a file or rewording it makes no figure old.
 """
 
+import ast
 import json
 import os
 import platform
@@ -13,11 +18,28 @@ import subprocess
 import sys
 import time
 from datetime import date
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARK = re.compile(r"(<!-- (data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*\n)?")
+DATA = ROOT / "docs" / "results" / "data"
+MARK = re.compile(r"(<!-- ((?:results/)?data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*\n)?")
+LEARNING = (
+    "algos/ppo.py", "algos/agent.py", "algos/collection.py", "algos/advantages.py", "algos/losses.py",
+    "algos/optimize.py", "algos/fast/*.py", "algos/policies/*.py", "algos/presets.py",
+)  # fmt: skip
+"""What decides how PPO learns, and how fast; of the kinds below, what else does."""
+KINDS = {
+    "control": (*LEARNING,),
+    "algorithms": (*LEARNING, "algos/*.py"),
+    "text": (*LEARNING, "textenv/lm/*.py", "textenv/envs/*.py", "textenv/kl/*.py", "textenv/prompts/tokenize.py"),
+    "reward models": ("algos/finetuning/*.py", "textenv/lm/*.py"),
+    "insight": ("algos/insight/*.py", "textenv/lm/*.py"),
+    "memory": ("algos/memory.py", "textenv/lm/*.py", *LEARNING),
+    "processes": ("algos/envs/*.py", "textenv/envs/*.py"),
+    "scaling": ("algos/parallel.py", "examples/benchmarks/scaling_model.py", *LEARNING),
+}  # fmt: skip
 MOST = 0.2
 """Number of cores that other work may take while final figures are measured."""
 LIBRARIES = ("torch", "tensordict", "transformers", "gymnasium", "numpy")
@@ -41,6 +63,50 @@ def others_seconds():
         return float("nan")
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
+def digest(source):
+    """Digest of what a Python source does: its syntax tree without docstrings and imports."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [each for each in block if not _says_nothing(each)] or [ast.Pass()])
+    return sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _says_nothing(node):
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return True
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def depends(kind):
+    """Digests of the files that decide figures of a kind, by path."""
+    paths = {path for pattern in KINDS[kind] for path in ROOT.glob(pattern)}
+    return {str(path.relative_to(ROOT)): digest(path.read_text()) for path in sorted(paths)}
+
+
+def outdated(data, known=None):
+    """Files that a result depends on and that have changed since; a digest that any file has now is no change."""
+    known = digests() if known is None else known
+    return [path for path, found in data.get("depends", {}).items() if found not in known]
+
+
+def digests():
+    """Digests of all our sources."""
+    return {
+        digest(path.read_text())
+        for folder in ("algos", "textenv", "examples")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    }
+
+
+def save_table(path, columns, rows, about, *, kind):
+    """Write a table that a script has measured; ``about``: of `machine`, at the beginning."""
+    data = record([], about) | {"depends": depends(kind), "columns": columns, "rows": rows}
+    Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def record(rows, about):
@@ -68,6 +134,9 @@ def record(rows, about):
 
 def table(data):
     """Lines of a table, and the line that says where it comes from."""
+    if "columns" in data:
+        cells = [data["columns"], ["---"] * len(data["columns"]), *data["rows"]]
+        return "\n".join([_about(data), "", *(f"| {' | '.join(map(str, row))} |" for row in cells), "", ""])
     lines = ["| case | ours | peer | theirs | ratio (least to most) | share of the bare work |", "| --- " * 6 + "|"]
     for row in data["rows"]:
         if row["note"] == "not installed":
@@ -80,10 +149,14 @@ def table(data):
         middle = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         theirs = f"{_number(row['peer'])} {row['unit']}"
         lines.append(f"| {row['case']} | {_number(row['ours'])} | {row['peer_name']} | {theirs} | {middle} | {share} |")
-    where = f"{data['cpu']}, {data['cores']} cores"
-    final = "" if data["final"] else f"; **not final: other work took {data['others']:.1f} cores**"
-    note = f"`{data['command']}`, {data['date']}, commit {data['commit']}, {where}{final}. Ours in the same unit."
-    return "\n".join([note, "", *lines, "", ""])
+    return "\n".join([f"{_about(data)} Ours in the same unit.", "", *lines, "", ""])
+
+
+def _about(data):
+    """Sentence that says where a table comes from."""
+    where = f"{data['cpu']}, {data['cores']} cores" if "cpu" in data else data["machine"]
+    final = "" if data.get("final", True) else f"; **not final: other work took {data['others']:.1f} cores**"
+    return f"`{data['command']}`, {data['date']}, commit {data['commit']}, {where}{final}."
 
 
 def _number(x):
@@ -99,6 +172,18 @@ def rewritten(page):
     return MARK.sub(fresh, page.read_text())
 
 
+def check():
+    """Print which figures are older than the code that they measure."""
+    known = digests()
+    for path in sorted(DATA.glob("*.json")):
+        data = json.loads(path.read_text())
+        if changed := outdated(data, known):
+            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            print(f"{path.relative_to(ROOT)}, commit {data['commit']}: older than {shown}")
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
+    if sys.argv[1:] == ["--check"]:
+        check()
+    for name in [] if sys.argv[1:] == ["--check"] else sys.argv[1:]:
         Path(name).write_text(rewritten(Path(name)))

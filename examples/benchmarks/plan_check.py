@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -76,6 +77,9 @@ def train(run, device):
     agent.learn(10**9, on_iteration=lambda metrics: metrics["iteration"] >= 2)
 
 
+COLUMNS = ("run", "parameters, M", "estimate, MB", "its phase", "measured, MB", "estimate / measured")
+
+
 def measure(name, device):
     """Print the peak in bytes, on this process's CPU or GPU."""
     settings, vocabulary, options = CASES[name]
@@ -92,11 +96,14 @@ def measure(name, device):
     print(int(found))
 
 
-def main(device, chosen):
+def main(device, chosen, file=None):
+    from page import machine, save_table
+
     from algos.memory import peaks
 
-    print("| run | parameters, M | estimate, MB | its phase | measured, MB | estimate / measured |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    about, rows = machine("python " + " ".join(sys.argv)), []
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("| --- " * len(COLUMNS) + "|")
     for name, (settings, vocabulary, options) in CASES.items():
         if chosen not in name:
             continue
@@ -119,6 +126,9 @@ def main(device, chosen):
             f"{estimate / peak:.2f}",
         )
         print("|", " | ".join(cells), "|", flush=True)
+        rows.append(cells)
+    if file is not None:
+        save_table(file, COLUMNS, rows, about, kind="memory")
 
 
 if __name__ == "__main__":
@@ -126,9 +136,10 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="a part of the names of the runs to do")
+    parser.add_argument("--json", type=Path, help="write the table to this file too")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.measure:
         measure(given.measure, given.device)
     else:
-        main(given.device, given.only)
+        main(given.device, given.only, given.json)

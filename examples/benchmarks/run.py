@@ -30,15 +30,17 @@ from control import control
 from gpu import gpu, ready
 from growth import draw, growth
 from learning import learning
-from page import machine, record
+from page import depends, machine, record, save_table
 from real import real
 from startup import startup
 from text import text
 
 SUITES = {
-    "classic": classic, "control": control, "learning": learning, "text": text, "growth": growth, "real": real,
-    "gpu": gpu, "startup": startup,
+    "classic": (classic, "algorithms"), "control": (control, "control"), "learning": (learning, "text"),
+    "text": (text, "text"), "growth": (growth, "text"), "real": (real, "text"), "gpu": (gpu, "text"),
+    "startup": (startup, "control"),
 }  # fmt: skip
+"""Suites, and what decides their figures (`page.KINDS`)."""
 BESIDE_PEERS = {"control", "text"}
 """Suites that run the peers' scripts."""
 PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers"
@@ -62,7 +64,8 @@ def main():
         except ValueError as error:
             parser.exit(2, f"{error}\n")
     about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
-    rows = SUITES[options.suite](
+    measure, kind = SUITES[options.suite]
+    rows = measure(
         seeds=options.seeds,
         chosen=lambda name: not options.cases or any(part in name for part in options.cases),
         **more,
@@ -71,10 +74,14 @@ def main():
         parser.error(f"--cases {options.cases} name no case of the suite {options.suite}")
     _print(rows)
     if options.json:
-        kept = record(rows, about)
-        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        if not kept["final"]:
-            print(f"other work took {kept['others']} cores meanwhile: not final", file=sys.stderr)
+        if all("ratio" in row for row in rows):
+            kept = record(rows, about) | {"depends": depends(kind)}
+            options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            if not kept["final"]:
+                print(f"other work took {kept['others']} cores meanwhile: not final", file=sys.stderr)
+        else:
+            names = [name for name in rows[0] if name not in ("suite", "values")]
+            save_table(options.json, names, [[_cell(row.get(x)) for x in names] for row in rows], about, kind=kind)
         if options.suite == "growth":
             options.json.with_suffix(".png").write_bytes(draw(rows))
 
