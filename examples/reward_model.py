@@ -97,7 +97,7 @@ def main():
     data = parser.parse_args().data
     for name in ("sst2/train.tsv", "sst2/dev.tsv", "gsm8k/scored.jsonl", "gsm8k/preferences.jsonl"):
         if not (data / name).is_file():
-            parser.error(f"there is no {data / name}: give the folder that holds sst2/ and gsm8k/")
+            parser.error(f"there is no {data / name}: docs/results/real-text.md says what the folder holds")
     torch.set_num_threads(1)  # fastest for networks of this size
 
     tasks = {

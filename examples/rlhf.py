@@ -326,7 +326,7 @@ def main():
     files = [options.data / "sst2" / name for name in ("train.tsv", "dev.tsv")]
     for file in files:
         if not file.is_file():
-            parser.error(f"there is no {file}: give the folder that holds sst2/train.tsv and sst2/dev.tsv")
+            parser.error(f"there is no {file}: docs/results/real-text.md says what the folder holds")
     torch.set_num_threads(2 if options.model else 1)  # one is fastest for tiny networks
     start = time.perf_counter()
     rows, dev = map(read, files)

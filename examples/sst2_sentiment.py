@@ -284,7 +284,7 @@ def main():
     options = parser.parse_args()
     for name in ("train.tsv", "dev.tsv"):
         if not (options.data / name).is_file():
-            parser.error(f"{options.data} has no {name}: give the folder that holds SST-2's train.tsv and dev.tsv")
+            parser.error(f"{options.data} has no {name}: docs/results/real-text.md says what the folder holds")
     torch.set_num_threads(1)  # fastest for networks of this size
     start = time.perf_counter()
 

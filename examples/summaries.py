@@ -124,4 +124,7 @@ if __name__ == "__main__":
     parser.add_argument("--total-steps", type=int, default=6_000, help="tokens of PPO")
     options = parser.parse_args()
     torch.set_num_threads(2)
+    for path in (options.data / "sst2" / name for name in ("train.tsv", "dev.tsv")):
+        if not path.is_file():
+            parser.error(f"there is no {path}: docs/results/real-text.md says where it is from")
     main(options.data, options.seed, options.sentences, options.total_steps)
