@@ -348,13 +348,15 @@ def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, caps
         ("reward_model", "/sst2/train.tsv"),
         ("rlhf", "/sst2/train.tsv"),
         ("sst2_sentiment", " has no train.tsv"),
+        ("summaries", "/sst2/train.tsv"),
+        ("film_reviews", "/sst2/train.tsv"),
     ],
 )
 def test_data_that_is_not_there_is_named(name, missing, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--data", f"{tmp_path}/absent"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert f"{tmp_path}/absent{missing}: give " in capsys.readouterr().err
+    assert f"{tmp_path}/absent{missing}: docs/results/real-text.md says " in capsys.readouterr().err
 
 
 @pytest.fixture
