@@ -354,6 +354,7 @@ def test_reward_models_learn_thumbs_scores_and_pairs(tmp_path, monkeypatch, caps
 )
 def test_data_that_is_not_there_is_named(name, missing, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--data", f"{tmp_path}/absent"])
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a script
     with pytest.raises(SystemExit):
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert f"{tmp_path}/absent{missing}: docs/results/real-text.md says " in capsys.readouterr().err
