@@ -29,10 +29,10 @@ SAME_LENGTH = 0.9
 """Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
 RETURN, KL, LENGTH = "episode/return", "reference/kl", "episode/length"
 OF_ENV = {
-    RETURN: "return", "eval/mean_return": "return of the evaluation", LENGTH: "length of an episode, steps or tokens",
+    RETURN: "return", "eval/mean_return": "return of the evaluation", LENGTH: "episode length, steps or tokens",
 }  # fmt: skip
 """Quantities with a panel for each environment, because their scales differ."""
-OF_TEXT = {"text/distinct_2": "distinct 2-grams by all", "text/repeated_4": "repeated 4-grams by all"}
+OF_TEXT = {"text/distinct_2": "distinct-2: distinct by all 2-grams", "text/repeated_4": "repeated by all 4-grams"}
 NO_PART = ("reward/failed", "reward/left_out", "reward/loss")
 Panel = dict[str, Any]
 
@@ -63,7 +63,7 @@ def page_data(runs: Sequence[RunResult], *, live: float = 0) -> dict[str, Any]:
     return samples_data(samples, SHADED) | {
         "cases": [printable(name) for name in cases],
         "panels": [panel for panel in _panels(cases, runs) if panel["lines"]],
-        "axis": "steps" if max(budgets) < 2 * min(budgets) else "share",
+        "axis": "steps" if max(budgets) < 2 * min(budgets) else "fraction",
         "live": live,
     }
 
@@ -86,7 +86,7 @@ def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]
     for env in envs if KL in logged else ():
         lines = [_frontier(i, own) for i, own in named if own[0].env == env]
         title = f"reward–KL frontier: {env} (return over KL, from the small to the large dot)"
-        yield _panel(title, lines, over="KL to the reference, nats an answer")
+        yield _panel(title, lines, over="KL to the reference, nats per answer")
     for case, own in cases.items():
         logged_here = sorted({name for run in own for name in run.history[-1]} - {*NO_PART})
         parts = [name for name in logged_here if name.startswith("reward/") and name.count("/") == 1]

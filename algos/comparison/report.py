@@ -26,15 +26,15 @@ ROW_LABELS = {
     "normalised score": "normalised score: 0 untrained, 1 solved",
     "normalised score, interquartile mean": "the same, interquartile mean",
     "area under the curve": "sample efficiency: mean normalised score while training",
-    "reached 0.9": "share of runs whose training score reached .9",
+    "reached 0.9": "fraction of runs whose training score reached .9",
     "steps to 0.9": "steps until the score reached .9",
     **{name: label for name, label in QUANTITIES.items() if name != "normalised score"},
     "steps": "steps",
     "seconds": "seconds of training",
-    "steps_per_second": "steps a second",
-    "share of time: collect": "share of time collecting",
-    "share of time: penalty": "share of time on the KL penalty",
-    "share of time: update": "share of time updating",
+    "steps_per_second": "steps per second",
+    "time fraction: collect": "fraction of time collecting",
+    "time fraction: penalty": "fraction of time on the KL penalty",
+    "time fraction: update": "fraction of time updating",
 }
 """Rows of the table."""
 MISSING = "–"
@@ -81,7 +81,7 @@ def print_summaries(summaries: Summaries) -> None:
 
     chief = {
         "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
-        "update/kl": "KL of an update", "reference/kl": "KL to the reference", "steps_per_second": "steps a second",
+        "update/kl": "KL of an update", "reference/kl": "KL to the reference", "steps_per_second": "steps per second",
     }  # fmt: skip
     seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
     columns = [Column(name, overflow="fold") for name in ("", *chief.values())]  # a narrow terminal cuts no name

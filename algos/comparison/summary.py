@@ -22,19 +22,19 @@ POINTS = 101
 REACHED = 0.9
 """Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
-    "normalised score": "return of training episodes; 0 is the untrained policy, 1 is solved",
-    "update/kl": "KL(old‖new) of a whole update, nats a step (k3)",
-    "policy/clip_frac": "share of clipped ratios",
-    "value/explained_variance": "explained variance of the value",
-    "policy/entropy": "entropy, nats a step",
-    "reference/kl": "KL to the reference, nats an episode",
+    "normalised score": "normalised score of training episodes: 0 untrained, 1 solved",
+    "update/kl": "approximate KL(old‖new) of an update, nats per step (k3)",
+    "policy/clip_frac": "clip fraction",
+    "value/explained_variance": "explained variance of the value function",
+    "policy/entropy": "policy entropy, nats per step",
+    "reference/kl": "KL to the reference policy, nats per episode",
     "dynamics/effective_rank": "effective rank of the features (srank)",
-    "dynamics/dead_units": "share of dead units",
-    "dynamics/noise_scale": "noise scale of the gradient",
+    "dynamics/dead_units": "fraction of dead units",
+    "dynamics/noise_scale": "gradient noise scale",
     "dynamics/weight_change": "relative change of the weights by an update",
     "dynamics/fit_error": "plasticity: error on a fresh target",
     **{f"dynamics/{name}/quarter_{i}": f"{label}, quarter {i} of the answers" for name, label in (
-        ("kl", "KL, nats a token"), ("entropy", "entropy, nats a token"), ("value_error", "squared error of the value"),
+        ("kl", "KL, nats per token"), ("entropy", "entropy, nats per token"), ("value_error", "squared error of the value"),
     ) for i in (1, 4)},
 }  # fmt: skip
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
@@ -208,7 +208,7 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     if not spent:
         return metrics
     metrics["steps_per_second"] = last["steps"] / spent
-    return metrics | {f"share of time: {x}": seconds / spent for x, seconds in parts.items()}
+    return metrics | {f"time fraction: {x}": seconds / spent for x, seconds in parts.items()}
 
 
 RESAMPLES = 2_000

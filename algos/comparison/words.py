@@ -27,10 +27,10 @@ def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Figure]) -
     first = "before" if evaluated else "in the first tenth"
     said = f"{name}: a mean return of {with_limits(metrics[after])} {when}, from {metrics[before].mean:.3g} {first}"
     if "reached 0.9" in metrics:
-        share = metrics["reached 0.9"].mean
-        said += f"; {share:.0%} of the runs came to a normalised score of .9 while training"
+        fraction = metrics["reached 0.9"].mean
+        said += f"; {fraction:.0%} of the runs came to a normalised score of .9 while training"
     if "reference/kl" in metrics:
-        said += f"; the KL to the reference is {with_limits(metrics['reference/kl'])} nats an answer"
+        said += f"; the KL to the reference is {with_limits(metrics['reference/kl'])} nats per answer"
     said += "."
     alike = [run for run in runs if _variety(run) is not None and (_variety(run) or 0) < COLLAPSE]
     if alike:

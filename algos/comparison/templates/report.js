@@ -43,9 +43,9 @@ function tip(event, text) {
 
 function chart(panel) {
   const W = 420, H = 230, left = 48, right = 10, top = 8, bottom = 34;
-  const share = panel.over === "steps" && chosen.axis === "share";
+  const fraction = panel.over === "steps" && chosen.axis === "fraction";
   const lines = panel.lines.filter(line => line.case === null || !chosen.hidden.has(line.case));
-  const at = line => share ? line.x.map(x => x / line.x[line.x.length - 1]) : line.x;
+  const at = line => fraction ? line.x.map(x => x / line.x[line.x.length - 1]) : line.x;
   const xs = lines.flatMap(at).filter(x => x !== null);
   const ys = lines.flatMap(line => [line.mean, line.low, line.high, ...line.seeds].flatMap(each => each || [])).filter(y => y !== null);
   const root = make("div", {}, make("h3", {textContent: panel.title}));
@@ -65,7 +65,7 @@ function chart(panel) {
     svg.append(draw("line", {x1: X(x), x2: X(x), y1: H - bottom, y2: H - bottom + 4, class: "grid"}));
     svg.append(draw("text", {x: X(x), y: H - bottom + 16, "text-anchor": "middle"}, number(x)));
   }
-  const label = share ? "share of the training" : panel.over;
+  const label = fraction ? "fraction of training" : panel.over;
   svg.append(draw("text", {x: (left + W - right) / 2, y: H - 3, "text-anchor": "middle"}, label));
   const path = (x, y) => x.map((each, i) => [each, y[i]]).reduce(([d, pen], [a, b]) =>
     a === null || b === null ? [d, "M"] : [d + pen + X(a).toFixed(1) + " " + Y(b).toFixed(1), "L"], ["", "M"])[0];

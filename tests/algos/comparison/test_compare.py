@@ -97,7 +97,7 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
     assert found["normalised score"] == (0.95, None, None, (1.0, 0.9))
     assert found["steps to 0.9"] == (350, None, None, (300.0, 400.0)) and found["reached 0.9"].mean == 1
     assert found["update/kl"].values == pytest.approx((0.2, 0.2))
-    assert found["seconds"].mean == 16 and found["share of time: update"].mean == 0.75
+    assert found["seconds"].mean == 16 and found["time fraction: update"].mean == 0.75
     assert found["steps_per_second"].mean == 400 / 16
     assert "policy/clip_frac" not in found and "reference/kl" not in found
     drawn = curves(runs, "normalised score")

@@ -173,8 +173,8 @@ def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_
         assert browser.run("document.body.innerText.includes('<img src=x onerror=alert(1)> $x^2$ \\\\x1b[2J')")
         assert not browser.run("document.querySelector('td img, td script')")
         assert browser.run("document.querySelector('#inside img').naturalWidth") == 1
-        browser.run("(select => { select.value = 'share'; select.onchange() })(document.querySelector('[name=axis]'))")
-        assert browser.run("document.querySelector('#charts').innerHTML.includes('share of the training')")
+        browser.run("(select => { select.value = 'fraction'; select.onchange() })(document.querySelector('[name=axis]'))")
+        assert browser.run("document.querySelector('#charts').innerHTML.includes('fraction of training')")
         browser.click("#legend button")
         assert browser.run("document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"
         assert browser.printed().startswith(b"%PDF") and browser.problems == []
