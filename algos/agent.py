@@ -289,7 +289,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     """
     if not isinstance(env, VectorEnv):
         raise TypeError(
-            f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, num_envs=8)"
+            f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, "
+            "num_envs=8), or of a class with gymnasium.vector.SyncVectorEnv([MyEnv] * 8)"
         )
     check_policy(policy, call="PPO(env, policy)")
     space = env.single_action_space

@@ -1,8 +1,9 @@
 """Collecting rollouts: the only module that handles autoreset."""
 
+import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Sized
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,9 @@ from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env
 
 Columns = dict[str, list[Any]]
+logger = logging.getLogger(__name__)
+ENDLESS = 10_000
+"""Steps of every slot without an end of an episode after which a warning says so."""
 
 
 @check_names
@@ -203,6 +207,11 @@ class Collector:
         columns: Columns = defaultdict(list)
         while (left > 0).any():
             self._step(columns, deterministic)
+            if len(columns["mask"]) == ENDLESS and (left == counts).all():
+                logger.warning(
+                    "no episode has ended in %d steps: an environment without an end needs a limit, such as "
+                    "max_episode_steps=1000 where it is registered or made", ENDLESS,
+                )  # fmt: skip
             playing = left > 0
             # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
             for name in ("mask", "is_init", "terminated", "truncated"):
@@ -224,7 +233,8 @@ class Collector:
         if seed is None and self.observation is not None and self._last.get(env) is self:
             return
         self.resume()
-        observation, info = env.reset(seed=self.seed) if seed is None else _reset_each(env, seed)
+        with _advised():
+            observation, info = env.reset(seed=self.seed) if seed is None else _reset_each(env, seed)
         self.observation = flatten(env.single_observation_space, observation).copy()
         self.action_mask, self.seed = _action_mask(info, env), None
         self.ended = np.zeros(env.num_envs, dtype=bool)
@@ -239,7 +249,8 @@ class Collector:
         action, bounds = step.action.cpu().numpy(), env.single_action_space
         if isinstance(bounds, spaces.Box):  # for the environment; the rollout keeps the sampled action
             action = np.clip(action, bounds.low, bounds.high)
-        observation, reward, terminated, truncated, info = env.step(action)
+        with _advised():
+            observation, reward, terminated, truncated, info = env.step(action)
         done, ended, begins = terminated | truncated, self.ended, self.is_init
         if FAILED in info:
             ended, begins = ended | info[FAILED], begins | info[FAILED]
@@ -270,6 +281,19 @@ class Collector:
         self.observation, self.action_mask, self.is_init = observation, action_mask, begun
         if begun.any():
             self.policy.reset(begun)
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Add advice to an error of an environment."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            "the environment raised this: for mistakes in its reset, step or spaces, run "
+            "gymnasium.utils.env_checker.check_env on one environment"
+        )
+        raise
 
 
 def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] | None = None) -> None:

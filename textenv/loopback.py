@@ -7,6 +7,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
@@ -68,24 +69,25 @@ class _Handler(BaseHTTPRequestHandler):
         except (FileNotFoundError, ValueError) as error:
             status, answer = (404 if isinstance(error, FileNotFoundError) else 400), {"error": str(error)}
         body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8" if isinstance(answer, str) else "application/json")
-        for name, value in {
-            "Content-Length": len(body),
-            "Cache-Control": "no-store",
-            "X-Frame-Options": "DENY",
-        }.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(body)
+        kind = "text/html; charset=utf-8" if isinstance(answer, str) else "application/json"
+        headers = {"Content-Type": kind, "Content-Length": str(len(body))}
+        with suppress(ConnectionError, TimeoutError):  # the page was closed, or loaded again
+            self.send_response(status)
+            for name, value in (headers | {"Cache-Control": "no-store", "X-Frame-Options": "DENY"}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
 
     do_POST = do_GET  # noqa: N815
 
     def _answer(self) -> Any:
-        content = self.rfile.read(max(0, min(int(self.headers.get("Content-Length") or 0), MOST_BYTES)))
+        size = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= size <= MOST_BYTES:
+            raise ValueError(f"the request has {size} bytes, expected at most {MOST_BYTES}")
+        content = self.rfile.read(size)
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        token, host = query.pop("token", ""), self.headers.get("Host", "").rpartition(":")[0]
+        token, host = query.pop("token", ""), self.headers.get("Host", "").partition(":")[0].lower()
         if host not in LOCAL or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             raise PermissionError(f"wrong token or host: open the address that was printed, http://{LOCAL[0]}:…")
         return self.server.respond(url.path, query, parse_json(content) if self.command == "POST" else None)

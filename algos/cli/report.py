@@ -15,7 +15,7 @@ class Report(Command):
     """Write one HTML page about runs: curves, settings, prompts and answers with their tokens."""
 
     prints: ClassVar[bool] = True
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
     """Folders of runs or comparisons, or folders above them."""
     out: Path | None = None
     """Page to write; default report.html in the folder, or here if there are several."""
@@ -26,7 +26,8 @@ class Report(Command):
 
         result = report(*self.runs, out=self.out)
         if not self.json:
-            print(f"{len(result['runs'])} runs: {result['report']}")
+            count = len(result["runs"])
+            print(f"{count} run{'s' * (count > 1)}: {result['report']}")
         return result
 
 
@@ -59,9 +60,10 @@ class Watch(Command):
                 raise FileNotFoundError(f"there is no {path:.100}, only the page /")
             try:
                 return report_page(read_runs(self.runs), live=self.every)
-            except FileNotFoundError:
+            except (FileNotFoundError, ValueError) as error:
                 waited = f"No run in {', '.join(map(str, self.runs))} has finished an iteration yet."
-                return render("waiting.html", title="Training report", message=waited)
+                said = str(error) if isinstance(error, ValueError) else waited
+                return render("waiting.html", title="Training report", message=said)
 
         with LoopbackServer(page, port=self.port) as server:
             print(f"open {server.url}\nCtrl-C ends it; the runs go on.", flush=True)

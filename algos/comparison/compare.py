@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algos import presets
-from algos.comparison.runs import STUDY, folder_name
+from algos.comparison.runs import STUDY, folder_name, read_study
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
 from algos.config import CONFIGS, field_values
 from algos.envs.wrapping import Wrapper
@@ -52,7 +52,8 @@ def parse_cases(given: Iterable[Case | str]) -> list[Case]:
         try:
             gymnasium.spec(env_id)
         except gymnasium.error.Error as error:
-            raise ValueError(f"case {each!r}: {error}") from error
+            advice = "give an environment of a package, or your own, as module:id, such as my_envs:Chase-v0"
+            raise ValueError(f"case {each!r}: {error} {advice}") from error
         parsed = [Case(env, algorithm) for algorithm in algorithms.split(",")]
         for case in parsed:
             recipe_of(case)
@@ -82,7 +83,8 @@ def compare(
 
     Args:
         cases: cases to train; strings as in `parse_cases`.
-        run_dir: folder for the report and a run folder for each training.
+        run_dir: folder for the report and a run folder for each training; other cases that an earlier call has
+            trained there stay in the report.
         quiet: print nothing.
         wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
         seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
@@ -91,14 +93,20 @@ def compare(
         Mean metrics of each case, path of the report, and seconds; a notebook shows the page.
     """
     from algos.comparison.report import Report, print_summaries, write_report
+    from textenv.rewards.calling import load_function
 
     start, run_dir = time.perf_counter(), Path(run_dir)
+    for name in wrappers:
+        if isinstance(name, str):
+            load_function(name)  # its package may register the environments
     found = parse_cases(cases)
     if wrappers:
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
-    runs = train_all(found, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
+    names, earlier = [str(case) for case in found], read_study(run_dir / STUDY) if (run_dir / STUDY).exists() else []
+    runs = [run for run in earlier if run.case not in names]  # cases of an earlier call stay in the comparison
+    runs += train_all(found, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
     (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start
     page = write_report(run_dir, runs)
@@ -197,7 +205,7 @@ def _run(
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec
     best = None if spec is None else spec.reward_threshold
-    made_of = case.env_name, case.algorithm, seed, type(policy).__name__
+    made_of = case.env_name.rpartition(":")[2], case.algorithm, seed, type(policy).__name__
     return RunResult(*made_of, size, best, before, after, history, samples, name=str(case), folder=str(folder))
 
 

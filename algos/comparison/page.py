@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from algos.comparison.summary import MIN_SEEDS, POINTS, QUANTITIES, RunResult, by_case, limits, normalise
+from algos.comparison.summary import MIN_SEEDS, POINTS, QUANTITIES, SAME_LENGTH, RunResult, by_case, limits, normalise
 from algos.training.loggers import SAMPLES, SHADED, TOKENS
 from textenv.json_files import json_lines
 from textenv.rendering import printable
@@ -25,14 +24,16 @@ from textenv.rendering import printable
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_TEXT, MOST_PICTURES = 2_500_000, 1_000_000
 """Maximum characters of prompts and answers, and bytes of pictures, in a page: both together are below 5 MB."""
-SAME_LENGTH = 0.9
-"""Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
 RETURN, KL, LENGTH = "episode/return", "reference/kl", "episode/length"
 OF_ENV = {
     RETURN: "return", "eval/mean_return": "return of the evaluation", LENGTH: "episode length, steps or tokens",
 }  # fmt: skip
 """Quantities with a panel for each environment, because their scales differ."""
-OF_TEXT = {"text/distinct_2": "distinct-2: distinct by all 2-grams", "text/repeated_4": "repeated by all 4-grams"}
+OF_TEXT = {
+    "text/distinct_2": "distinct-2: fraction of distinct 2-grams", "text/repeated_4": "fraction of repeated 4-grams",
+}  # fmt: skip
+OF_UPDATE = {"policy/approx_kl": "approx_kl: KL from the behaviour policy while updating", "value/loss": "value loss"}
+"""Quantities of a training that only curves show."""
 NO_PART = ("reward/failed", "reward/left_out", "reward/loss")
 Panel = dict[str, Any]
 
@@ -58,12 +59,13 @@ def _environment() -> Any:
 
 def page_data(runs: Sequence[RunResult], *, live: float = 0) -> dict[str, Any]:
     """Everything that the page draws: curves of the cases, and samples; ``live``: seconds between refreshes."""
-    cases, samples = by_case(runs), read_samples(runs)
-    budgets = [own[-1].history[-1]["steps"] for own in cases.values()]
+    cases, (samples, left_out) = by_case(runs), read_samples(runs)
+    budgets = [max(run.history[-1]["steps"] for run in own) for own in cases.values()]
     return samples_data(samples, SHADED) | {
+        "note": left_out,
         "cases": [printable(name) for name in cases],
         "panels": [panel for panel in _panels(cases, runs) if panel["lines"]],
-        "axis": "steps" if max(budgets) < 2 * min(budgets) else "fraction",
+        "axis": "steps" if live or max(budgets) < 2 * min(budgets) else "fraction",
         "live": live,
     }
 
@@ -71,7 +73,7 @@ def page_data(runs: Sequence[RunResult], *, live: float = 0) -> dict[str, Any]:
 def samples_data(samples: Sequence[dict[str, Any]], shades: Iterable[str]) -> dict[str, Any]:
     """The part of the data that the table of prompts and answers draws; ``shades``: columns of ``tokens``."""
     known = [name for name in shades if any(name in (row["tokens"] or ()) for row in samples)]
-    return {"samples": [_spelt_out(row) for row in samples], "shades": known, "cases": [], "live": 0}
+    return {"samples": [_spelt_out(row) for row in samples], "shades": known, "cases": [], "live": 0, "note": ""}
 
 
 def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> Iterable[Panel]:
@@ -92,8 +94,8 @@ def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]
         parts = [name for name in logged_here if name.startswith("reward/") and name.count("/") == 1]
         if len(parts) > 1:
             lines = [_line(i, own, part, study, named=part.removeprefix("reward/")) for i, part in enumerate(parts)]
-            yield _panel(f"parts of the reward: {case}", lines, keyed=True)
-    for name, label in (QUANTITIES | OF_TEXT).items():
+            yield _panel(f"reward components: {case}", lines, keyed=True)
+    for name, label in (QUANTITIES | OF_UPDATE | OF_TEXT).items():
         if name in logged:
             yield _panel(label, [_line(i, own, name, study) for i, own in named])
 
@@ -103,16 +105,19 @@ def _panel(title: str, lines: Iterable[dict[str, Any] | None], *, over: str = "s
 
 
 def _grid(runs: Sequence[RunResult], name: str, score: Any = None) -> np.ndarray:
-    """A quantity on `_steps`: ``[seeds, POINTS]``; NaN after the end of a run that is much shorter than the longest."""
+    """A quantity on `_steps`: ``[seeds, POINTS]``; NaN where a run has not measured it yet, or does so no more.
+
+    The end of a run that is almost as long as the longest is drawn on to the same end.
+    """
     grid = _steps(runs)
     found = np.full((len(runs), POINTS), np.nan)
     for row, run in zip(found, runs, strict=True):
         points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
         if points:
             steps, values = np.array(points, dtype=float).T
-            row[:] = np.interp(grid, steps, values)
-            if run.history[-1]["steps"] < SAME_LENGTH * grid[-1]:
-                row[grid > run.history[-1]["steps"]] = np.nan
+            row[:] = np.interp(grid, steps, values, left=np.nan)
+            if steps[-1] < SAME_LENGTH * grid[-1]:
+                row[grid > steps[-1]] = np.nan
     return found if score is None else score(found)
 
 
@@ -156,34 +161,54 @@ def _numbers(values: np.ndarray) -> list[float | None]:
     return [float(f"{x:.4g}") if np.isfinite(x) else None for x in values.tolist()]
 
 
-def read_samples(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Samples of all runs with their tokens; of too many those of the first, the last and iterations between."""
-    names, found = list(by_case(runs)), list[list[dict[str, Any]]]()
-    for run in runs:
-        folder = Path(run.folder or ".")
-        tokens = {(x["iteration"], x["row"]): x for x in json_lines(folder / TOKENS)} if run.folder else {}
-        rows = (
-            [x for x in json_lines(folder / SAMPLES) if {"iteration", "prompt", "completion"} <= x.keys()]
-            if run.folder
-            else []
-        )
+def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
+    """Samples of all runs with their tokens, and a sentence if there are too many for a page, else no text."""
+    names, shown, found = list(by_case(runs)), list[list[dict[str, Any]]](), list[list[dict[str, Any]]]()
+    for run in [run for run in runs if run.folder]:
+        folder = Path(run.folder)
+        tokens = {(x.get("iteration"), x.get("row")): x for x in json_lines(folder / TOKENS)}
+        rows = [x for x in json_lines(folder / SAMPLES) if {"iteration", "prompt", "completion"} <= x.keys()]
         tables = [list(rows) for _, rows in itertools.groupby(rows, key=lambda row: row["iteration"])]
         for table in tables:
             for i, row in enumerate(table):
                 row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
                 row.pop("turns", None)  # whose text is the completion
-        found += _spread(tables, MOST_TEXT // len(runs))
-    return [row for table in found for row in table]
+        found += tables
+        shown += _spread(tables, MOST_TEXT // len(runs))
+    count, whole = sum(map(len, shown)), sum(map(len, found))
+    few = f"{count} of {whole} answers are on this page, or parts of long ones: {SAMPLES} of each run has all of them."
+    return [row for table in shown for row in table], few if shown != found else ""
 
 
 def _spread(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str, Any]]]:
-    """As many of the tables, evenly spread, with the first and the last, as have at most so many characters."""
-    sizes = np.array([len(json.dumps(table)) for table in tables])
-    for count in range(len(tables), 1, -1):
+    """As many of the tables, evenly spread, with the first and the last, as have at most so many characters.
+
+    Of answers too long for that, those two tables are left without tokens, then with fewer rows and shorter texts.
+    """
+    sizes = np.array([_size(table) for table in tables])
+    for count in range(len(tables), min(len(tables), 2) - 1, -1):
         chosen = np.linspace(0, len(tables) - 1, count).round().astype(int)
         if sizes[chosen].sum() <= most:
             return [tables[i] for i in chosen]
-    return tables[:1]
+    ends = [tables[0], tables[-1]][: len(tables)]
+    for rows, length in ((None, None), (4, None), (1, most // 48)):
+        shorter = [[_shortened(row, length) for row in table[:rows]] for table in ends]
+        if _size(shorter) <= most:
+            break
+    return shorter
+
+
+def _shortened(row: dict[str, Any], length: int | None) -> dict[str, Any]:
+    texts = {name: str(row[name]) for name in ("prompt", "completion")}
+    cut = {name: f"{x[:length]} …" if length and len(x) > length else x for name, x in texts.items()}
+    return row | cut | {"tokens": None}
+
+
+def _size(value: Any) -> int:
+    """Characters of a value on the page, where markup is escaped."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return len(htmlsafe_json_dumps(value))
 
 
 def _spelt_out(value: Any) -> Any:
@@ -200,7 +225,8 @@ def _spelt_out(value: Any) -> Any:
 def read_pictures(runs: Sequence[RunResult]) -> list[dict[str, str]]:
     """Pictures of ``algos interpret`` in the runs' folders; beyond `MOST_PICTURES`, only where they are."""
     found, left = [], MOST_PICTURES
-    for path in [path for run in runs if run.folder for path in sorted(Path(run.folder, "interpret").glob("*.png"))]:
+    paths = [path for run in runs if run.folder for path in sorted(Path(run.folder, "interpret").glob("*.png"))]
+    for path in filter(Path.is_file, paths):
         left -= path.stat().st_size
         name = f"{path.parent.parent.name}: {path.stem.replace('_', ' ')}"
         source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if left >= 0 else ""
@@ -210,8 +236,9 @@ def read_pictures(runs: Sequence[RunResult]) -> list[dict[str, str]]:
 
 def bands(runs: Sequence[RunResult]) -> str:
     """What a curve's line and band are."""
-    most = max(map(len, by_case(runs).values()))
-    if most == 1:
+    counts = [len(own) for own in by_case(runs).values()]
+    if max(counts) == 1:
         return "One run of each case."
-    inside = "bands are 95 % limits by the bootstrap" if most >= MIN_SEEDS else "thin lines are single seeds"
-    return f"Lines are means over the seeds, {inside}."
+    inside = ["thin lines are single seeds"] * any(1 < count < MIN_SEEDS for count in counts)
+    inside += ["bands are 95 % bootstrap confidence intervals"] * (max(counts) >= MIN_SEEDS)
+    return f"Lines are means over the seeds; {', '.join(inside)}."

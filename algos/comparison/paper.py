@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -83,9 +84,9 @@ def write_paper(run_dir: Path, runs: Sequence[RunResult]) -> None:
 
 def _latex(rows: Sequence[tuple]) -> str:
     """A ``tabular`` for booktabs."""
-    lines = [r"\begin{tabular}{lll}", r"\toprule", r"quantity & algorithm & value (95\% interval) \\", r"\midrule"]
+    lines = [r"\begin{tabular}{lll}", r"\toprule", r"quantity & algorithm & value (95\% CI) \\", r"\midrule"]
     for quantity, name, over, value, limits in rows:
-        label = " over ".join(filter(None, (name, over))).replace("_", r"\_")
+        label = re.sub(r"([_%&#$])", r"\\\1", " over ".join(filter(None, (name, over))))
         spread = "" if limits is None else f" ({limits[0]:.2f} to {limits[1]:.2f})"
         lines.append(rf"{quantity} & {label} & {value:.2f}{spread} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

@@ -3,6 +3,7 @@
 import csv
 import html
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ ROW_LABELS = {
     "last return": "return of the last tenth of the training",
     "return before": "return before training",
     "mean_return": "return after training",
-    "normalised score": "normalised score: 0 untrained, 1 solved",
+    "normalised score": "normalised score",
     "normalised score, interquartile mean": "the same, interquartile mean",
-    "area under the curve": "sample efficiency: mean normalised score while training",
+    "area under the curve": "sample efficiency: area under the curve of the normalised score",
     "reached 0.9": "fraction of runs whose training score reached .9",
     "steps to 0.9": "steps until the score reached .9",
-    **{name: label for name, label in QUANTITIES.items() if name != "normalised score"},
+    "last kl": "KL to the reference policy after training, nats per episode",
+    **{name: f"mean while training: {label}" for name, label in QUANTITIES.items() if name != "normalised score"},
     "steps": "steps",
     "seconds": "seconds of training",
     "steps_per_second": "steps per second",
@@ -68,9 +70,11 @@ def _format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _spread(seeds: int) -> str:
-    """Description of the small print below a mean."""
-    return "95 % limits by the bootstrap" if seeds >= MIN_SEEDS else f"each seed ({MIN_SEEDS} give 95 % limits)"
+def _spread(counts: Iterable[int]) -> str:
+    """Description of the small print below a mean, from the numbers of seeds of the cases."""
+    few = [count < MIN_SEEDS for count in counts]
+    said = [f"each seed ({MIN_SEEDS} give 95 % confidence intervals)"] * any(few)
+    return " or ".join(["95 % bootstrap confidence intervals"] * (not all(few)) + said)
 
 
 def print_summaries(summaries: Summaries) -> None:
@@ -81,10 +85,12 @@ def print_summaries(summaries: Summaries) -> None:
 
     chief = {
         "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
-        "update/kl": "KL of an update", "reference/kl": "KL to the reference", "steps_per_second": "steps per second",
+        "update/kl": "KL of an update", "last kl": "KL to the reference", "steps_per_second": "steps per second",
     }  # fmt: skip
-    seeds = max(len(metrics["mean_return"].values) for metrics in summaries.values())
-    columns = [Column(name, overflow="fold") for name in ("", *chief.values())]  # a narrow terminal cuts no name
+    chief = {name: label for name, label in chief.items() if any(name in metrics for metrics in summaries.values())}
+    seeds = [len(metrics["mean_return"].values) for metrics in summaries.values()]
+    names = Column("", overflow="fold", min_width=min(28, max(map(len, summaries))))  # a narrow terminal cuts no name
+    columns = [names, *(Column(name, overflow="fold") for name in chief.values())]
     table = Table(*columns, title=f"After training: means over the seeds, and {_spread(seeds)}")
     for case, metrics in summaries.items():
         cells = [_format_figure(metrics.get(name)) for name in chief]
@@ -146,18 +152,21 @@ def report_page(runs: Sequence[RunResult], *, live: float = 0) -> str:
     summaries = {name: summary(own, study=runs) for name, own in cases.items()}
     policies = [("policy", ""), *((_made(own[0]), "") for own in cases.values())]
     unknown = sorted({run.env for run in runs if run.before and run.best is None})
-    aside = f"; for {', '.join(unknown)}, which has none, it is the best evaluation of these runs" if unknown else ""
-    seeds = max(map(len, cases.values()))
-    note = (
-        f"Means over the seeds (at most {seeds}), below them {_spread(seeds)}."
-        if seeds > 1
-        else "One seed of each case."
-    )
+    aside = f"; for {', '.join(unknown)}, which has none, the best evaluation of these runs" if unknown else ""
+    counts = [len(own) for own in cases.values()]
+    note = f"Means over the seeds, below them {_spread(counts)}." if max(counts) > 1 else "One seed of each case."
+    if any("normalised score" in each for each in summaries.values()):
+        note += (
+            " A normalised score of 0 is the policy before training; 1 is the return at which the environment counts"
+        )
+        note += f" as solved (its reward_threshold){aside}."
+    states = Counter(row[3] for row in listed(runs) if row[3])
     header, differ = differences(runs)
     runs_header = ["case", "seed", "folder", "status", "steps", "minutes", "date", "commit"]
     return render(
         "report.html", title="Training report", data=page_data(runs, live=live), words=in_words(runs, summaries),
-        results={"header": ["", *summaries], "rows": [policies, *table_rows(summaries)], "note": note, "aside": aside},
+        results={"header": ["", *summaries], "rows": [policies, *table_rows(summaries)], "note": note},
+        states=", ".join(f"{count} {state}" for state, count in states.items()),
         settings={"header": header, "rows": _small(differ)}, bands=bands(runs),
         runs={"header": runs_header, "rows": _small(listed(runs))},
         before_after={name: _small(own[0].samples) for name, own in cases.items() if own[0].samples},

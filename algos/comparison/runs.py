@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from algos.comparison.summary import RunResult, by_case
-from algos.sharing.run_summary import METRICS, describe_run
+from algos.sharing.run_summary import METRICS, describe_run, read_options
 from algos.training.run_folder import status
 from textenv.json_files import json_lines, read_json
 
 STUDY = "report.json"
 """File of the results of `compare`, in its folder."""
-SAME = ("seed",)
-"""Settings that differ between the runs of a case."""
+SAME = (
+    "seed", "env", "algo", "json", "quiet", "logger", "sample_every", "checkpoint_every", "num_episodes", "device",
+    "workers", "process_timeout", "trust_remote_code", "dynamics_every", "eval_every", "eval_num_episodes",
+)  # fmt: skip
+"""Options that may differ between the runs of a case: none of them is meant to change what is learnt."""
+LONGEST = 40
+"""Maximum length of a setting in the name of a case."""
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
     """Return the runs in folders; those that differ in their seed only are a case, named by what differs.
+
+    A run of which no other setting is known than another's, seed included, is a case of its own.
 
     Args:
         paths: folders of runs or of `compare`, or folders above them.
@@ -32,7 +40,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
     found: dict[Path, RunResult] = {}
     for path in map(Path, paths):
         studies = sorted(path.rglob(STUDY))
-        inside = [run for study in studies for run in _study(study)]
+        inside = [run for study in studies for run in read_study(study)]
         folders = {Path(run.folder).resolve() for run in inside}
         inside += [_run(each.parent) for each in sorted(path.rglob(METRICS)) if each.parent.resolve() not in folders]
         if not any(run.history for run in inside):
@@ -44,7 +52,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
     return _named(list(found.values()))
 
 
-def _study(path: Path) -> list[RunResult]:
+def read_study(path: Path) -> list[RunResult]:
+    """Results of a comparison; raises a ValueError if the file is damaged."""
     rows = read_json(path, what="the results of a comparison", kind=list)
     try:
         runs = [RunResult(**row | {"samples": [tuple(x) for x in row["samples"]]}) for row in rows]
@@ -62,8 +71,9 @@ def _run(folder: Path) -> RunResult:
     found, history = describe_run(folder), json_lines(folder / METRICS)
     env, algorithm = (found.get("environment") or {}).get("id"), str(found.get("algorithm") or "?").lower()
     seed = (found.get("config") or {}).get("seed", 0)
-    history = [row for row in history if isinstance(row.get("steps"), int)]
-    return RunResult(env or "?", algorithm, seed, found.get("policy", ""), 0, None, {}, {}, history, folder=str(folder))
+    numbers = [{name: x for name, x in row.items() if isinstance(x, (int, float))} for row in history]
+    history, env = [row for row in numbers if isinstance(row.get("steps"), int)], env or "an environment without an id"
+    return RunResult(env, algorithm, seed, found.get("policy", ""), 0, None, {}, {}, history, folder=str(folder))
 
 
 def _named(runs: list[RunResult]) -> list[RunResult]:
@@ -71,22 +81,32 @@ def _named(runs: list[RunResult]) -> list[RunResult]:
     settings = {run.folder: settings_of(run) for run in runs}
     for case in by_case(runs).values():
         own = [run for run in case if not run.name]
-        each = {json.dumps(settings[run.folder], sort_keys=True) for run in own}
+        each = {json.dumps(settings[run.folder], sort_keys=True): settings[run.folder] for run in own}
         if len(each) < 2:
             continue
-        differ = _differing([settings[run.folder] for run in own])
+        differ, count = _differing(list(each.values())), 3
+        while len({tuple(known.get(name) for name in differ[:count]) for known in each.values()}) < len(each):
+            count += 1
         for run in own:
-            said = ", ".join(f"{name.rpartition('.')[2]} {settings[run.folder].get(name, '–')}" for name in differ[:3])
+            said = ", ".join(f"{name} {settings[run.folder].get(name, '–'):.{LONGEST}}" for name in differ[:count])
             run.name = f"{run.case} ({said})"
+    twice = [key for key, count in Counter((run.case, run.seed) for run in runs).items() if count > 1]
+    for run in [run for run in runs if (run.case, run.seed) in twice]:
+        run.name = f"{run.case} in {run.folder}"
     return runs
 
 
 def settings_of(run: RunResult) -> dict[str, str]:
-    """Settings of a run by name, its hyper-parameters and those of its environment, as texts; without the seed."""
-    found = describe_run(Path(run.folder)) if run.folder and Path(run.folder).is_dir() else {}
-    env = found.get("environment") or {}
-    parts = dict(found.get("config") or {}) | {f"environment.{x}": y for x, y in (env.get("kwargs") or {}).items()}
-    parts |= {"wrappers": env["wrappers"]} if env.get("wrappers") else {}
+    """Settings of a run by name, as texts: the options of ``algos train``, or else what was saved with the agent."""
+    folder = Path(run.folder or "-")
+    if options := read_options(folder):
+        parts = options | options.pop("config")
+    else:
+        found = describe_run(folder)
+        env, policy = found.get("environment") or {}, found.get("policy_arguments") or {}
+        parts = dict(found.get("config") or {}) | dict(env.get("kwargs") or {}) | {"policy": found.get("policy")}
+        parts |= {name: x for name, x in policy.items() if name not in ("observation", "action")}
+        parts |= {"wrappers": env["wrappers"]} if env.get("wrappers") else {}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
     return {name: text for name, text in texts.items() if name not in SAME}
 
@@ -109,7 +129,7 @@ def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
     for run in runs:
         made = describe_run(Path(run.folder)).get("made_by") or {} if Path(run.folder or "-").is_dir() else {}
         git, last = made.get("git") or {}, run.history[-1]
-        state = status(Path(run.folder)) if made or Path(run.folder or "-").is_dir() else ""
+        state = status(Path(run.folder)) if Path(run.folder or "-").is_dir() else ""
         minutes = f"{last['time/seconds'] / 60:.1f}" if "time/seconds" in last else ""
         commit = git.get("commit", "")[:10] + ("+" if git.get("dirty") else "")
         rows.append(

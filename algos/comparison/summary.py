@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
+SAME_LENGTH = 0.9
+"""Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
 REACHED = 0.9
 """Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
@@ -34,7 +36,7 @@ QUANTITIES = {
     "dynamics/weight_change": "relative change of the weights by an update",
     "dynamics/fit_error": "plasticity: error on a fresh target",
     **{f"dynamics/{name}/quarter_{i}": f"{label}, quarter {i} of the answers" for name, label in (
-        ("kl", "KL, nats per token"), ("entropy", "entropy, nats per token"), ("value_error", "squared error of the value"),
+        ("kl", "KL, nats per token"), ("entropy", "entropy, nats per token"), ("value_error", "squared value error"),
     ) for i in (1, 4)},
 }  # fmt: skip
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
@@ -200,8 +202,8 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     for name in list(QUANTITIES)[1:]:
         if points := curve(run, name, score):
             metrics[name] = float(np.mean([y for _, y in points]))
-    if "kl" in run.after:
-        metrics["reference/kl"] = run.after["kl"]
+    if kls := [row["reference/kl"] for row in run.history if "reference/kl" in row]:
+        metrics["last kl"] = run.after.get("kl", float(np.mean(kls[len(kls) * 9 // 10 :])))
     parts = {x: sum(row.get(f"time/{x}", 0.0) for row in run.history) for x in ("collect", "penalty", "update")}
     spent = sum(parts.values())
     metrics |= {"steps": last["steps"], "seconds": spent}

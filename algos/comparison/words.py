@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from algos.comparison.paper import interval, probability_of_improvement
-from algos.comparison.summary import MIN_SEEDS, Figure, RunResult, by_case
+from algos.comparison.summary import MIN_SEEDS, SAME_LENGTH, Figure, RunResult, by_case
 from algos.training.reward_hacking import COLLAPSE, VARIETY
 
 
@@ -26,12 +26,16 @@ def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Figure]) -
     when = "after training" if evaluated else "in the last tenth of the training episodes"
     first = "before" if evaluated else "in the first tenth"
     said = f"{name}: a mean return of {with_limits(metrics[after])} {when}, from {metrics[before].mean:.3g} {first}"
-    if "reached 0.9" in metrics:
+    if "reached 0.9" in metrics and runs[0].best is not None:
         fraction = metrics["reached 0.9"].mean
         said += f"; {fraction:.0%} of the runs came to a normalised score of .9 while training"
-    if "reference/kl" in metrics:
-        said += f"; the KL to the reference is {with_limits(metrics['reference/kl'])} nats per answer"
+    if "last kl" in metrics:
+        said += f"; the KL to the reference policy is then {with_limits(metrics['last kl'])} nats per episode"
     said += "."
+    longest = max(run.history[-1]["steps"] for run in runs)
+    if early := [run for run in runs if run.history[-1]["steps"] < SAME_LENGTH * longest]:
+        ended = ", ".join(f"seed {run.seed} after {run.history[-1]['steps']:,} of {longest:,} steps" for run in early)
+        said += f" Not all runs are as long: {ended}."
     alike = [run for run in runs if _variety(run) is not None and (_variety(run) or 0) < COLLAPSE]
     if alike:
         seeds = ", ".join(str(run.seed) for run in alike)
@@ -53,19 +57,19 @@ def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
         scores = [{"": np.array([run.after["mean_return"] for run in own])} for own in (first, second)]
         probability = float(probability_of_improvement(*scores))
         limits = interval(probability_of_improvement, *scores)
-        spread = "too few seeds for limits" if limits is None else f"95 % limits {limits[0]:.2f} to {limits[1]:.2f}"
+        spread = "too few seeds for an interval" if limits is None else f"95 % CI {limits[0]:.2f} to {limits[1]:.2f}"
         unsure = (
             ": these runs do not say which is better" if limits is not None and limits[0] <= 0.5 <= limits[1] else ""
         )
-        yield f"A run of {x} returns more than one of {y} with probability {probability:.2f} ({spread}){unsure}."
+        yield f"Probability of improvement: a run of {x} beats one of {y} with {probability:.2f} ({spread}){unsure}."
 
 
 def with_limits(figure: Figure) -> str:
-    """Return a mean with its 95 % limits; with few seeds, with the value of each."""
+    """Return a mean with its 95 % confidence interval; with few seeds, with the value of each."""
     if figure.low is not None and figure.high is not None:
         seeds = len(figure.values)
-        return f"{figure.mean:.3g} (95 % limits {figure.low:.3g} to {figure.high:.3g}, {seeds} seeds)"
+        return f"{figure.mean:.3g} (95 % CI {figure.low:.3g} to {figure.high:.3g}, {seeds} seeds)"
     if len(figure.values) == 1:
         return f"{figure.mean:.3g} (1 seed)"
     values = ", ".join(f"{value:.3g}" for value in figure.values)
-    return f"{figure.mean:.3g} (seeds: {values}; {MIN_SEEDS} give limits)"
+    return f"{figure.mean:.3g} (seeds: {values}; {MIN_SEEDS} give an interval)"

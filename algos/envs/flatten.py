@@ -34,7 +34,8 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
             raise ValueError(
                 f"observation_space is {space}, but {reader} cannot read {part}, expected Box, Discrete, "
                 "MultiDiscrete, MultiBinary, and Dict or Tuple of these: wrap it, on the command line by --wrapper "
-                "module:function, such as minigrid.wrappers:ImgObsWrapper (in Python wrappers=[...])"
+                "module:function, such as minigrid.wrappers:ImgObsWrapper (in Python "
+                "gymnasium.make_vec(id, num_envs=8, wrappers=[...]))"
             )
     return (spaces.flatdim(space),)
 

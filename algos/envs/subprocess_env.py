@@ -231,7 +231,7 @@ class _Process:
             # A fork would hang with PyTorch's threads, and a process spawned by multiprocessing would run the caller's
             # script. In its own session, our process gets no Ctrl-C and can be killed with all its children.
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", program, *(path or os.getcwd() for path in sys.path)],
+                [sys.executable, "-c", program, *(path or os.getcwd() for path in sys.path), os.getcwd()],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self.ask("make", CloudpickleWrapper(env_fn))

@@ -62,11 +62,18 @@ def describe_run(folder: Path) -> dict[str, Any]:
     """``config.json`` of a run; while it is missing, the same of the flags that it was started with, or nothing."""
     if (folder / "config.json").is_file():
         return read_description(folder)
+    if not (found := read_options(folder)):
+        return {}
+    env_id, config = found["env"].rpartition(":")[2], found["config"] | {"seed": found.get("seed", 0)}
+    return {"environment": {"id": env_id}, "algorithm": found["algo"].upper(), "config": config}
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """Options of ``algos train`` that a run was started with; none for a run of another kind."""
     if not (folder / RUN).is_file():
         return {}
     try:
         found = yaml.safe_load((folder / RUN).read_bytes())
-        config, algorithm = dict(found["config"]) | {"seed": found.get("seed", 0)}, found["algo"].upper()
-        return {"environment": {"id": found["env"]}, "algorithm": algorithm, "config": config}
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return found | {"config": dict(found["config"]), "env": str(found["env"]), "algo": str(found["algo"])}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / RUN} is damaged, expected the options of a run: {error!r:.200}") from error

@@ -195,8 +195,10 @@ class Logs:
         for logger in self._loggers:
             with self._counted(logger):
                 logger.close()
-        for file in self._files.values():
+        for name, file in self._files.items():
             file.close()
+            if name != METRICS and not Path(file.name).stat().st_size:
+                Path(file.name).unlink()  # a run of control has no texts
 
     @contextmanager
     def _counted(self, logger: Logger) -> Iterator[None]:

@@ -27,6 +27,7 @@ from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_a
 from algos.training.save import spec_of
 from algos.training.signals import noted_signals
 from textenv.names import check_names
+from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
 
@@ -183,14 +184,17 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
         path = run_dir / f"unscored{f'-{parallel.rank()}' if parallel.rank() else ''}.jsonl"
         path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
+        error.add_note(f"when the reward is mended, resume the run: --resume {run_dir} (in Python resume=...)")
     if parallel.rank():
         return
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
     (run_dir / UNFINISHED).write_text("stopped" if isinstance(error, KeyboardInterrupt) else "failed", encoding="utf-8")
-    run.agent.save(run_dir)
-    error.add_note(f"the agent in its present state is saved in {run_dir}")
+    # An agent that has learnt nothing is kept on request only: the folder of a failure stays free for the next try.
+    if run.steps or isinstance(error, (KeyboardInterrupt, StopTraining)):
+        run.agent.save(run_dir)
+        error.add_note(f"the agent in its present state is saved in {run_dir}")
 
 
 def iterate(

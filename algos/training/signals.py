@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM during training: the current iteration is finished first."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ def noted_signals(*, on: bool) -> Iterator[Request]:
     def note(number: int, frame: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         signal.signal(number, before[signal.Signals(number)])
+        os.write(2, b"the training ends after this iteration; the same signal once more ends it now\n")
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from textenv.checks.env_checker import CheckResult, raise_if_broken
 from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.rendering import printable
 from textenv.rewards.calling import reward_name
+from textenv.rewards.human import HumanReward
 from textenv.rewards.scores import as_number
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class RewardCheckReport(JupyterMixin):
     """Mean score of ordinary completions; None if none has a finite score."""
     highest: float | None
     seconds_per_row: float
+    ordinary: str = ""
+    """First of the ordinary completions."""
 
     @property
     def broken(self) -> list[CheckResult]:
@@ -62,7 +66,9 @@ class RewardCheckReport(JupyterMixin):
         for name, problem, _ in self.results:
             checks.add_row(name, Text(printable(problem or "holds"), style="red" if problem else "green"))
         probes = [_probe_table(self)] if self.probes else []
-        return Group(checks, *probes, Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
+        noted = [probe.name for probe in self.probes if probe.note]
+        said = [Text(f"Read these, for a policy will find them: {', '.join(noted)}.")] if noted else []
+        return Group(checks, *probes, *said, Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
 
     def __str__(self) -> str:
         console = Console(width=WIDTH, color_system=None, force_jupyter=False)
@@ -115,6 +121,8 @@ def run_reward_checks(
     tolerance: float = TOLERANCE,
 ) -> RewardCheckReport:  # fmt: skip
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
+    if isinstance(function, HumanReward):
+        raise TypeError("the reward asks people, who would be shown invented answers: check its fallback instead")
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
     trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
@@ -130,7 +138,9 @@ def run_reward_checks(
         if check not in COMPARISONS or not any(result.name == DETERMINISTIC and result.problem for result in results):
             results.append(CheckResult(check, _problem_of(run, trial)))
     probes = run_probes(trial, ordinary, margin=trial.margin)
-    return RewardCheckReport(name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds)
+    return RewardCheckReport(
+        name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds, trial.rows[0].answer
+    )
 
 
 def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
@@ -140,10 +150,10 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
         start = time.perf_counter()
         returned = trial.returned(trial.rows)
     except Exception as error:
-        offered = sorted({"prompts", "completions", "completion_ids", "terminated", *trial.rows[0].columns})
+        place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"reward {name!r} raised {type(error).__name__} on ordinary completions: {error}. It was given {offered}; "
-            "if it needs another column, pass columns={'its name': [one entry per row]}"
+            f"reward {name!r} raised {type(error).__name__} on ordinary completions, in line {place.lineno} of "
+            f"{place.filename}: {error}. Columns of its own come from --prompts FILE, in Python columns={{name: list}}"
         ) from error
     return returned, (time.perf_counter() - start) / len(trial.rows)
 
@@ -243,7 +253,13 @@ REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
 def _probe_table(report: RewardCheckReport) -> Table:
     title = "Scores of completions that cheat"
     table = Table("completion", "beginning with", "mean", "highest", "note", title=title, title_justify="left")
-    table.add_row("ordinary completions", "", *_mean_and_highest(report), "", end_section=True)
+    table.add_row(
+        "ordinary completions",
+        Text(printable(repr(report.ordinary[:40]))),
+        *_mean_and_highest(report),
+        "",
+        end_section=True,
+    )
     for probe in report.probes:
         beginning = Text(printable(repr(probe.answer[:40]) if probe.answer else ""))
         table.add_row(probe.name, beginning, *_mean_and_highest(probe), Text(printable(probe.note), style="yellow"))

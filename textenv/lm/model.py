@@ -169,10 +169,11 @@ class LanguageModel(nn.Module):
     def check_length(self, length: int) -> None:
         """Raise a ValueError if texts of this many tokens are longer than the model's context."""
         if self.context is not None and length > self.context:
+            longrope = "longrope" in str(setting(self.model.config, "rope_parameters"))
+            why = " (with LongRoPE, its original length, as longer texts change all probabilities)" if longrope else ""
             raise ValueError(
-                f"the texts may be {length} tokens long, but the model has {self.context} positions (with LongRoPE, "
-                "its original length, because beyond it all probabilities change with the text's length): lower "
-                "max_prompt_tokens, max_new_tokens or max_length, or use a model with a longer context."
+                f"the texts may be {length} tokens long, but the model has {self.context} positions{why}: lower "
+                "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or take a model with a longer one."
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:

@@ -73,7 +73,10 @@ class _Records(Sequence[dict[str, Any]]):
         index, column = index % len(self), self._prompt_column
         record = self._read(self._starts[index], index)
         if column not in record:
-            raise self._broken(index, f"it has the columns {list(record)} but not {column!r}: name one of them")
+            raise self._broken(
+                index,
+                f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column",
+            )
         if column == "prompt":
             return record
         if "prompt" in record:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from textenv.names import nearest
 from textenv.rewards.scores import Rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
@@ -72,7 +73,9 @@ def check_columns(function: Callable[..., Any], columns: Collection[str]) -> Non
     needed = [each.name for each in _parameters(function) if each.default is each.empty and each.kind in kinds]
     if missing := [name for name in needed if name not in columns and name not in Training._fields]:
         needs = f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}"
+        close = [found for name in missing if (found := nearest(name, columns))]
         hint = "add it to the prompts, one entry per row, or give the parameter a default"
+        hint = f"did you mean {', '.join(map(repr, close))}? Else {hint}" if close else hint
         raise ValueError(f"{needs}, but got {sorted(columns)}: {hint}")
 
 
@@ -117,7 +120,10 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     place, _, function_name = name.rpartition(":")
     if not place or not function_name.isidentifier():
-        raise ValueError(f"function is {name!r}, expected my_rewards.py:name or package.module:name")
+        raise ValueError(
+            f"function is {name!r}, expected file.py:name or package.module:name, such as my_rewards.py:score or "
+            "minigrid.wrappers:ImgObsWrapper"
+        )
     module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
     found = getattr(module, function_name, None)
     if not callable(found):
@@ -147,9 +153,9 @@ def _executed(path: Path, modified: int) -> ModuleType:
 
 
 def read_module(name: str) -> ModuleType:
-    """Import a module, also from the current folder; raise a ValueError with the reason if that fails."""
+    """Import a module, also ``name.py`` in the current folder; raise a ValueError with the reason if that fails."""
     with _explained(name, Path.cwd()):
-        return importlib.import_module(name)
+        return importlib.import_module(name.removesuffix(".py"))
 
 
 @contextmanager

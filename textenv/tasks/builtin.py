@@ -189,6 +189,9 @@ def make_task(
         task, limits = TASKS[name](split, **own), dict(TASKS[name].LIMITS)
         if isinstance(task, Prompts) and "max_prompt_tokens" not in rest:
             limits["max_prompt_tokens"] = task.longest_prompt(tokenizer)
+        if isinstance(task, Prompts):  # as many tokens as a small model has room for
+            room = tokenizer.model_max_length - (rest | limits)["max_prompt_tokens"]
+            limits["max_new_tokens"] = min(limits["max_new_tokens"], max(room, 1))
         return task, limits, rest
     if name in GAMES:
         from textenv.envs.string_env import StringGames

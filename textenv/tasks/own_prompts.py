@@ -14,6 +14,9 @@ from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, load_function, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
+FEW = 10
+"""Number of held-out prompts below which an evaluation says little."""
+
 
 class Prompts(FunctionTask):
     """Answer one's own prompts, scored by one's own reward functions.
@@ -129,7 +132,11 @@ def _of_split(split: str, prompts: Any, eval_prompts: Any, column: str) -> Seque
         return _opened(eval_prompts, column)
     found = _opened(prompts, column)
     if eval_prompts is None:
-        return split_prompts(found, split, all_if_few=True)
+        part = split_prompts(found, split, all_if_few=True)
+        if split == "test" and len(part) < min(FEW, len(found)):
+            said = "only %d of %d prompts are held out for evaluation, which says little: give more, or others with %s"
+            logging.getLogger(__name__).warning(said, len(part), len(found), "--eval-prompts (eval_prompts=)")
+        return part
     try:
         check_no_overlap(found, _opened(eval_prompts, column))
     except ValueError as error:

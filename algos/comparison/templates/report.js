@@ -18,8 +18,9 @@ function draw(tag, attributes, text) {
   return element;
 }
 const look = i => ({colour: COLOURS[i % COLOURS.length], dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length]});
-function number(x) {
+function number(x, step) {
   if (x === null || x === undefined) return "–";
+  if (step && Math.abs(x) >= 1e4 && step < Math.abs(x) / 100) return x.toLocaleString("en");  // 12,100 and 12,150
   const size = Math.abs(x);
   if (size >= 1e6) return +(x / 1e6).toPrecision(3) + "M";
   if (size >= 1e4) return +(x / 1e3).toPrecision(3) + "k";
@@ -44,7 +45,7 @@ function tip(event, text) {
 function chart(panel) {
   const W = 420, H = 230, left = 48, right = 10, top = 8, bottom = 34;
   const fraction = panel.over === "steps" && chosen.axis === "fraction";
-  const lines = panel.lines.filter(line => line.case === null || !chosen.hidden.has(line.case));
+  const lines = panel.lines.filter(line => line.case === null || !chosen.hidden.has(data.cases[line.case]));
   const at = line => fraction ? line.x.map(x => x / line.x[line.x.length - 1]) : line.x;
   const xs = lines.flatMap(at).filter(x => x !== null);
   const ys = lines.flatMap(line => [line.mean, line.low, line.high, ...line.seeds].flatMap(each => each || [])).filter(y => y !== null);
@@ -57,9 +58,10 @@ function chart(panel) {
   [y0, y1] = [y0 - room, y1 + room];
   const X = x => left + (x - x0) / (x1 - x0) * (W - left - right), Y = y => H - bottom - (y - y0) / (y1 - y0) * (H - top - bottom);
   const svg = draw("svg", {viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": panel.title});
-  for (const y of ticks(y0, y1, 5)) {
+  const levels = ticks(y0, y1, 5);
+  for (const y of levels) {
     svg.append(draw("line", {x1: left, x2: W - right, y1: Y(y), y2: Y(y), class: "grid"}));
-    svg.append(draw("text", {x: left - 5, y: Y(y) + 4, "text-anchor": "end"}, number(y)));
+    svg.append(draw("text", {x: left - 5, y: Y(y) + 4, "text-anchor": "end"}, number(y, levels[1] - levels[0])));
   }
   for (const x of ticks(x0, x1, 5)) {
     svg.append(draw("line", {x1: X(x), x2: X(x), y1: H - bottom, y2: H - bottom + 4, class: "grid"}));
@@ -117,8 +119,8 @@ function charts() {
   $("#legend").replaceChildren(...data.cases.map((name, i) => {
     const button = key("button", name, i);
     button.type = "button";
-    button.setAttribute("aria-pressed", !chosen.hidden.has(i));
-    button.onclick = () => { chosen.hidden[chosen.hidden.has(i) ? "delete" : "add"](i); charts(); };
+    button.setAttribute("aria-pressed", !chosen.hidden.has(name));
+    button.onclick = () => { chosen.hidden[chosen.hidden.has(name) ? "delete" : "add"](name); charts(); };
     return button;
   }));
   place.replaceChildren(...data.panels.map(chart));
@@ -128,7 +130,7 @@ const COLUMNS = {episode: "episode", case: "case", seed: "seed", iteration: "ite
 function value(row, name) { return name === "length" ? (row.tokens ? row.tokens.chosen.filter(Boolean).length : null) : name === "case" ? data.cases[row.case] : row[name]; }
 function selected() {
   const form = $("#find"), search = form.search.value.toLowerCase();
-  const rows = data.samples.filter(row => ["case", "seed", "iteration"].every(name => form[name].value === "" || String(row[name]) === form[name].value)
+  const rows = data.samples.filter(row => ["case", "seed", "iteration"].every(name => form[name].value === "" || String(value(row, name)) === form[name].value)
     && (!search || `${row.prompt}\n${row.completion}`.toLowerCase().includes(search)));
   if (chosen.sort) rows.sort((a, b) => {
     const [x, y] = [value(a, chosen.sort), value(b, chosen.sort)], empty = z => z === null || z === undefined;
@@ -163,6 +165,7 @@ function table() {
   const values = rows.flatMap(row => shade && row.tokens && row.tokens[shade] ? row.tokens[shade].filter((_, i) => row.tokens.chosen[i]).map(Math.abs) : []).sort((a, b) => a - b);
   const most = values[Math.floor(values.length * .98)] || values[values.length - 1] || 1;
   $("#count").textContent = `${rows.length} of ${data.samples.length} answers.`;
+  $("#printed").textContent = rows.length > chosen.shown ? `The first ${chosen.shown} are printed.` : "";
   $("#scale").textContent = shade ? `Green is positive, red negative; the strongest colour is ±${number(most)} and beyond.` : "";
   $("thead", place).replaceChildren(make("tr", {}, ...columns.map(name => {
     const button = make("button", {type: "button", textContent: COLUMNS[name] + (chosen.sort === name ? (chosen.down ? " ↓" : " ↑") : "")});
@@ -174,6 +177,7 @@ function table() {
   $("tbody", place).replaceChildren(...rows.slice(0, chosen.shown).map(row => make("tr", {}, ...columns.map(name => {
     if (name === "completion") return answer(row, shade, most);
     const x = value(row, name), cell = make("td", {className: name === "prompt" ? "text" : typeof x === "number" ? "number" : ""});
+    cell.dataset.label = COLUMNS[name];
     cell.textContent = typeof x === "number" ? (["episode", "seed", "iteration", "length"].includes(name) ? x : number(x)) : x === undefined || x === null ? "–" : x;
     if (name === "score" && row.parts) for (const part in row.parts) cell.append(make("br"), make("small", {textContent: `${part} ${number(row.parts[part])}`}));
     return cell;
@@ -186,8 +190,9 @@ function choices() {
   const form = $("#find");
   if (!form) return;
   for (const name of ["case", "seed", "iteration"]) {
-    const found = [...new Set(data.samples.map(row => row[name]))].filter(x => x !== undefined && x !== null).sort((a, b) => a - b);
-    form[name].append(...found.map(x => make("option", {value: x, textContent: name === "case" ? data.cases[x] : x})));
+    const found = [...new Set(data.samples.map(row => value(row, name)))].filter(x => x !== undefined && x !== null);
+    if (name !== "case") found.sort((a, b) => a - b);
+    form[name].append(...found.map(x => make("option", {value: x, textContent: x})));
     form[name].parentElement.hidden = found.length < 2;
   }
   form.shade.append(make("option", {value: "", textContent: "nothing"}), ...data.shades.map(name => make("option", {value: name, textContent: NAMES[name] || name})));
@@ -203,26 +208,35 @@ function begin() {
   charts();
   choices();
   table();
+  for (const link of document.querySelectorAll('a[href^="#"]')) link.onclick = event => {  // also in a notebook's frame
+    event.preventDefault();
+    $(link.getAttribute("href")).scrollIntoView();
+  };
 }
 async function refresh() {
   // While a training runs, 'algos watch' serves the page again; what the reader has chosen stays.
   try {
     const answer = await fetch(location.href, {cache: "no-store"});
-    if (answer.ok) {
-      const next = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if ($("#data", next).textContent !== $("#data").textContent) {
-        const kept = $("#find") ? Object.fromEntries(new FormData($("#find"))) : {}, focus = document.activeElement.name, [x, y] = [scrollX, scrollY];
-        $("main").replaceWith($("main", next));
-        begin();
-        const form = $("#find");
-        for (const name in form ? kept : {}) if (!form[name].options || [...form[name].options].some(option => option.value === kept[name])) form[name].value = kept[name];
-        if (focus && $(`[name=${focus}]`)) $(`[name=${focus}]`).focus();
-        table();
-        scrollTo(x, y);
-      }
+    const next = new DOMParser().parseFromString(answer.ok ? await answer.text() : "", "text/html");
+    if (!answer.ok) throw Error((await answer.json()).error);
+    if (!$("#data", next)) $("main").replaceWith($("main", next));  // there is no run now: the page says so
+    else if (!$("#data") || $("#data", next).textContent !== $("#data").textContent) {
+      const kept = $("#find") ? Object.fromEntries(new FormData($("#find"))) : {}, focus = document.activeElement.name, [x, y] = [scrollX, scrollY];
+      $("main").replaceWith($("main", next));
+      begin();
+      const form = $("#find");
+      for (const name in form ? kept : {}) if (!form[name].options || [...form[name].options].some(option => option.value === kept[name])) form[name].value = kept[name];
+      if (focus && $(`[name=${focus}]`)) $(`[name=${focus}]`).focus();
+      table();
+      scrollTo(x, y);
     }
     document.title = document.title.replace(/^\(not connected\) /, "");
-  } catch { if (!document.title.startsWith("(")) document.title = "(not connected) " + document.title; }
+    $("#trouble").hidden = true;
+  } catch (error) {
+    if (!document.title.startsWith("(")) document.title = "(not connected) " + document.title;
+    $("#trouble").textContent = `Not renewed: ${error.message}`;
+    $("#trouble").hidden = false;
+  }
   setTimeout(refresh, data.live * 1000);
 }
 begin();

@@ -13,10 +13,12 @@ from algos.cli import main
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """An agent whose model differs from the embedded one in one MLP."""
+    """An agent whose model differs from the embedded one in one MLP, which now writes " a" instead of " truly"."""
     policy = LMPolicy.load("embedded")
+    words = policy.lm.model.get_output_embeddings().weight
+    one, other = (words[policy.tokenizer.encode(word)[0]] for word in (" a", " truly"))
     with torch.no_grad():
-        policy.lm.model.transformer.h[1].mlp.c_proj.weight *= 1.5
+        policy.lm.model.transformer.h[1].mlp.c_proj.bias += 10 * (one - other) / (one - other).norm()
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=2)
     return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
 

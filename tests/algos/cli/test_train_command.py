@@ -137,7 +137,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --reward missing.py:f", "there is no file missing.py"),
     ("OWN --reward rewards.py:missing", "no function named 'missing'; its functions are good, short, right"),
     ("OWN --reward rewards.py:number", "a int, not a function"),
-    ("OWN --reward rewards.py", "expected my_rewards.py:name"),
+    ("OWN --reward rewards.py", "expected file.py:name"),
     ("OWN --reward broken.py:f", "could not be imported: ZeroDivisionError"),
     ("OWN --reward rewards.py:short=much", "whose weight is no number"),
     ("OWN --reward rewards.py:good", "given twice"),

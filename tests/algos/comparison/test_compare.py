@@ -116,12 +116,12 @@ def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_
     if seeds < 5:
         assert figure.low is None and figure.high is None and figure.values == tuple(5.0 + s for s in range(seeds))
         assert cell[1] == ("" if seeds == 1 else ", ".join(f"{5 + s}" for s in range(seeds)))
-        assert "bands are 95 % limits" not in page
-        assert ("each seed (5 give 95 % limits)" in page) == (seeds > 1)
+        assert "bands are 95 % bootstrap" not in page
+        assert ("each seed (5 give 95 % confidence intervals)" in page) == (seeds > 1)
     else:
         low, high = bootstrap_interval(np.array(figure.values))
         assert (figure.low, figure.high) == (low, high) and cell[1] == f"{low:.3g} to {high:.3g}"
-        assert "95 % limits by the bootstrap" in page and "bands are 95 % limits" in page
+        assert "95 % bootstrap confidence intervals" in page and "bands are 95 % bootstrap" in page
 
 
 def test_a_score_that_was_never_reached_is_said_and_not_averaged():
@@ -160,7 +160,7 @@ def test_a_small_study_from_end_to_end(tmp_path):
     scores = rows["ppo", "mean_return"]
     values = [float(word) for word in scores["values"].split()]
     assert scores["seeds"] == "2" and len(values) == 2 and float(scores["mean"]) == pytest.approx(np.mean(values))
-    assert (scores["low"], scores["high"]) == ("", "") and "each seed (5 give 95 % limits)" in page
+    assert (scores["low"], scores["high"]) == ("", "") and "each seed (5 give 95 % confidence intervals)" in page
     with (tmp_path / "curves.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {(line["algorithm"], line["seed"]) for line in lines} == {

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 
 from algos import cli
 from algos.comparison.page import MOST_TEXT, page_data, read_samples
@@ -58,11 +59,12 @@ def test_curves_frontier_and_parts_by_hand(tmp_path):
     assert data["cases"] == ["textenv/Reviews-v0:ppo"]
     (line,) = panel(data, "return: textenv")["lines"]
     assert line["x"][0] == 0 and line["x"][-1] == 300 and len(line["x"]) == 101
+    assert line["mean"][33] is None and line["mean"][34] is not None  # the first iteration ends at step 100
     assert line["mean"][-1] == 0.6 and [seed[-1] for seed in line["seeds"]] == [1.0, 0.2] and line["low"] is None
     assert line["mean"][50] == pytest.approx((0.25 + 0.05) / 2, abs=1e-3)  # step 150: half way from 100 to 200
     (line,) = panel(data, "frontier")["lines"]
     assert (line["x"][-1], line["mean"][-1], line["steps"][-1]) == (0.2, 0.6, 300)
-    parts = panel(data, "parts of the reward")["lines"]
+    parts = panel(data, "reward components")["lines"]
     assert [part["name"] for part in parts] == ["a", "b"] and parts[0]["mean"][-1] == 0.3
     assert not [each for each in data["panels"] if "normalised" in each["title"]]
 
@@ -92,7 +94,7 @@ def test_the_words_have_the_uncertainty_and_say_when_answers_became_alike(tmp_pa
     for seed in range(5):
         write_run(tmp_path / f"{seed}", seed=seed, returns=(0.0, 1.0 + seed))
     page = report_page(read_runs([tmp_path]))
-    assert "a mean return of 3 (95 % limits" in page and "5 seeds) in the last tenth" in page and "alike" not in page
+    assert "a mean return of 3 (95 % CI" in page and "5 seeds) in the last tenth" in page and "alike" not in page
     write_run(tmp_path / "alike", seed=9, returns=(0.0, 1.0, 1.0))  # distinct 2-grams .5, .3, .1
     assert "The answers became alike (seed 9:" in report_page(read_runs([tmp_path]))
 
@@ -105,12 +107,12 @@ def test_two_algorithms_are_compared_by_the_probability_of_improvement():
         run.algorithm = "a2c"
     said = report_page([*better, *worse])
     assert (
-        "A run of Some-v0:ppo returns more than one of Some-v0:a2c with probability 1.00 (95 % limits 1.00 to 1.00)."
+        "Probability of improvement: a run of Some-v0:ppo beats one of Some-v0:a2c with 1.00 (95 % CI 1.00 to 1.00)."
         in said
     )
     for run, other in zip(worse, better, strict=True):
         run.after = other.after
-    assert "with probability 0.50" in report_page([*better, *worse])
+    assert "beats one of Some-v0:a2c with 0.50" in report_page([*better, *worse])
     assert "these runs do not say which is better" in report_page([*better, *worse])
 
 
@@ -120,9 +122,61 @@ def test_ten_long_runs_stay_below_five_megabytes_with_first_and_last_samples(tmp
             tmp_path / f"{seed}", seed=seed, returns=np.linspace(0, 1, 400).tolist(), samples=8, words="word " * 60
         )
     runs = read_runs([tmp_path])
-    found = [row for row in read_samples(runs) if row["seed"] == 3]
+    shown, note = read_samples(runs)
+    found = [row for row in shown if row["seed"] == 3]
     assert {1, 400} <= {row["iteration"] for row in found} and len(json.dumps(found)) < MOST_TEXT / 10
-    assert len(report_page(runs).encode()) < 5_000_000
+    page = report_page(runs)
+    assert len(page.encode()) < 5_000_000 and f"{len(shown)} of 32000 answers are on this page" in note and note in page
+
+
+@pytest.mark.parametrize("words", ["word " * 20_000, "<&" * 200_000])
+def test_of_answers_too_long_for_a_page_the_first_and_the_last_are_shown_in_part(tmp_path, words):
+    for seed in range(4):
+        write_run(tmp_path / f"{seed}", seed=seed, returns=[0.0, 0.5, 0.7, 1.0], samples=8, words=words)
+    runs = read_runs([tmp_path])
+    shown, note = read_samples(runs)
+    assert {(row["seed"], row["iteration"]) for row in shown} == {
+        (seed, i) for seed in range(4) for i in (1, 4)
+    } and note
+    assert all(row["completion"].endswith("…") for row in shown) and len(report_page(runs).encode()) < 5_000_000
+
+
+def test_nothing_is_drawn_where_nothing_was_measured(tmp_path):
+    write_run(tmp_path / "a", returns=[1.0, 2.0, float("nan"), float("nan")])
+    (line,) = panel(page_data(read_runs([tmp_path])), "return: textenv")["lines"]
+    assert line["mean"][24] is None and line["mean"][25] == 1 and line["mean"][50] == 2 and line["mean"][51] is None
+
+
+def test_runs_of_one_seed_are_never_seeds_of_a_case_and_cases_differ_by_every_setting(tmp_path):
+    """Beside hyper-parameters: arguments of the policy, steps that were planned, and more than three settings."""
+    many = dict(gamma=0.9, clip_range=0.1, num_epochs=1, minibatch_size=32)
+    write_run(tmp_path / "a", seed=1, **many)
+    write_run(tmp_path / "b", seed=1, **many | dict(gamma=0.99, clip_range=0.2, num_epochs=2))
+    write_run(tmp_path / "c", seed=1, **many | dict(minibatch_size=64))
+    assert [len(own) for own in by_case(read_runs([tmp_path])).values()] == [1, 1, 1]
+    for name in ("d", "e"):
+        write_run(tmp_path / name, seed=1, **many)
+    names = list(by_case(read_runs([tmp_path])))
+    assert len(names) == 5 and sum(name.endswith(f" in {tmp_path / 'd'}") for name in names) == 1
+
+
+def test_a_run_that_trains_is_of_the_case_of_a_finished_one_with_the_same_options(tmp_path):
+    options = {
+        "env": "some:Some-v0",
+        "algo": "ppo",
+        "kl_coef": 0.1,
+        "total_steps": 300,
+        "config": {"learning_rate": 0.1},
+    }
+    for seed, total in ((1, 300), (2, 300), (3, 600)):
+        write_run(tmp_path / f"{seed}", seed=seed)
+        text = yaml.safe_dump(options | {"seed": seed, "total_steps": total})
+        (tmp_path / f"{seed}" / "run.yaml").write_text(text)
+        (tmp_path / f"{seed}" / "config.json").unlink()
+    cases = by_case(read_runs([tmp_path]))
+    assert {name: [run.seed for run in own] for name, own in cases.items()} == {
+        "Some-v0:ppo (total_steps 300)": [1, 2], "Some-v0:ppo (total_steps 600)": [3]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("given", ["nowhere", "empty"])
@@ -173,7 +227,9 @@ def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_
         assert browser.run("document.body.innerText.includes('<img src=x onerror=alert(1)> $x^2$ \\\\x1b[2J')")
         assert not browser.run("document.querySelector('td img, td script')")
         assert browser.run("document.querySelector('#inside img').naturalWidth") == 1
-        browser.run("(select => { select.value = 'fraction'; select.onchange() })(document.querySelector('[name=axis]'))")
+        browser.run(
+            "(select => { select.value = 'fraction'; select.onchange() })(document.querySelector('[name=axis]'))"
+        )
         assert browser.run("document.querySelector('#charts').innerHTML.includes('fraction of training')")
         browser.click("#legend button")
         assert browser.run("document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"

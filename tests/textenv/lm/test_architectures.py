@@ -235,7 +235,7 @@ def test_texts_that_cross_the_original_length_are_refused_when_the_agent_is_made
     policy = LMPolicy(make_long("llama"), make_tokenizer(WORDS))
     env = text_env(max_new_tokens=14)
     assert env.max_length > ORIGINAL
-    with pytest.raises(ValueError, match="lower max_prompt_tokens, max_new_tokens or max_length"):
+    with pytest.raises(ValueError, match="LongRoPE.*lower max_prompt_tokens, max_new_tokens"):
         PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4))
 
 

@@ -109,7 +109,8 @@ STATE = "document.querySelector('#state').textContent"
 
 
 def showing(browser, number):
-    browser.wait(f"{STATE}.includes('question {number} of') && !document.querySelector('main').hidden")
+    ready = "!document.querySelector('main').hidden && !document.querySelector('#answers').inert"
+    browser.wait(f"{STATE}.includes('question {number} of') && {ready}")
 
 
 @needs_chromium
@@ -138,7 +139,6 @@ def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
         browser.wait(f"{STATE}.includes('no question now')")
         again = pool.submit(call, human, ["new ."])
         showing(browser, 1)
-        browser.press("u", 85)
         browser.type("u")
         assert again.result(timeout=30) == [1.0] and browser.problems == []
     first = lines(tmp_path / "thumbs.jsonl")[0]
@@ -153,8 +153,9 @@ def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
         browser.open(ann.url)
         showing(browser, 1)
         shown = browser.run("[...document.querySelectorAll('#responses p')].map(x => x.textContent)")
-        for key, code in (("Tab", 9), (" ", 32), ("ArrowRight", 39), ("Tab", 9), ("ArrowRight", 39)):
+        for key, code in (("Tab", 9), (" ", 32), ("ArrowRight", 39), ("Tab", 9)):
             browser.press(key, code)
+        browser.type("4")
         browser.type("c")
         browser.type("better rhythm: 1")
         browser.press("Escape", 27)
@@ -163,7 +164,7 @@ def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
         assert result == ([0.0, 1.0] if shown == ["a", "b"] else [1.0, 0.0]) and browser.problems == []
     (record,) = lines(tmp_path / "pairs.jsonl")
     assert record["answer"] == "second" and record["comment"] == "better rhythm: 1" and record["completions"] == shown
-    assert record["ratings"] == [1, 1]
+    assert record["ratings"] == [1, 4]
 
 
 @needs_chromium
@@ -198,6 +199,26 @@ def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
     assert len(lines(tmp_path / "marks.jsonl")) == 5, "what ann has answered is kept"
 
 
+@needs_chromium
+def test_a_held_key_and_a_second_click_answer_no_question_that_nobody_has_read(tmp_path):
+    human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
+    with ThreadPoolExecutor(1) as pool, Browser() as browser:
+        scores = pool.submit(call, human, ["a", "b", "c", "d"])
+        browser.open(ann.url)
+        showing(browser, 1)
+        held = "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'u', repeat: true}))"
+        browser.run(f"for (let i = 0; i < 50; i++) {held}")
+        assert browser.run(STATE).startswith("ann, question 1")
+        browser.type("u")
+        browser.wait(f"{STATE}.includes('question 2 of')")
+        browser.run("document.querySelector('[data-answer=up]').click()")  # at once: within the time of a double click
+        assert len(lines(tmp_path / "thumbs.jsonl")) == 1
+        showing(browser, 2)
+        browser.click("[data-answer=quit]")
+        with pytest.raises(FeedbackStopped):
+            scores.result(timeout=30)
+
+
 PROGRAM = """
 import sys
 from textenv import BrowserAnnotator, HumanReward
@@ -223,7 +244,8 @@ def test_after_a_kill_only_the_rest_is_asked(tmp_path):
         browser.wait(f"{STATE}.includes('Not connected')")
         with subprocess.Popen(command, **options) as second:
             browser.open(second.stdout.readline())
-            browser.wait(f"{STATE}.includes('question 1 of 2')")
+            showing(browser, 1)
+            assert "question 1 of 2" in browser.run(STATE)
             browser.type("d")
             showing(browser, 2)
             browser.type("u")
@@ -243,7 +265,8 @@ def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
     right = {"number": 1, "answer": "tie", "ratings": [3, None], "comment": ""}
     for wrong, said in [
         ({"answer": "up"}, "expected one of first, second, tie"), ({"number": 7}, "answered already"),
-        ({"ratings": [6, 1]}, "from 0 to 5"), ({"comment": "x" * 6_000}, "at most 5000"),
+        ({"ratings": [6, 1]}, "from 0 to 5"), ({"ratings": [1] * 5}, "one of each response"),
+        ({"comment": "x" * 6_000}, "at most 5000"),
     ]:  # fmt: skip
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(f"{base}/answer?{token}", json.dumps(right | wrong).encode(), timeout=10)

@@ -300,8 +300,8 @@ def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("1/0\n")
     (tmp_path / "wrong.py").write_text("def (\n")
     for name, said in {
-        "my_rewards.py": "my_rewards.py:name",
-        "my_rewards.py:": "expected my_rewards.py:name",
+        "my_rewards.py": "file.py:name or package.module:name",
+        "my_rewards.py:": "expected file.py:name or package.module:name",
         "none.py:f": "no file none.py",
         "my_rewards.py:other": "no function named 'other'; its functions are half",
         "my_rewards.py:x": "a int, not a function, named",

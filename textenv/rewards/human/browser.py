@@ -13,8 +13,10 @@ from textenv.loopback import LoopbackServer
 from textenv.rendering import printable
 from textenv.rewards.human.annotator import QUIT, WANTED, Answer, Question, content_text
 
-WAIT, LONGEST = 20.0, 5_000
-"""Seconds that a page waits for the next question before it asks again; maximum characters of a comment."""
+WAIT = 20.0
+"""Seconds that a page waits for the next question before it asks again."""
+LONGEST = 5_000
+"""Maximum number of characters of a comment."""
 
 
 class BrowserAnnotator:
@@ -100,8 +102,9 @@ def _read(posted: dict[str, Any], question: Question) -> Answer:
     answer, ratings, comment = posted.get("answer"), posted.get("ratings") or [], posted.get("comment") or ""
     if answer not in question.answers:
         raise ValueError(f"answer is {answer!r:.100}, expected one of {', '.join(question.answers)}")
-    if not isinstance(ratings, list) or not all(x is None or (type(x) is int and 0 <= x <= 5) for x in ratings):
-        raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null")
+    marks = isinstance(ratings, list) and all(x is None or (type(x) is int and 0 <= x <= 5) for x in ratings)
+    if not marks or len(ratings) not in (0, len(question.responses)):
+        raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null, one of each response")
     if not isinstance(comment, str) or len(comment) > LONGEST:
         raise ValueError(f"the comment is {str(comment)[:50]!r}…, expected a text of at most {LONGEST} characters")
     more = {"ratings": ratings} if any(x is not None for x in ratings) else {}

@@ -3,7 +3,8 @@
 const KEYS = {up: "u", down: "d", first: "1", second: "2", tie: "t", skip: "s", undo: "b", quit: "q"};
 const LABELS = {up: "👍 good", down: "👎 not good", first: "the first is better", second: "the second is better", tie: "equally good", skip: "skip", undo: "back to the last one", quit: "quit"};
 const $ = selector => document.querySelector(selector);
-let question = {}, sending = false;
+let question = {}, sending = false, timer = 0;
+const UNREAD = 300;  // milliseconds in which nobody has read a question: a held key or a second click answers none
 
 function make(tag, content = {}, ...children) {
   const element = Object.assign(document.createElement(tag), content);
@@ -15,7 +16,7 @@ function card(title, text, ...more) {
     make("p", {className: text ? "text" : "text empty", textContent: text || "(empty)"}), ...more);
 }
 function rating(place) {
-  return make("fieldset", {}, make("legend", {textContent: "Your rating, if you like"}), ...[0, 1, 2, 3, 4, 5].map(mark =>
+  return make("fieldset", {}, make("legend", {textContent: "Your rating, if you like (keys 0 to 5 here; Esc leaves)"}), ...[0, 1, 2, 3, 4, 5].map(mark =>
     make("label", {}, make("input", {type: "radio", name: `rating${place}`, value: mark}), ` ${mark}`)));
 }
 function show() {
@@ -37,12 +38,15 @@ function show() {
     button.onclick = () => send(answer);
     return button;
   }));
+  $("#answers").inert = true;
+  clearTimeout(timer);
+  timer = setTimeout(() => { $("#answers").inert = false; }, UNREAD);
 }
 function ask(path, options = {}) {
   return fetch(path + location.search + (options.query || ""), {cache: "no-store", ...options});
 }
 async function send(answer) {
-  if (sending || !(question.answers || []).includes(answer)) return;
+  if (sending || $("#answers").inert || !(question.answers || []).includes(answer)) return;
   sending = true;
   const marks = question.scale === "pairs" ? [0, 1].map(i => $(`input[name=rating${i}]:checked`)).map(x => x ? Number(x.value) : null) : [];
   try {
@@ -51,14 +55,17 @@ async function send(answer) {
     else {
       question.answers = [];
       show();
-      if (answer === "quit") $("#state").textContent = "You have quit; all answers are saved. You can close this page.";
+      if (answer === "quit") $("#state").textContent = "You have quit; all answers before are saved. You can close this page.";
     }
   } catch { $("#problem").textContent = "The answer was not sent: the training does not run any more."; }
   sending = false;
 }
 document.addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (document.activeElement === $("#comment")) { if (event.key === "Escape") $("#comment").blur(); return; }
+  const at = document.activeElement;
+  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape") at.blur();
+  if (at === $("#comment")) return;
+  if (at.type === "radio" && "012345".includes(event.key)) { $(`input[name=${at.name}][value="${event.key}"]`).click(); return; }
   if (event.key === "c") { event.preventDefault(); $("#comment").focus(); return; }
   const answer = (question.answers || []).find(each => (KEYS[each] || each) === event.key.toLowerCase());
   if (answer && !$("main").hidden) { event.preventDefault(); send(answer); }
@@ -72,7 +79,7 @@ async function listen() {
       if (next.number !== question.number || !next.answers !== !question.answers) { question = next; show(); }
     } catch {
       $("main").hidden = true;
-      $("#state").textContent = "Not connected: the training has ended, or begins again. Answers so far are saved.";
+      $("#state").textContent = "Not connected: the training has ended, or begins again. Answers are saved; the last one is asked again if it was not.";
       question = {};
       await new Promise(done => setTimeout(done, 2000));
     }
