@@ -21,4 +21,5 @@ llms_txt_summary = (
 html_theme = "pydata_sphinx_theme"
 html_title = "textenv and algos"
 html_show_sourcelink = False
+html_static_path, html_css_files = ["_static"], ["wide.css"]
 html_theme_options = {"show_prev_next": False, "navbar_align": "left", "header_links_before_dropdown": 6}

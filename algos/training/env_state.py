@@ -38,7 +38,7 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
     except TypeError as error:
         if env not in _TOLD:
             _TOLD.add(env)
-            logger.warning("%s: a resumed run resets the environment, and gives different results", error)
+            logger.warning("only for --resume: %s; a resumed run resets the environment, and its results differ", error)
         return None
 
 

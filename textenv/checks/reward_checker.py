@@ -32,7 +32,10 @@ ODD = (
     *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
     *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
 )
-"""Odd but possible completions: empty, control characters, other scripts, input that breaks parsers, one long word."""
+"""Odd but possible completions: empty, control characters, other scripts, input that breaks parsers, one long word.
+
+:meta hide-value:
+"""
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,12 @@ def test_two_algorithms_are_compared_by_the_probability_of_improvement():
         run.algorithm = "a2c"
     said = report_page([*better, *worse])
     assert (
-        "Probability of improvement: a run of Some-v0:ppo beats one of Some-v0:a2c with 1.00 (95 % CI 1.00 to 1.00)."
+        "Probability of improvement: a run of Some-v0:ppo beats one of Some-v0:a2c with probability 1.00 (95 % CI 1.00 to 1.00)."
         in said
     )
     for run, other in zip(worse, better, strict=True):
         run.after = other.after
-    assert "beats one of Some-v0:a2c with 0.50" in report_page([*better, *worse])
+    assert "beats one of Some-v0:a2c with probability 0.50" in report_page([*better, *worse])
     assert "these runs do not say which is better" in report_page([*better, *worse])
 
 

@@ -27,11 +27,13 @@ class FeedbackStopped(StopTraining):  # noqa: N818  (a request, not an error)
 class HumanReward:
     """Reward function with scores from a person, for which training waits; ``fallback`` scores the rest.
 
-    | scale | asked | score |
-    | --- | --- | --- |
-    | ``"thumbs"`` | each response | up 1, down 0 |
-    | ``"0-5"`` | each response | mark / 5 |
-    | ``"pairs"`` | responses 1+2, 3+4, … to a prompt | better 1, worse 0, tie .5 |
+    ============  =================================  =========================
+    scale         asked                              score
+    ============  =================================  =========================
+    ``"thumbs"``  each response                      up 1, down 0
+    ``"0-5"``     each response                      mark / 5
+    ``"pairs"``   responses 1+2, 3+4, … to a prompt  better 1, worse 0, tie .5
+    ============  =================================  =========================
 
     Equal responses to a prompt are shown once, and not at all if the file already has the answer. The person may skip a
     response, undo the last answer of the batch, or quit. Responses without a human score, such as one
