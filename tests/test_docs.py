@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.pages import run
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(
+PAGES = [ROOT / "README.md"] + sorted(
     page
     for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md")
     for page in (ROOT / "docs").glob(pattern)

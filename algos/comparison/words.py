@@ -61,7 +61,7 @@ def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
         unsure = (
             ": these runs do not say which is better" if limits is not None and limits[0] <= 0.5 <= limits[1] else ""
         )
-        yield f"Probability of improvement: a run of {x} beats one of {y} with probability {probability:.2f} ({spread}){unsure}."
+        yield f"Probability of improvement of {x} over {y}: {probability:.2f} ({spread}){unsure}."
 
 
 def with_limits(figure: Figure) -> str:

@@ -106,13 +106,10 @@ def test_two_algorithms_are_compared_by_the_probability_of_improvement():
     for run in worse:
         run.algorithm = "a2c"
     said = report_page([*better, *worse])
-    assert (
-        "Probability of improvement: a run of Some-v0:ppo beats one of Some-v0:a2c with probability 1.00 (95 % CI 1.00 to 1.00)."
-        in said
-    )
+    assert "Probability of improvement of Some-v0:ppo over Some-v0:a2c: 1.00 (95 % CI 1.00 to 1.00)." in said
     for run, other in zip(worse, better, strict=True):
         run.after = other.after
-    assert "beats one of Some-v0:a2c with probability 0.50" in report_page([*better, *worse])
+    assert "over Some-v0:a2c: 0.50" in report_page([*better, *worse])
     assert "these runs do not say which is better" in report_page([*better, *worse])
 
 
@@ -233,6 +230,8 @@ def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_
         assert browser.run("document.querySelector('#charts').innerHTML.includes('fraction of training')")
         browser.click("#legend button")
         assert browser.run("document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"
+        browser.click("nav a", 2)
+        assert browser.run("location.hash") == "" and browser.run("scrollY") > 0, "a link scrolls, in a notebook too"
         assert browser.printed().startswith(b"%PDF") and browser.problems == []
 
 
@@ -252,6 +251,18 @@ def test_a_training_is_watched_and_what_the_reader_chose_stays(tmp_path):
         write_run(tmp_path / "b", seed=2)
         browser.wait("document.querySelector('#count').textContent === '5 of 10 answers.'")
         assert browser.run("document.activeElement.name + document.activeElement.value") == "searchprompt 1"
+        write_run(tmp_path / "c", seed=3, learning_rate=0.01)
+        browser.wait("document.querySelectorAll('#legend button').length === 2")
+        browser.click("#legend button", 1)  # hides the case of c
+        write_run(tmp_path / "aa", seed=4, learning_rate=0.5)  # which is listed before it from now on
+        browser.wait("document.querySelectorAll('#legend button').length === 3")
+        hidden = "[...document.querySelectorAll('#legend [aria-pressed=false]')].map(x => x.innerText)"
+        assert browser.run(hidden) == ["textenv/Reviews-v0:ppo (learning_rate 0.01)"]
+        config = (tmp_path / "c" / "config.json").read_text()
+        (tmp_path / "c" / "config.json").write_text(config[:20])
+        browser.wait("document.querySelector('main').innerText.includes('config.json')")
+        (tmp_path / "c" / "config.json").write_text(config)
+        browser.wait("document.querySelectorAll('#legend button').length === 3")
         browser.open(url.partition("?")[0])
         assert "wrong token or host" in browser.run("document.body.innerText")
         assert [problem for problem in browser.problems if "403" not in problem] == []
