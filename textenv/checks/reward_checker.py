@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """Tolerance for rounding, as a fraction of the spread of ordinary scores."""
-WIDTH = 100
+WIDTH = 88
 """Of a printed report, in characters."""
 ODD = (
     *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
