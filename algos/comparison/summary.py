@@ -160,13 +160,6 @@ def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, f
     return [(row["steps"] / last, scale(row[key])) for row in run.history if key in row and math.isfinite(row[key])]
 
 
-def curves(runs: Sequence[RunResult], name: str, *, study: Sequence[RunResult] = ()) -> np.ndarray | None:
-    """Return a quantity of one case on a grid over the budget: ``[seeds, POINTS]``; None if a run does not have it."""
-    score = normalise(runs, study=study)
-    found = [curve(run, name, score) for run in runs]
-    return on_grid(found, np.linspace(0, 1, POINTS)) if all(found) else None
-
-
 def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
     """Summarize every quantity of one case over its seeds; those that a run does not have are left out."""
     score = normalise(runs, study=study)
@@ -194,7 +187,7 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     if score is not None:
         metrics["normalised score"] = score(run.after["mean_return"])
     if learning := curve(run, "normalised score", score):
-        metrics["area under the curve"] = float(on_grid([learning], grid).mean())
+        metrics["area under the curve"] = float(np.interp(grid, *np.array(learning, dtype=float).T).mean())
         reached = [x * last["steps"] for x, y in learning if y >= REACHED]
         metrics[f"reached {REACHED}"] = float(bool(reached))
         if reached:
@@ -244,11 +237,3 @@ def bootstrap_interval(
 def limits(x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[np.ndarray, np.ndarray] | None:
     """`bootstrap_interval`; None with fewer than `MIN_SEEDS` seeds."""
     return bootstrap_interval(x, statistic) if len(x) >= MIN_SEEDS else None
-
-
-def on_grid(curves: Sequence[Sequence[tuple[float, float]]], grid: np.ndarray) -> np.ndarray:
-    """Interpolate curves of (x, y) points linearly on a grid: ``[curves, points]``; x rises along a curve.
-
-    Beyond its ends, a curve keeps the value of its first or last point.
-    """
-    return np.array([np.interp(grid, *np.array(curve, dtype=float).T) for curve in curves])

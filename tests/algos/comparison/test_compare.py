@@ -8,13 +8,10 @@ import pytest
 
 from algos.comparison.compare import compare, parse_cases, train_all
 from algos.comparison.summary import (
-    POINTS,
     Case,
     bootstrap_interval,
-    curves,
     interquartile_mean,
     normalise,
-    on_grid,
     summary,
 )
 from tests.helpers.finished_runs import run_of
@@ -48,11 +45,6 @@ def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
     assert 0.88 < covered / 200 < 0.99
 
 
-def test_curves_are_read_by_lines_and_held_at_their_ends():
-    found = on_grid([[(0.5, 1.0), (1.0, 3.0)]], np.array([0.0, 0.5, 0.75, 1.0]))
-    assert found.tolist() == [[1.0, 1.0, 2.0, 3.0]]
-
-
 def test_scores_are_0_untrained_and_1_solved_or_best_seen():
     runs = [run_of(1, returns=[2.0], after=8.0, before=1.0), run_of(2, returns=[2.0], after=5.0, before=3.0)]
     score = normalise(runs)  # 0 is 2, 1 is 10
@@ -70,7 +62,6 @@ def test_without_a_threshold_the_algorithms_of_an_environment_share_one_scale():
     study = [good, poor, elsewhere]
     assert summary([poor], study=study)["normalised score"].mean == 0.25
     assert summary([good], study=study)["normalised score"].mean == 1
-    assert curves([poor], "normalised score", study=study)[0, -1] == 0.25
 
 
 @pytest.mark.parametrize("best", [None, -20.0])
@@ -82,7 +73,6 @@ def test_runs_that_only_got_worse_have_no_score(tmp_path, best):
     found = summary(runs)
     assert normalise(runs) is None and found["mean_return"].mean == -22.5
     assert not any("score" in name or "0.9" in name or "area" in name for name in found)
-    assert curves(runs, "normalised score") is None
     write_report(tmp_path, runs)
 
 
@@ -100,9 +90,8 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
     assert found["seconds"].mean == 16 and found["time fraction: update"].mean == 0.75
     assert found["steps_per_second"].mean == 400 / 16
     assert "policy/clip_frac" not in found and "reference/kl" not in found
-    drawn = curves(runs, "normalised score")
-    assert drawn.shape == (2, POINTS) and drawn[0, 50] == 0.5 and drawn[1, 75] == 0.5
-    assert curves(runs, "policy/clip_frac") is None
+    # Scores 0, .5, .9 and 1 at the quarters, by lines between: (.25 + .7 + .95) / 4.
+    assert found["area under the curve"].values[0] == pytest.approx(0.475, abs=1e-3)
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 4, 5])
