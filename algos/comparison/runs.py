@@ -28,7 +28,7 @@ LONGEST = 40
 def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
     """Return the runs in folders; those that differ in their seed only are a case, named by what differs.
 
-    A run of which no other setting is known than another's, seed included, is a case of its own.
+    Two runs with the same settings and the same seed are two cases, named by their folders.
 
     Args:
         paths: folders of runs or of `compare`, or folders above them.
@@ -84,12 +84,15 @@ def _named(runs: list[RunResult]) -> list[RunResult]:
         each = {json.dumps(settings[run.folder], sort_keys=True): settings[run.folder] for run in own}
         if len(each) < 2:
             continue
-        differ, count = _differing(list(each.values())), 3
-        while len({tuple(known.get(name) for name in differ[:count]) for known in each.values()}) < len(each):
-            count += 1
+        differ, labels = _differing(list(each.values())), dict[str, str]()
+        # As few settings as tell the cases apart, the first three at least; whole ones if those cut off do not.
+        for count, longest in [*((n, LONGEST) for n in range(3, len(differ) + 3)), (len(differ), None)]:
+            parts = {key: [f"{x} {known.get(x, '–')[:longest]}" for x in differ[:count]] for key, known in each.items()}
+            labels = {key: ", ".join(said) for key, said in parts.items()}
+            if len(set(labels.values())) == len(each):
+                break
         for run in own:
-            said = ", ".join(f"{name} {settings[run.folder].get(name, '–'):.{LONGEST}}" for name in differ[:count])
-            run.name = f"{run.case} ({said})"
+            run.name = f"{run.case} ({labels[json.dumps(settings[run.folder], sort_keys=True)]})"
     twice = [key for key, count in Counter((run.case, run.seed) for run in runs).items() if count > 1]
     for run in [run for run in runs if (run.case, run.seed) in twice]:
         run.name = f"{run.case} in {run.folder}"

@@ -153,8 +153,10 @@ def test_runs_of_one_seed_are_never_seeds_of_a_case_and_cases_differ_by_every_se
     assert [len(own) for own in by_case(read_runs([tmp_path])).values()] == [1, 1, 1]
     for name in ("d", "e"):
         write_run(tmp_path / name, seed=1, **many)
+    write_run(tmp_path / "long", seed=1, reward="x" * 50 + "1")
+    write_run(tmp_path / "longer", seed=2, reward="x" * 50 + "2")  # cut off they look alike
     names = list(by_case(read_runs([tmp_path])))
-    assert len(names) == 5 and sum(name.endswith(f" in {tmp_path / 'd'}") for name in names) == 1
+    assert len(names) == 7 and sum(name.endswith(f" in {tmp_path / 'd'}") for name in names) == 1
 
 
 def test_a_run_that_trains_is_of_the_case_of_a_finished_one_with_the_same_options(tmp_path):
