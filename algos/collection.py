@@ -25,7 +25,7 @@ from textenv.rollout import EpisodeEnv, is_episode_env
 Columns = dict[str, list[Any]]
 logger = logging.getLogger(__name__)
 ENDLESS = 10_000
-"""Steps of every slot without an end of an episode after which a warning says so."""
+"""Steps of every slot without the end of any episode, after which a warning is logged."""
 
 
 @check_names
@@ -233,8 +233,11 @@ class Collector:
         if seed is None and self.observation is not None and self._last.get(env) is self:
             return
         self.resume()
-        with _advised():
-            observation, info = env.reset(seed=self.seed) if seed is None else _reset_each(env, seed)
+        if seed is None:
+            with _environment_advice():
+                observation, info = env.reset(seed=self.seed)
+        else:
+            observation, info = _reset_each(env, seed)
         self.observation = flatten(env.single_observation_space, observation).copy()
         self.action_mask, self.seed = _action_mask(info, env), None
         self.ended = np.zeros(env.num_envs, dtype=bool)
@@ -249,7 +252,7 @@ class Collector:
         action, bounds = step.action.cpu().numpy(), env.single_action_space
         if isinstance(bounds, spaces.Box):  # for the environment; the rollout keeps the sampled action
             action = np.clip(action, bounds.low, bounds.high)
-        with _advised():
+        with _environment_advice():
             observation, reward, terminated, truncated, info = env.step(action)
         done, ended, begins = terminated | truncated, self.ended, self.is_init
         if FAILED in info:
@@ -284,8 +287,8 @@ class Collector:
 
 
 @contextmanager
-def _advised() -> Iterator[None]:
-    """Add advice to an error of an environment."""
+def _environment_advice() -> Iterator[None]:
+    """Add a hint at Gymnasium's checker to an exception that an environment raises."""
     try:
         yield
     except Exception as error:

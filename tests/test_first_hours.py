@@ -117,7 +117,7 @@ def test_prompts_of_ones_own_need_no_limit_of_tokens_and_few_held_out_ones_are_s
 
 
 def test_a_check_of_a_reward_says_what_to_read_asks_nobody_and_names_the_line_of_an_error(tmp_path):
-    said = str(check_reward(lambda completions: [float(len(text)) for text in completions]))
+    said = " ".join(str(check_reward(lambda completions: [float(len(text)) for text in completions])).split())
     assert "Read these, for a policy will find them: one token repeated, the longest allowed, very long." in said
     with refused(TypeError, "asks people"):
         check_reward(HumanReward(tmp_path / "thumbs.jsonl"))

@@ -60,10 +60,11 @@ class Watch(Command):
                 raise FileNotFoundError(f"there is no {path:.100}, only the page /")
             try:
                 return report_page(read_runs(self.runs), live=self.every)
-            except (FileNotFoundError, ValueError) as error:
-                waited = f"No run in {', '.join(map(str, self.runs))} has finished an iteration yet."
-                said = str(error) if isinstance(error, ValueError) else waited
-                return render("waiting.html", title="Training report", message=said)
+            except FileNotFoundError:
+                said = f"No run in {', '.join(map(str, self.runs))} has finished an iteration yet."
+            except ValueError as error:  # a file of a run is damaged
+                said = f"{error}."
+            return render("waiting.html", title="Training report", message=said)
 
         with LoopbackServer(page, port=self.port) as server:
             print(f"open {server.url}\nCtrl-C ends it; the runs go on.", flush=True)

@@ -104,8 +104,9 @@ def compare(
         found = [dataclasses.replace(x, env_kwargs=dict(x.env_kwargs or {}) | {"wrappers": wrappers}) for x in found]
     run_dir.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
-    names, earlier = [str(case) for case in found], read_study(run_dir / STUDY) if (run_dir / STUDY).exists() else []
-    runs = [run for run in earlier if run.case not in names]  # cases of an earlier call stay in the comparison
+    names, runs = [str(case) for case in found], list[RunResult]()
+    if (run_dir / STUDY).exists():  # cases of an earlier call whose runs are still there stay in the comparison
+        runs = [run for run in read_study(run_dir / STUDY) if run.case not in names and Path(run.folder).is_dir()]
     runs += train_all(found, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
     (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
     seconds = time.perf_counter() - start

@@ -105,9 +105,9 @@ def _panel(title: str, lines: Iterable[dict[str, Any] | None], *, over: str = "s
 
 
 def _grid(runs: Sequence[RunResult], name: str, score: Any = None) -> np.ndarray:
-    """A quantity on `_steps`: ``[seeds, POINTS]``; NaN where a run has not measured it yet, or does so no more.
+    """A quantity on `_steps`, ``[seeds, POINTS]``: NaN before a run's first and after its last measurement.
 
-    The end of a run that is almost as long as the longest is drawn on to the same end.
+    A run of at least `SAME_LENGTH` of the longest is extended to the same end.
     """
     grid = _steps(runs)
     found = np.full((len(runs), POINTS), np.nan)
@@ -174,16 +174,16 @@ def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
                 row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
                 row.pop("turns", None)  # whose text is the completion
         found += tables
-        shown += _spread(tables, MOST_TEXT // len(runs))
+        shown += _thinned(tables, MOST_TEXT // len(runs))
     count, whole = sum(map(len, shown)), sum(map(len, found))
-    few = f"{count} of {whole} answers are on this page, or parts of long ones: {SAMPLES} of each run has all of them."
+    few = f"This page shows {count} of {whole} answers, long ones cut off; {SAMPLES} of each run has all in full."
     return [row for table in shown for row in table], few if shown != found else ""
 
 
-def _spread(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str, Any]]]:
+def _thinned(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str, Any]]]:
     """As many of the tables, evenly spread, with the first and the last, as have at most so many characters.
 
-    Of answers too long for that, those two tables are left without tokens, then with fewer rows and shorter texts.
+    If even these two are too long, they lose their tokens, then rows, then the ends of their texts.
     """
     sizes = np.array([_size(table) for table in tables])
     for count in range(len(tables), min(len(tables), 2) - 1, -1):
@@ -199,6 +199,7 @@ def _spread(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str
 
 
 def _shortened(row: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """A sample without tokens, its texts cut to this many characters; None cuts nothing."""
     texts = {name: str(row[name]) for name in ("prompt", "completion")}
     cut = {name: f"{x[:length]} …" if length and len(x) > length else x for name, x in texts.items()}
     return row | cut | {"tokens": None}

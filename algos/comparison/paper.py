@@ -86,7 +86,9 @@ def write_paper(run_dir: Path, runs: Sequence[RunResult]) -> None:
 
 def _latex(rows: Sequence[tuple]) -> str:
     """A ``tabular`` for booktabs."""
-    about = "% Normalised scores: 0 untrained, 1 solved (Gymnasium's reward_threshold). 95% CI: stratified bootstrap."
+    about = (
+        "% Normalised score: 0 untrained, 1 solved (reward_threshold, else the best here). CI: stratified bootstrap."
+    )
     lines = [about, r"\begin{tabular}{lll}", r"\toprule", r"quantity & algorithm & value (95\% CI) \\", r"\midrule"]
     for quantity, name, over, value, limits in rows:
         label = re.sub(r"([_%&#$])", r"\\\1", " over ".join(filter(None, (name, over))))
@@ -101,7 +103,6 @@ def _draw(run_dir: Path, found: dict[str, Scores], rows: Sequence[tuple]) -> Non
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["pdf.fonttype"] = 42  # TrueType, which journals ask for
     panels = 2 + (len(found) > 1)
     figure, axes = pyplot.subplots(
         1, panels, figsize=(4 * panels, 1.5 + 0.35 * max(4, len(rows))), layout="constrained"
@@ -130,6 +131,7 @@ def _draw(run_dir: Path, found: dict[str, Scores], rows: Sequence[tuple]) -> Non
     axes[1].legend(frameon=False)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    for kind in ("pdf", "svg"):
-        figure.savefig(run_dir / f"paper.{kind}")
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which journals ask for
+        figure.savefig(run_dir / "paper.pdf")
+    figure.savefig(run_dir / "paper.svg")
     pyplot.close(figure)

@@ -73,8 +73,8 @@ def _format_number(value: float) -> str:
 def _spread(counts: Iterable[int]) -> str:
     """Description of the small print below a mean, from the numbers of seeds of the cases."""
     few = [count < MIN_SEEDS for count in counts]
-    said = [f"each seed ({MIN_SEEDS} give 95 % confidence intervals)"] * any(few)
-    return " or ".join(["95 % bootstrap confidence intervals"] * (not all(few)) + said)
+    single, whole = f"each seed ({MIN_SEEDS} give 95 % confidence intervals)", "95 % bootstrap confidence intervals"
+    return single if all(few) else f"{whole} or {single}" if any(few) else whole
 
 
 def print_summaries(summaries: Summaries) -> None:

@@ -17,16 +17,16 @@ from textenv.json_files import json_lines, read_json
 STUDY = "report.json"
 """File of the results of `compare`, in its folder."""
 SAME = (
-    "seed", "env", "algo", "json", "quiet", "logger", "sample_every", "checkpoint_every", "num_episodes", "device",
-    "workers", "process_timeout", "trust_remote_code", "dynamics_every", "eval_every", "eval_num_episodes",
+    "seed", "env", "algo", "config", "json", "quiet", "logger", "sample_every", "checkpoint_every", "num_episodes",
+    "device", "workers", "process_timeout", "trust_remote_code", "dynamics_every", "eval_every", "eval_num_episodes",
 )  # fmt: skip
-"""Options that may differ between the runs of a case: none of them is meant to change what is learnt."""
+"""Options of ``algos train`` that do not separate cases: the seed, what names a case already, logging, hardware."""
 LONGEST = 40
 """Maximum length of a setting in the name of a case."""
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
-    """Return the runs in folders; those that differ in their seed only are a case, named by what differs.
+    """Return the runs in folders; those that differ only in the seed (and in `SAME`) are a case, named by what differs.
 
     Two runs with the same settings and the same seed are two cases, named by their folders.
 
@@ -58,7 +58,8 @@ def read_study(path: Path) -> list[RunResult]:
     try:
         runs = [RunResult(**row | {"samples": [tuple(x) for x in row["samples"]]}) for row in rows]
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged, expected the results of a comparison: {error!r:.200}") from error
+        advice = "expected the results of a comparison: remove it, or give another folder"
+        raise ValueError(f"{path} is damaged, {advice}: {error!r:.200}") from error
     return [dataclasses.replace(run, folder=str(path.parent / folder_name(run.case, run.seed))) for run in runs]
 
 
@@ -85,8 +86,9 @@ def _named(runs: list[RunResult]) -> list[RunResult]:
         if len(each) < 2:
             continue
         differ, labels = _differing(list(each.values())), dict[str, str]()
-        # As few settings as tell the cases apart, the first three at least; whole ones if those cut off do not.
-        for count, longest in [*((n, LONGEST) for n in range(3, len(differ) + 3)), (len(differ), None)]:
+        # As few settings as tell the cases apart, three if there are so many; whole ones if those cut off do not.
+        counts = range(min(3, len(differ)), len(differ) + 1)
+        for count, longest in [*((n, LONGEST) for n in counts), (len(differ), None)]:
             parts = {key: [f"{x} {known.get(x, '–')[:longest]}" for x in differ[:count]] for key, known in each.items()}
             labels = {key: ", ".join(said) for key, said in parts.items()}
             if len(set(labels.values())) == len(each):
@@ -103,15 +105,16 @@ def settings_of(run: RunResult) -> dict[str, str]:
     """Settings of a run by name, as texts: the options of ``algos train``, or else what was saved with the agent."""
     folder = Path(run.folder or "-")
     if options := read_options(folder):
-        parts = options | options.pop("config")
+        parts = {name: x for name, x in options.items() if name not in SAME} | options["config"]
     else:
         found = describe_run(folder)
         env, policy = found.get("environment") or {}, found.get("policy_arguments") or {}
-        parts = dict(found.get("config") or {}) | dict(env.get("kwargs") or {}) | {"policy": found.get("policy")}
-        parts |= {name: x for name, x in policy.items() if name not in ("observation", "action")}
-        parts |= {"wrappers": env["wrappers"]} if env.get("wrappers") else {}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
-    return {name: text for name, text in texts.items() if name not in SAME}
+        parts = {f"environment.{name}": x for name, x in (env.get("kwargs") or {}).items()}
+        parts |= found.get("config") or {}
+        parts |= {f"policy.{name}": x for name, x in policy.items() if name not in ("observation", "action")}
+        parts |= {"policy": found.get("policy")} | ({"wrappers": env["wrappers"]} if env.get("wrappers") else {})
+    parts = {name: x for name, x in parts.items() if name != "seed"}
+    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in parts.items()}
 
 
 def differences(runs: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
@@ -127,7 +130,7 @@ def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
 
 
 def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
-    """Rows of a list of runs: case, seed, folder, status, steps, minutes, date, commit and processor."""
+    """Rows of a list of runs: case, seed, folder, status, steps, minutes, date and commit."""
     rows = []
     for run in runs:
         made = describe_run(Path(run.folder)).get("made_by") or {} if Path(run.folder or "-").is_dir() else {}

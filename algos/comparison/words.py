@@ -25,17 +25,17 @@ def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Figure]) -
         return f"{name}: no episode has ended yet in some run."
     when = "after training" if evaluated else "in the last tenth of the training episodes"
     first = "before" if evaluated else "in the first tenth"
-    said = f"{name}: a mean return of {with_limits(metrics[after])} {when}, from {metrics[before].mean:.3g} {first}"
+    said = f"{name}: a mean return of {with_interval(metrics[after])} {when}, from {metrics[before].mean:.3g} {first}"
     if "reached 0.9" in metrics and runs[0].best is not None:
         fraction = metrics["reached 0.9"].mean
         said += f"; {fraction:.0%} of the runs came to a normalised score of .9 while training"
     if "last kl" in metrics:
-        said += f"; the KL to the reference policy is then {with_limits(metrics['last kl'])} nats per episode"
+        said += f"; the KL to the reference policy is then {with_interval(metrics['last kl'])} nats per episode"
     said += "."
     longest = max(run.history[-1]["steps"] for run in runs)
     if early := [run for run in runs if run.history[-1]["steps"] < SAME_LENGTH * longest]:
         ended = ", ".join(f"seed {run.seed} after {run.history[-1]['steps']:,} of {longest:,} steps" for run in early)
-        said += f" Not all runs are as long: {ended}."
+        said += f" Not all runs have the same length: {ended}."
     alike = [run for run in runs if _variety(run) is not None and (_variety(run) or 0) < COLLAPSE]
     if alike:
         seeds = ", ".join(str(run.seed) for run in alike)
@@ -64,7 +64,7 @@ def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
         yield f"Probability of improvement of {x} over {y}: {probability:.2f} ({spread}){unsure}."
 
 
-def with_limits(figure: Figure) -> str:
+def with_interval(figure: Figure) -> str:
     """Return a mean with its 95 % confidence interval; with few seeds, with the value of each."""
     if figure.low is not None and figure.high is not None:
         seeds = len(figure.values)

@@ -38,7 +38,7 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
     except TypeError as error:
         if env not in _TOLD:
             _TOLD.add(env)
-            logger.warning("only for --resume: %s; a resumed run resets the environment, and its results differ", error)
+            logger.warning("%s; so --resume would reset it, and its results would differ", error)
         return None
 
 

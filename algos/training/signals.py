@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -45,7 +45,8 @@ def noted_signals(*, on: bool) -> Iterator[Request]:
     def note(number: int, frame: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         signal.signal(number, before[signal.Signals(number)])
-        os.write(2, b"the training ends after this iteration; the same signal once more ends it now\n")
+        with suppress(OSError):  # nobody reads it: the terminal has gone
+            os.write(2, b"the training ends after this iteration; the same signal once more ends it now\n")
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:

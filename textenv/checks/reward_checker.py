@@ -18,6 +18,7 @@ from textenv.checks.env_checker import CheckResult, raise_if_broken
 from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.rendering import printable
 from textenv.rewards.calling import reward_name
+from textenv.rewards.composite import Rewards
 from textenv.rewards.human import HumanReward
 from textenv.rewards.scores import as_number
 
@@ -124,7 +125,8 @@ def run_reward_checks(
     tolerance: float = TOLERANCE,
 ) -> RewardCheckReport:  # fmt: skip
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
-    if isinstance(function, HumanReward):
+    parts = [part for part, _ in function.functions.values()] if isinstance(function, Rewards) else [function]
+    if any(isinstance(part, HumanReward) for part in parts):
         raise TypeError("the reward asks people, who would be shown invented answers: check its fallback instead")
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")

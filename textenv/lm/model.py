@@ -173,7 +173,7 @@ class LanguageModel(nn.Module):
             why = " (with LongRoPE, its original length, as longer texts change all probabilities)" if longrope else ""
             raise ValueError(
                 f"the texts may be {length} tokens long, but the model has {self.context} positions{why}: lower "
-                "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or take a model with a longer one."
+                "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or use a longer context."
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:

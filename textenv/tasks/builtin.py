@@ -187,11 +187,10 @@ def make_task(
     own = {key: x for key, x in arguments.items() if key not in ours}
     if name in TASKS:
         task, limits = TASKS[name](split, **own), dict(TASKS[name].LIMITS)
-        if isinstance(task, Prompts) and "max_prompt_tokens" not in rest:
-            limits["max_prompt_tokens"] = task.longest_prompt(tokenizer)
-        if isinstance(task, Prompts):  # as many tokens as a small model has room for
-            room = tokenizer.model_max_length - (rest | limits)["max_prompt_tokens"]
-            limits["max_new_tokens"] = min(limits["max_new_tokens"], max(room, 1))
+        if isinstance(task, Prompts):
+            longest = rest.get("max_prompt_tokens") or task.longest_prompt(tokenizer)
+            room = max(1, tokenizer.model_max_length - longest)  # of a small model; its documents say so
+            limits |= {"max_prompt_tokens": longest, "max_new_tokens": min(limits["max_new_tokens"], room)}
         return task, limits, rest
     if name in GAMES:
         from textenv.envs.string_env import StringGames

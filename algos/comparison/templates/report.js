@@ -217,8 +217,8 @@ async function refresh() {
   // While a training runs, 'algos watch' serves the page again; what the reader has chosen stays.
   try {
     const answer = await fetch(location.href, {cache: "no-store"});
-    const next = new DOMParser().parseFromString(answer.ok ? await answer.text() : "", "text/html");
     if (!answer.ok) throw Error((await answer.json()).error);
+    const next = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!$("#data", next)) $("main").replaceWith($("main", next));  // there is no run now: the page says so
     else if (!$("#data") || $("#data", next).textContent !== $("#data").textContent) {
       const kept = $("#find") ? Object.fromEntries(new FormData($("#find"))) : {}, focus = document.activeElement.name, [x, y] = [scrollX, scrollY];

@@ -123,7 +123,7 @@ def test_ten_long_runs_stay_below_five_megabytes_with_first_and_last_samples(tmp
     found = [row for row in shown if row["seed"] == 3]
     assert {1, 400} <= {row["iteration"] for row in found} and len(json.dumps(found)) < MOST_TEXT / 10
     page = report_page(runs)
-    assert len(page.encode()) < 5_000_000 and f"{len(shown)} of 32000 answers are on this page" in note and note in page
+    assert len(page.encode()) < 5_000_000 and f"This page shows {len(shown)} of 32000 answers" in note and note in page
 
 
 @pytest.mark.parametrize("words", ["word " * 20_000, "<&" * 200_000])
@@ -167,14 +167,17 @@ def test_a_run_that_trains_is_of_the_case_of_a_finished_one_with_the_same_option
         "total_steps": 300,
         "config": {"learning_rate": 0.1},
     }
-    for seed, total in ((1, 300), (2, 300), (3, 600)):
+    for seed, total, episodes in ((1, 300, 8), (2, 300, 8), (3, 600, 8), (4, 300, 64)):
         write_run(tmp_path / f"{seed}", seed=seed)
-        text = yaml.safe_dump(options | {"seed": seed, "total_steps": total})
+        config = {"learning_rate": 0.1, "num_episodes": episodes, "seed": seed}  # of a rollout, not of the evaluation
+        text = yaml.safe_dump(options | {"seed": seed, "total_steps": total, "num_episodes": seed, "config": config})
         (tmp_path / f"{seed}" / "run.yaml").write_text(text)
         (tmp_path / f"{seed}" / "config.json").unlink()
     cases = by_case(read_runs([tmp_path]))
     assert {name: [run.seed for run in own] for name, own in cases.items()} == {
-        "Some-v0:ppo (total_steps 300)": [1, 2], "Some-v0:ppo (total_steps 600)": [3]
+        "Some-v0:ppo (total_steps 300, num_episodes 8)": [1, 2],
+        "Some-v0:ppo (total_steps 600, num_episodes 8)": [3],
+        "Some-v0:ppo (total_steps 300, num_episodes 64)": [4],
     }  # fmt: skip
 
 

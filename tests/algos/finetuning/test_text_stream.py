@@ -130,7 +130,7 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
         perplexity = {}
         for name in ("without", "with"):
             policy = LMPolicy.load("embedded", seed=seed)
-            term = TextLoss(texts, coef=0.1, batch_size=8, max_length=32) if name == "with" else None
+            term = TextLoss(texts, coef=2.0, batch_size=8, max_length=32) if name == "with" else None
             env = gymnasium.make_vec("textenv/Periods-v0", num_envs=64)
             agent = PPO(env, policy, dataclasses.replace(config, seed=seed), auxiliary=term)
             history = agent.learn(40_000, on_iteration=lambda metrics: metrics["episode/return"] >= 0.7)
@@ -140,5 +140,6 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
         print(f"perplexity of held-out reviews: before {before}, {perplexity}")
         assert before < perplexity["with"]
         ratios.append(perplexity["with"] / perplexity["without"])
-    # Seen: 2.69 before; 15.6, 17.7, 11.2 without the term, 4.9, 4.8, 6.2 with it: a third in the geometric mean.
+    # Seen: 2.69 before; 9.7, 11.0, 10.7 without the term, 4.0, 4.0, 3.4 with it. With a coefficient of .1 the same ratio was
+    # a third on one machine and .55 on another, whose embedded model rounds differently.
     assert np.log(ratios).mean() < np.log(0.5)

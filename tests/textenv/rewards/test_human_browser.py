@@ -265,7 +265,7 @@ def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
     right = {"number": 1, "answer": "tie", "ratings": [3, None], "comment": ""}
     for wrong, said in [
         ({"answer": "up"}, "expected one of first, second, tie"), ({"number": 7}, "answered already"),
-        ({"ratings": [6, 1]}, "from 0 to 5"), ({"ratings": [1] * 5}, "one of each response"),
+        ({"ratings": [6, 1]}, "from 0 to 5"), ({"ratings": [1] * 5}, "one for each response"),
         ({"comment": "x" * 6_000}, "at most 5000"),
     ]:  # fmt: skip
         with pytest.raises(urllib.error.HTTPError) as error:

@@ -104,7 +104,7 @@ def _read(posted: dict[str, Any], question: Question) -> Answer:
         raise ValueError(f"answer is {answer!r:.100}, expected one of {', '.join(question.answers)}")
     marks = isinstance(ratings, list) and all(x is None or (type(x) is int and 0 <= x <= 5) for x in ratings)
     if not marks or len(ratings) not in (0, len(question.responses)):
-        raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null, one of each response")
+        raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null, one for each response")
     if not isinstance(comment, str) or len(comment) > LONGEST:
         raise ValueError(f"the comment is {str(comment)[:50]!r}…, expected a text of at most {LONGEST} characters")
     more = {"ratings": ratings} if any(x is not None for x in ratings) else {}

@@ -79,7 +79,7 @@ async function listen() {
       if (next.number !== question.number || !next.answers !== !question.answers) { question = next; show(); }
     } catch {
       $("main").hidden = true;
-      $("#state").textContent = "Not connected: the training has ended, or begins again. Answers are saved; the last one is asked again if it was not.";
+      $("#state").textContent = "Not connected: the training has ended, or begins again. Answers are saved; if the last one did not arrive, you will be asked again.";
       question = {};
       await new Promise(done => setTimeout(done, 2000));
     }
