@@ -140,6 +140,6 @@ def test_ppo_with_the_term_forgets_less_at_equal_reward():
         print(f"perplexity of held-out reviews: before {before}, {perplexity}")
         assert before < perplexity["with"]
         ratios.append(perplexity["with"] / perplexity["without"])
-    # Seen: 2.69 before; 9.7, 11.0, 10.7 without the term, 4.0, 4.0, 3.4 with it. With a coefficient of .1 the ratio was a
+    # Seen: 2.69 before; 9.7, 11.0, 10.7 without the term, 4.0, 4.0, 3.4 with it. With a coefficient of .1 it was a
     # third on one machine, and .55 on another with another rounding in its embedded model.
     assert np.log(ratios).mean() < np.log(0.5)
