@@ -1,9 +1,15 @@
-"""Advantages and their normalization: pure functions over True entries (``mask`` is True)."""
+"""Advantages and their normalization: pure functions over True entries (``mask`` is True).
+
+`add_advantages` at the end writes those of an actor-critic into a rollout.
+"""
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
+from algos import parallel
+from algos.training.learner import Learner
 from textenv.rollout import check_mask, masked_mean
 
 ALIKE = 1e-6
@@ -180,3 +186,65 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
     if not shift_mean:
         white = white + mean
     return white if whole else torch.zeros_like(x).masked_scatter(mask, white)
+
+
+def episode_returns(rollout: TensorDict) -> Tensor:
+    """Sum of rewards of each row's episode, float32 ``[B]``, for rows of one episode; 0 for a row without a step."""
+    rewards_to_go = discounted_returns(
+        reward=rollout["reward"],
+        terminated=rollout["terminated"],
+        truncated=rollout["truncated"],
+        mask=rollout["mask"],
+        gamma=1.0,
+    )
+    first_step = rollout["mask"].int().argmax(1, keepdim=True)
+    return rewards_to_go.gather(1, first_step).squeeze(1)
+
+
+def add_advantages(agent: Learner, rollout: TensorDict) -> None:
+    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
+
+    The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
+
+    Args:
+        agent: its policy provides the values, its config the discount, trace decay, reward scaling, and whether to
+            bootstrap at limits.
+        rollout: ``[B, T]``, see `textenv.rollout`.
+    """
+    config = agent.config
+    mask = rollout["mask"]
+    terminated = rollout["terminated"]
+    truncated = rollout["truncated"]
+
+    # Rewards, scaled if the config asks for it
+    reward = rollout["reward"]
+    if agent.reward_normalizer is not None:
+        reward = agent.reward_normalizer(rollout)
+    if config.whiten_rewards:
+        reward = whiten(reward, mask=mask, shift_mean=False)
+
+    # Values of the states and of their successors
+    if config.fit_value_head:
+        returns = discounted_returns(
+            reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=config.gamma
+        )
+        value, next_value = agent.policy.fit_values(rollout, returns, agent.value_fit)
+    else:
+        value, next_value = parallel.by_rows(agent.policy.values, rollout)
+    rollout["value"] = value
+    rollout["next_value"] = next_value
+
+    # A limit without bootstrapping ends the episode like any other end
+    if not config.bootstrap_truncated:
+        terminated = terminated | truncated
+
+    rollout["advantage"], rollout["value_target"] = gae(
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
+        mask=mask,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,13 +17,13 @@ from algos import parallel
 from algos.collection import Collector, add_log_probs, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
-from algos.optimize import Metrics, Optimizer
+from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.policies.registry import PolicyName, make_policy
 from algos.policies.sharding import Shards
 from algos.training.loop import iterate, learn
-from algos.training.metrics import EpisodeMeter
+from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
@@ -69,7 +70,8 @@ class Agent(Generic[ConfigT]):
     """Policy to make if none is given."""
 
     several_processes = False
-    """Whether several processes can train together (`algos.parallel`): if `update` takes its steps by `optimize`."""
+    """Whether several processes can train together (`algos.parallel`): if `update` takes its steps by `optimizer`, on
+    minibatches of `algos.minibatches`, inside `sharded_weights`."""
 
     def __init__(
         self,
@@ -125,6 +127,10 @@ class Agent(Generic[ConfigT]):
             policy = self.policy if self.shards is None else self.shards.policy
             self._optimizer = Optimizer(policy.parameters(), self.config, policy=policy, shards=self.shards)
         return self._optimizer
+
+    def sharded_weights(self) -> AbstractContextManager[None]:
+        """Context for the steps of an update: in it `policy` holds this rank's shards, if the ranks share weights."""
+        return nullcontext() if self.shards is None else self.shards.used_by(self)
 
     def collect(self) -> TensorDict:
         """Run the policy in the environment and return the next rollout."""

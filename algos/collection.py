@@ -14,13 +14,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
+from algos import losses, parallel
 from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
 from algos.policies.policy import Policy, check_policy
 from algos.policies.random_streams import episode_seeds
+from algos.training.metrics import Metrics
 from textenv.names import check_names
-from textenv.rollout import EpisodeEnv, is_episode_env
+from textenv.rollout import EpisodeEnv, is_episode_env, masked_mean
 
 Columns = dict[str, list[Any]]
 logger = logging.getLogger(__name__)
@@ -319,6 +321,32 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] |
             )
         found[row, mask[row]] = own.flatten()[:count]
     rollout["log_prob"] = torch.where(mask, found, 0.0)
+
+
+@torch.no_grad()
+def with_importance_weights(rollout: TensorDict, *, policy: Policy, limit: float) -> tuple[TensorDict, Metrics]:
+    """Score a rollout again by the policy, and weight its steps by what another engine sampled them with.
+
+    Truncated importance sampling (Yao et al. 2025).
+
+    Args:
+        rollout: with ``log_prob`` of the engine that sampled.
+        policy: the policy before its update, π_old.
+        limit: largest weight.
+
+    Returns:
+        A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
+    """
+    mask = rollout["mask"]
+    (log_prob,) = parallel.by_rows(lambda rows: [policy.evaluate(rows).log_prob], rollout)
+    log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+    weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
+    metrics = {
+        "policy/sampler_gap": masked_mean(log_ratio.abs(), mask=mask).item(),
+        "policy/importance_weight": masked_mean(weight, mask=mask).item(),
+    }
+    columns = {"log_prob": torch.where(mask, log_prob, 0.0), "importance_weight": weight}
+    return rollout.copy().update(columns), metrics
 
 
 def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from algos.agent import Agent
 from algos.config import DQNConfig, scheduled
-from algos.optimize import MetricMeans, Metrics, Sums
 from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
+from algos.training.metrics import MetricMeans, Metrics, StepMetrics
 from textenv.names import refuse_unknown
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
@@ -68,16 +68,24 @@ class DQN(Agent[DQNConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
-        config, means = self.config, MetricMeans()
-        columns = STORED + (("next_action_mask",) if "action_mask" in rollout.keys() else ())
+        config = self.config
+
+        # Store the steps
+        columns = list(STORED)
+        if "action_mask" in rollout.keys():
+            columns.append("next_action_mask")
         self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
-        self.optimizer.schedule(self.progress)
         metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
+
+        # Learn from random batches of the buffer
+        self.optimizer.schedule(self.progress)
+        means = MetricMeans()
         if len(self.buffer) >= max(config.learning_starts, config.batch_size):
             for _ in range(config.gradient_steps):
                 if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                means.add(self.optimizer.step(self.loss, [self.buffer.sample().to(self.policy.device)]))
+                batch = self.buffer.sample().to(self.policy.device)
+                means.add(self.optimizer.step(self.loss, batch))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics
@@ -85,9 +93,12 @@ class DQN(Agent[DQNConfig]):
     def state_dict(self) -> dict[str, Any]:
         """See `Agent.state_dict`; includes the replay buffer and the target network."""
         remembered = dict(self.buffer[:].items()) if len(self.buffer) else None
-        own = {"remembered": remembered, "writer": self.buffer.writer.state_dict()}
-        own |= {"target": dict(self.target.named_parameters()), "gradient_steps": self.gradient_steps}
-        return super().state_dict() | own
+        return super().state_dict() | {
+            "remembered": remembered,
+            "writer": self.buffer.writer.state_dict(),
+            "target": dict(self.target.named_parameters()),
+            "gradient_steps": self.gradient_steps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
@@ -99,14 +110,17 @@ class DQN(Agent[DQNConfig]):
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 
-    def loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
-        """Loss of Q(s, a) against `q_target` on a batch ``[b]``."""
-        config, network = self.config, self.policy.action_values
+    def loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
+        """Loss of Q(s, a) against `q_target` on a batch ``[b]``, and its metrics."""
+        config = self.config
         action = self.policy.distribution.index(batch["action"])
-        worth = network(batch["observation"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        q_values = self.policy.action_values(batch["observation"])
+        q_value = q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             next_target = self.target.action_values(batch["next_observation"])
-            next_online = network(batch["next_observation"]) if config.double else next_target
+            next_online = next_target
+            if config.double:
+                next_online = self.policy.action_values(batch["next_observation"])
             target = q_target(
                 reward=batch["reward"],
                 terminated=batch["terminated"],
@@ -115,8 +129,9 @@ class DQN(Agent[DQNConfig]):
                 open_actions=batch.get("next_action_mask", None),
                 gamma=config.gamma,
             )
-        loss = (VALUE_LOSSES[config.loss] if isinstance(config.loss, str) else config.loss)(worth, target)
-        return loss, {"value/loss": loss, "value/mean": worth.mean()}
+        loss_function = VALUE_LOSSES[config.loss] if isinstance(config.loss, str) else config.loss
+        loss = loss_function(q_value, target)
+        return loss, {"value/loss": loss, "value/mean": q_value.mean()}
 
 
 def q_target(

@@ -90,13 +90,13 @@ def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
 
 
 def own_rows(batch: TensorDict) -> TensorDict:
-    """This rank's rows of a batch: as many as every other's, by repeated ones of ``weight`` and ``share`` 0."""
+    """This rank's rows of a batch: as many as every other's, by repeated ones of ``weight`` and ``log_weight`` 0."""
     if world_size() == 1:
         return batch
     count = -(-len(batch) // world_size())
     places = torch.arange(rank() * count, (rank() + 1) * count, device=batch.device)
     part = batch[places.clamp(max=len(batch) - 1)]
-    for name in {"weight", "share"} & part.keys():
+    for name in {"weight", "log_weight"} & part.keys():
         part[name][places >= len(batch)] = 0
     return part
 

@@ -1,11 +1,16 @@
 """REINFORCE with a baseline (Williams 1992): returns of whole episodes, one policy-gradient step per rollout."""
 
+import torch
 from tensordict import TensorDict
+from torch import Tensor
 
+from algos import losses
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.config import REINFORCEConfig
-from algos.optimize import Metrics, optimize, policy_gradient
+from algos.minibatches import minibatches
+from algos.training.invariants import check_first
+from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, rollout_metrics, sampler_gap
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
@@ -22,8 +27,53 @@ class REINFORCE(Agent[REINFORCEConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its advantage column; return metrics."""
-        columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
-        returns = discounted_returns(**columns, gamma=self.config.gamma)
+        returns = discounted_returns(
+            reward=rollout["reward"],
+            terminated=rollout["terminated"],
+            truncated=rollout["truncated"],
+            mask=rollout["mask"],
+            gamma=self.config.gamma,
+        )
         rollout["advantage"] = subtract_mean(returns, mask=rollout["mask"])
-        scaled = "rollout" if self.config.normalize_advantage else False
-        return optimize(self, rollout, policy_gradient, normalize_advantage=scaled)
+        normalize_advantage = "rollout" if self.config.normalize_advantage else False
+        self.optimizer.schedule(self.progress)
+
+        # One step: the only minibatch is the whole rollout
+        means = MetricMeans()
+        batches = minibatches(
+            rollout,
+            sequential=self.policy.sequential,
+            generator=self.generator,
+            normalize_advantage=normalize_advantage,
+        )
+        with self.sharded_weights():
+            for batch in batches:
+                means.add(self.optimizer.step(self.loss, batch))
+        return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
+
+    def loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
+        """The policy-gradient loss of the rollout, or of a part of it, and its metrics."""
+        config = self.config
+        mask = batch["mask"]
+
+        # The policy is still the one that acted: all ratios are 1
+        evaluation = self.policy.evaluate(batch)
+        log_ratio = losses.log_ratio(log_prob=evaluation.log_prob, old_log_prob=batch["log_prob"], mask=mask)
+        check_first(log_ratio, batch=batch, evaluation=evaluation, policy=self.policy, tolerance=config.ratio_tolerance)
+
+        # Policy loss, -A log π up to a constant; entropy, which needs no gradient if it is only logged
+        policy_loss = losses.policy_gradient_loss(log_ratio=log_ratio, advantage=batch["advantage"], mask=mask)
+        entropy = torch.where(mask, evaluation.entropy, 0.0)
+        if config.ent_coef == 0:
+            entropy = entropy.detach()
+
+        # Loss of each step
+        loss = policy_loss - config.ent_coef * entropy
+        logged = {"policy/loss": policy_loss, "policy/entropy": entropy}
+        if self.penalty is not None and self.penalty.place == "loss":
+            kl_loss = self.penalty.loss(batch, log_prob=evaluation.log_prob, policy=self.policy)
+            loss = loss + kl_loss
+            logged["reference/loss"] = kl_loss
+
+        metrics = minibatch_means(batch, logged) | sampler_gap(batch, log_ratio)
+        return (loss * batch["weight"]).sum(), metrics

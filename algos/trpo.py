@@ -9,27 +9,17 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from algos import losses
+from algos.advantages import add_advantages
 from algos.agent import Agent
 from algos.config import TRPOConfig
-from algos.losses import token_mean, value_loss
-from algos.optimize import (
-    PLACE,
-    MetricMeans,
-    Metrics,
-    Optimizer,
-    Sums,
-    Term,
-    add_advantages,
-    log_ratios,
-    places,
-    rollout_metrics,
-    total_loss,
-    weighted_minibatches,
-    whiten_advantage,
-)
+from algos.minibatches import minibatches, places, whiten_advantage
+from algos.optimizer import Optimizer
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
-from algos.training.invariants import check_advantages
+from algos.training.invariants import check_advantages, check_first
+from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, rollout_metrics
+from textenv.errors import PLACE
 
 
 class TRPO(Agent[TRPOConfig]):
@@ -60,30 +50,35 @@ class TRPO(Agent[TRPOConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its value and advantage columns; return metrics."""
-        config = self.config
         add_advantages(self, rollout)
         check_advantages(rollout)
         mask = rollout["mask"]
         if not mask.any():
             return rollout_metrics(rollout)
+
+        # Units as those of minibatches: rows, or single steps without those outside the mask
         units = rollout.copy().set(PLACE, places(rollout))
-        if config.normalize_advantage:
+        if self.config.normalize_advantage:
             whiten_advantage(units)
-        # As in `minibatches`, single steps outside the mask are dropped.
-        units = units[mask.any(dim=1) if self.policy.sequential else mask]
+        if self.policy.sequential:
+            units = units[mask.any(dim=1)]
+        else:
+            units = units[mask]
+
+        # A step of the actor inside the trust region, then steps of the critic
         with sdpa_kernel(SDPBackend.MATH):  # the only attention backend with second derivatives
-            metrics = self._improve(units)
-        fitted = self._fit_value(rollout)
-        skipped = metrics.get("update/skipped", 0) + fitted["update/skipped"]
-        return metrics | fitted | rollout_metrics(rollout) | {"update/skipped": skipped}
+            actor_metrics = self._improve(units)
+        critic_metrics = self._fit_value(rollout)
+        skipped = actor_metrics.get("update/skipped", 0) + critic_metrics["update/skipped"]
+        return actor_metrics | critic_metrics | rollout_metrics(rollout) | {"update/skipped": skipped}
 
     def state_dict(self) -> dict[str, Any]:
         """See `Agent.state_dict`; includes the critic's own optimizer."""
         state: dict[str, Any] = {"critic": None, "critic_weights": None}
         if self._critic is not None:
-            own = {id(p) for p in self._critic.parameters}
-            places = [i for i, p in enumerate(self.policy.parameters()) if id(p) in own]
-            state = {"critic": self._critic.state_dict(), "critic_weights": places}
+            critic_ids = {id(p) for p in self._critic.parameters}
+            indices = [i for i, p in enumerate(self.policy.parameters()) if id(p) in critic_ids]
+            state = {"critic": self._critic.state_dict(), "critic_weights": indices}
         return super().state_dict() | state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,37 +91,54 @@ class TRPO(Agent[TRPOConfig]):
 
     def _improve(self, rollout: TensorDict) -> Metrics:
         """Take one step of the actor."""
-        old, config = self.policy.reference(), self.config
+        config = self.config
+        old = self.policy.reference()
+
+        # Gradient of the surrogate objective
         gain = self._gain(rollout, first=True)
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        slopes = torch.autograd.grad(gain, parameters, allow_unused=True)
-        self._actor = [p for p, slope in zip(parameters, slopes, strict=True) if slope is not None]
-        gradient = _flat([slope for slope in slopes if slope is not None])
+        gradients = torch.autograd.grad(gain, parameters, allow_unused=True)
+        self._actor = [p for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None]
+        gradient = _flat([x for x in gradients if x is not None])
         norm = gradient.norm()
         if not norm.isfinite() and not config.skip_nonfinite:
-            quantities = {"policy/gain": gain.detach(), "update/grad_norm": norm}
             raise explain_step(
-                lambda part: (self._gain(part), {}), [rollout], parameters=parameters, policy=self.policy,
-                quantities=quantities, step="the actor's step",
-            )  # fmt: skip
+                lambda part: (self._gain(part), {}),
+                [rollout],
+                parameters=parameters,
+                policy=self.policy,
+                quantities={"policy/gain": gain.detach(), "update/grad_norm": norm},
+                step="the actor's step",
+            )
         if not norm.isfinite() or not gradient.any():  # not finite (skipped), or zero
-            still = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
-            return still | {"update/skipped": int(not norm.isfinite())}
+            no_step = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
+            return no_step | {"update/skipped": int(not norm.isfinite())}
+
+        # Natural gradient, as long as the second-order model of the KL allows (appendix C)
         curvature = self._curvature(rollout, old)
         direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
-        # The longest step in this direction that the second-order model of the KL allows (appendix C).
         length = (2 * config.max_kl / (direction @ curvature(direction))).sqrt()
         return self._line_search(rollout, old, step=length * direction, before=gain.item())
 
     def _gain(self, rollout: TensorDict, *, first: bool = False) -> Tensor:
         """The surrogate objective, mean of ratio times advantage (eq. 14)."""
+        mask = rollout["mask"]
         evaluation = self.policy.evaluate(rollout)
-        ratios = log_ratios(rollout, evaluation=evaluation, policy=self.policy, config=self.config, first=first)
-        return (ratios.exp() * rollout["advantage"] * token_mean(mask=rollout["mask"])).sum()
+        log_ratio = losses.log_ratio(log_prob=evaluation.log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+        if first:
+            check_first(
+                log_ratio,
+                batch=rollout,
+                evaluation=evaluation,
+                policy=self.policy,
+                tolerance=self.config.ratio_tolerance,
+            )
+        return (log_ratio.exp() * rollout["advantage"] * losses.token_mean(mask=mask)).sum()
 
     def _kl(self, rollout: TensorDict, old: object) -> Tensor:
-        kl = torch.where(rollout["mask"], self.policy.divergence(rollout, old), 0.0)
-        return (kl * token_mean(mask=rollout["mask"])).sum()
+        mask = rollout["mask"]
+        kl = torch.where(mask, self.policy.divergence(rollout, old), 0.0)
+        return (kl * losses.token_mean(mask=mask)).sum()
 
     def _curvature(self, rollout: TensorDict, old: object) -> Callable[[Tensor], Tensor]:
         """Function that multiplies a vector by the damped Hessian of the KL at the old policy (Fisher)."""
@@ -141,41 +153,45 @@ class TRPO(Agent[TRPOConfig]):
     @torch.no_grad()
     def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, before: float) -> Metrics:
         """Shorten the step until the policy improves inside the trust region; otherwise restore the old policy."""
+        config = self.config
         start = _flat(self._actor)
-        for tried in range(self.config.line_search_steps):
-            _write(start + self.config.line_search_factor**tried * step, self._actor)
-            gain, kl = self._gain(rollout).item() - before, self._kl(rollout, old).item()
-            if gain > 0 and kl <= self.config.max_kl:
+        for tried in range(config.line_search_steps):
+            _write(start + config.line_search_factor**tried * step, self._actor)
+            gain = self._gain(rollout).item() - before
+            kl = self._kl(rollout, old).item()
+            if gain > 0 and kl <= config.max_kl:
                 return {"policy/approx_kl": kl, "policy/gain": gain, "update/line_search_steps": tried + 1}
         _write(start, self._actor)
-        return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": self.config.line_search_steps}
+        return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": config.line_search_steps}
 
     def _fit_value(self, rollout: TensorDict) -> Metrics:
         """Minimize the value loss over the parameters that the action probabilities do not depend on."""
+        config = self.config
         if self._critic is None:
-            own = {id(p) for p in self._actor}
-            self._critic = Optimizer(
-                (p for p in self.policy.parameters() if id(p) not in own), self.config, policy=self.policy
-            )
+            actor_ids = {id(p) for p in self._actor}
+            parameters = [p for p in self.policy.parameters() if id(p) not in actor_ids]
+            self._critic = Optimizer(parameters, config, policy=self.policy)
         self._critic.schedule(self.progress)
         means = MetricMeans()
-        for batch in weighted_minibatches(
+        batches = minibatches(
             rollout,
-            policy=self.policy,
+            sequential=self.policy.sequential,
             generator=self.generator,
-            size=self.config.minibatch_size,
-            num_epochs=self.config.critic_epochs,
-        ):
-            means.add(self._critic.step(self._value_loss, [batch]))
+            size=config.minibatch_size,
+            num_epochs=config.critic_epochs,
+        )
+        for batch in batches:
+            means.add(self._critic.step(self._value_loss, batch))
         return means.result()
 
-    def _value_loss(self, batch: TensorDict) -> tuple[Tensor, Sums]:
+    def _value_loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
+        mask = batch["mask"]
         evaluation = self.policy.evaluate(batch)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
-        error = value_loss(value=evaluation.value, value_target=batch["value_target"], mask=batch["mask"])
-        entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)
-        terms = {"value/loss": Term(1.0, error), "policy/entropy": Term(0.0, entropy)}
-        return total_loss(terms, weight=batch["weight"], share=batch["share"])
+        value_loss = losses.value_loss(value=evaluation.value, value_target=batch["value_target"], mask=mask)
+        entropy = torch.where(mask, evaluation.entropy, 0.0)
+        metrics = minibatch_means(batch, {"value/loss": value_loss, "policy/entropy": entropy})
+        return (value_loss * batch["weight"]).sum(), metrics
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -199,14 +215,18 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, s
     Returns:
         x ``[n]``, exact after n steps up to rounding.
     """
-    solution, residual = torch.zeros_like(target), target.clone()
-    direction, size = residual.clone(), residual @ residual
+    solution = torch.zeros_like(target)
+    residual = target.clone()
+    direction = residual.clone()
+    size = residual @ residual
     for _ in range(steps):
         image = product(direction)
         stride = size / (direction @ image)
-        solution, residual = solution + stride * direction, residual - stride * image
-        size, last = residual @ residual, size
+        solution = solution + stride * direction
+        residual = residual - stride * image
+        last_size = size
+        size = residual @ residual
         if size < 1e-10 * (target @ target):
             break
-        direction = residual + size / last * direction
+        direction = residual + size / last_size * direction
     return solution

@@ -34,13 +34,14 @@ LAYERS = {
     "algos": """
         cli
         insight comparison
-        presets make evaluation memory
+        presets make evaluation
         ppo a2c reinforce rloo grpo trpo dqn
         agent
-        optimize finetuning
+        minibatches
+        optimizer advantages finetuning
         training collection sharing distributed
         policies
-        fast losses advantages parallel config envs
+        fast losses parallel config envs
     """,
 }
 """From the top: a room imports from its own line and those below."""

@@ -223,7 +223,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         if not here and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):
-            from algos.memory import check_fits
+            from algos.cli.memory import check_fits
 
             check_fits(self)
 

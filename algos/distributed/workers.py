@@ -1,8 +1,8 @@
 """Rollout workers on Ray: environments, and copies of the policy, in other processes or on other machines.
 
 Asynchronous workers go on during the update, with weights that are at most ``staleness`` updates old when their rollout
-is learned from. `algos.optimize.rescored` corrects for that: the policies that acted, before the update and in it are
-three (IMPACT, Luo et al. 2020; decoupled PPO, Hilton et al. 2022).
+is learned from. `algos.collection.with_importance_weights` corrects for that: the policies that acted, before the
+update and in it are three (IMPACT, Luo et al. 2020; decoupled PPO, Hilton et al. 2022).
 """
 
 import copy

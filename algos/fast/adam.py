@@ -15,7 +15,7 @@ _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
 
 class Adam(torch.optim.AdamW):
-    """Equivalent of `algos.optimize.Adam` that scales the gradients inside the step.
+    """Equivalent of `algos.optimizer.Adam` that scales the gradients inside the step.
 
     On a small network, `torch.optim.AdamW.step` and `torch.nn.utils.clip_grad_norm_` spend most of their time on unused
     options. This class passes the same lists to the same kernels. Arguments, state and groups are those of its parent.
@@ -45,7 +45,7 @@ class Adam(torch.optim.AdamW):
         """Divisor of each group's gradient in the next step."""
 
     def clip_grad_norm_(self, max_norm: float, groups: Sequence[int]) -> Tensor:
-        """See `algos.optimize.Adam.clip_grad_norm_`; the gradients are scaled by the next step."""
+        """See `algos.optimizer.Adam.clip_grad_norm_`; the gradients are scaled by the next step."""
         gradients = [p.grad for p in self._of(groups) if p.grad is not None]
         if not gradients:
             norm = torch.zeros((), device="cpu")

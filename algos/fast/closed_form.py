@@ -20,48 +20,45 @@ CLOSE, WHITE, ALIKE = 1e-4, 1e-2, 1e-6
 which `algos.training.invariants` decides; `algos.advantages.ALIKE`."""
 LOGGED = ("policy/loss", "value/loss", "policy/entropy", "policy/approx_kl", "policy/clip_frac", "update/grad_norm")
 COVERED = [
-    "algos.ppo:PPO._terms",
-    "algos.optimize:Optimizer.step",
+    "algos.ppo:PPO.update",
+    "algos.ppo:PPO.loss",
+    "algos.optimizer:Optimizer.step",
     "algos.policies.mlp:MLPPolicy.evaluate",
     "algos.policies.policy:ControlPolicy._evaluation",
 ]
 """What is computed here; of a subclass that overrides one of them nothing is."""
 CATEGORICAL, GAUSSIAN = "algos.policies.distributions:Categorical", "algos.policies.distributions:Gaussian"
-Logged = tuple[dict[str, float], int]
 
 
 @torch.no_grad()
-def take_steps(
-    plain: Callable[..., Logged], agent: Any, rollout: Any, terms_of: Callable[..., Any], **options: Any
-) -> Logged:
-    """Equivalent of `algos.optimize.take_steps` for PPO's loss of an `MLPPolicy`.
+def take_steps(agent: Any, rollout: Any, *, clip_range: float) -> dict[str, float] | None:
+    """Take the steps of `algos.ppo.PPO.update` for an `MLPPolicy`; return their metrics.
 
-    Other updates are left to ``plain``, as are those in which something is wrong, from the state before, to explain it.
+    None if this update is not one that is computed here, or if something is wrong: nothing was changed then, and the
+    plain steps explain it.
     """
-    found, before = None, agent.generator.get_state()
-    if _covers(agent, rollout, terms_of, options):
-        own = {name: x for name, x in options.items() if name not in ("aggregation", "others")}
-        found = _train(agent, rollout, **own)
-    if found is None:
-        agent.generator.set_state(before)  # as no weight was changed either
-        with torch.enable_grad():
-            found = plain(agent, rollout, terms_of, **options)
-    return found
+    if not _covers(agent, rollout):
+        return None
+    before = agent.generator.get_state()
+    metrics = _train(agent, rollout, clip_range=clip_range)
+    if metrics is None:
+        agent.generator.set_state(before)
+    return metrics
 
 
-def _covers(agent: Any, rollout: Any, terms_of: Any, options: dict[str, Any]) -> bool:
+def _covers(agent: Any, rollout: Any) -> bool:
     """Whether this update is one that `_train` computes."""
     policy, config, optimizer = agent.policy, agent.config, agent.optimizer
-    methods = (terms_of, optimizer.step, policy.evaluate, getattr(policy, "_evaluation", None))
+    methods = (agent.update, agent.loss, optimizer.step, policy.evaluate, getattr(policy, "_evaluation", None))
     if [*map(_full_name, methods)] != COVERED:
         return False
-    names = [getattr(x, "__name__", x) for x in (options["aggregation"], config.policy_loss)]
-    further = (agent.penalty, agent.shards, config.max_importance_weight, config.micro_batch_size, *options["others"])
+    names = [getattr(x, "__name__", x) for x in (config.aggregation, config.policy_loss)]
+    further = (agent.penalty, agent.shards, config.max_importance_weight, config.micro_batch_size, agent.auxiliary)
     if names != ["token_mean", "clipped_policy_loss"] or any(x is not None for x in further):
         return False
     if "action_mask" in rollout.keys() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
-    parameters, adam = _in_order(policy), optimizer.optimizer
+    parameters, adam = _in_order(policy), optimizer.adam
     return (
         len(parameters) > 0
         and isinstance(adam, Adam)
@@ -177,13 +174,10 @@ class _Networks:
             owner.grad = gradient.clone()
 
 
-def _train(
-    agent: Any, rollout: Any, *, size: int | None, num_epochs: int, normalize_advantage: Any, clip_range: float,
-    target_kl: float | None,
-) -> Logged | None:  # fmt: skip
+def _train(agent: Any, rollout: Any, *, clip_range: float) -> dict[str, float] | None:
     """Take the steps of an update; None, with no weight changed, if something is wrong."""
-    networks, config, metrics = _Networks(agent.policy, agent.optimizer.optimizer), agent.config, list[Tensor]()
-    for batch in _minibatches(agent, rollout, size=size, num_epochs=num_epochs, normalize=normalize_advantage):
+    networks, config, metrics = _Networks(agent.policy, agent.optimizer.adam), agent.config, list[Tensor]()
+    for batch in _minibatches(agent, rollout):
         observation, action, (old, advantage, old_value, target) = batch
         output, value = networks.forward(observation)
         log_prob, entropy, back = _score_actions(output, action, networks)
@@ -201,23 +195,23 @@ def _train(
         far = (change.abs() > clip_range).float()
         means = torch.stack((-torch.minimum(gain, limit), error, entropy, change - log_ratio, far)).mean(1)
         metrics += [means, networks.step(config.max_grad_norm).unsqueeze(0)]
-        if target_kl is not None and means[3].item() > target_kl:
+        if config.target_kl is not None and means[3].item() > config.target_kl:
             break
     if not metrics or not (found := torch.cat(metrics).view(-1, len(LOGGED))).isfinite().all():
         return None
     networks.write_back()
     logged = dict(zip(LOGGED, found.double().mean(0).tolist(), strict=True))
-    return logged | {"policy/sampler_gap": gap.mean().item(), "update/skipped": 0, "update/path": 2}, len(found)
+    others = {"update/minibatches": len(found), "update/skipped": 0, "update/path": 2}
+    return logged | {"policy/sampler_gap": gap.mean().item()} | others
 
 
-def _minibatches(
-    agent: Any, rollout: Any, *, size: int | None, num_epochs: int, normalize: Any
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Observations, actions and columns ``[4, n]`` of each minibatch, in the order of `algos.optimize.minibatches`.
+def _minibatches(agent: Any, rollout: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Observations, actions and columns ``[4, n]`` of each minibatch, in the order of `algos.minibatches.minibatches`.
 
     Yields nothing if advantages or value targets are not finite, not 0 outside the mask, or not whitened.
     """
     policy, mask = agent.policy, rollout["mask"].flatten()
+    size, normalize = agent.config.minibatch_size, agent.config.normalize_advantage
     columns = torch.stack([rollout[x].flatten() for x in ("log_prob", "advantage", "value", "value_target")])
     outside = columns[1::2, ~mask]
     if not math.isfinite(columns[1::2].sum().item()) or outside.count_nonzero():
@@ -228,10 +222,10 @@ def _minibatches(
     whole = [policy._read(rollout["observation"].flatten(0, 1)), action, columns.t()]
     observation, action, columns = (x[mask] for x in whole) if outside.numel() else whole
     columns, count = columns.t().contiguous(), len(action)
-    every = count if size is None else min(size, count)
+    every = min(size, count)
     if normalize == "rollout" or (normalize and every == count):
         columns[1] = _white(columns[1])
-    for epoch in range(num_epochs):
+    for epoch in range(agent.config.num_epochs):
         own = observation, action, columns
         if every < count:
             order = torch.randperm(count, generator=agent.generator, device=agent.generator.device)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.insight.activations import FEATURES, activations
-from algos.optimize import minibatches
+from algos.minibatches import shuffle_and_split
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
 from textenv.lm.model import language_model_of
@@ -48,7 +48,7 @@ class Dynamics(Callback):
 def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
     mask, generator = rollout["mask"], torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"sequential": policy.sequential, "generator": generator}
-    part = next(minibatches(rollout, size=ROWS if policy.sequential else STEPS, **options))
+    part = next(shuffle_and_split(rollout, size=ROWS if policy.sequential else STEPS, **options))
     with torch.no_grad():
         layers = activations(policy, part)
         found: Metrics = {"effective_rank": effective_rank(layers.pop(FEATURES)), "dead_units": dead_units(layers)}
@@ -57,7 +57,7 @@ def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
     units = int((mask.any(1) if policy.sequential else mask).sum())
     size = max(1, units // PARTS)
     if units > 1 and "advantage" in rollout.keys():
-        batches, steps = list(minibatches(rollout, size=size, **options))[:PARTS], int(mask.sum()) * size / units
+        batches, steps = list(shuffle_and_split(rollout, size=size, **options))[:PARTS], int(mask.sum()) * size / units
         noise, signal = gradient_noise((_gradient(policy, each, steps) for each in batches), size)
         found |= {"gradient_noise": noise, "gradient_signal": signal}
         found |= {"noise_scale": noise / signal} if signal > 0 else {}

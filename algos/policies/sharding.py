@@ -64,10 +64,10 @@ class Shards:
 
 
 class ShardedAdam(torch.optim.AdamW):
-    """`algos.optimize.Adam` of shards; its saved state is that of whole parameters, on rank 0."""
+    """`algos.optimizer.Adam` of shards; its saved state is that of whole parameters, on rank 0."""
 
     def clip_grad_norm_(self, max_norm: float, groups: Sequence[int]) -> Tensor:
-        """See `algos.optimize.Adam.clip_grad_norm_`."""
+        """See `algos.optimizer.Adam.clip_grad_norm_`."""
         parameters = [p for i in groups for p in self.param_groups[i]["params"]]
         norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm)
         return norm.full_tensor()

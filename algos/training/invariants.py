@@ -152,7 +152,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
 
 
 def check_first(
-    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, dtype: torch.dtype, tolerance: float | None = None
+    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, policy: Any, tolerance: float | None = None
 ) -> None:
     """Check, before the first step of an update, that all ratios are 1 and that discrete entropies are not negative.
 
@@ -160,18 +160,18 @@ def check_first(
         log_ratio: log-ratios of the minibatch, 0 where the mask is False.
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
-        dtype: dtype in which the policy computes.
+        policy: the policy; it computes in `scoring_dtype`.
         tolerance: maximum difference of log-probabilities, nats; None: `ratio_tolerance` of the dtype.
 
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
             negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
-            (`algos.optimize.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
+            (`algos.optimizer.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
     """
     if log_ratio.isnan().any():
         return
     if tolerance is None:
-        tolerance = ratio_tolerance(dtype)
+        tolerance = ratio_tolerance(scoring_dtype(policy))
     gap = log_ratio.detach().abs()
     worst = gap.max().item() if gap.numel() else 0.0
     if not worst <= tolerance:

@@ -37,7 +37,7 @@ class Learner(Protocol):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer, an `algos.optimize.Optimizer`."""
+        """The optimizer, an `algos.optimizer.Optimizer`."""
 
     def collect(self) -> TensorDict:
         """Return the next rollout."""

@@ -11,6 +11,8 @@ from textenv.rollout import masked_mean
 
 Metrics = dict[str, float]
 """Metrics of one iteration by name."""
+StepMetrics = dict[str, Tensor]
+"""Metrics of one minibatch by name, scalars; of a part of a minibatch, its share of them, so that parts add up."""
 
 
 class EpisodeMeter:
@@ -74,27 +76,44 @@ class MetricMeans:
         return means | {"update/skipped": self.skipped}
 
 
-def ratio_metrics(log_ratio: Tensor, *, share: Tensor, clip_range: float | None, first: bool) -> dict[str, Tensor]:
+def minibatch_means(batch: TensorDict, entries: dict[str, Tensor]) -> StepMetrics:
+    """Mean of each quantity over the True entries of a minibatch; of a part of it, its share of the mean.
+
+    Args:
+        batch: the minibatch or part, with the column ``log_weight``.
+        entries: one number per entry, 0 where the mask is False.
+    """
+    stacked = torch.stack([x.detach().flatten() for x in entries.values()])
+    means = stacked @ batch["log_weight"].flatten()
+    return dict(zip(entries, means.unbind(), strict=True))
+
+
+def sampler_gap(batch: TensorDict, log_ratio: Tensor) -> StepMetrics:
+    """Mean absolute difference between log-probabilities when sampled and when scored, nats per step.
+
+    For the first minibatch of an update, while the policy is the one that acted.
+    """
+    return {"policy/sampler_gap": (log_ratio.detach().abs() * batch["log_weight"]).sum()}
+
+
+def ratio_metrics(batch: TensorDict, log_ratio: Tensor, *, clip_range: float) -> StepMetrics:
     """Distance between the policy and the old policy on a minibatch.
 
     Args:
+        batch: the minibatch, or a part of it, with the column ``log_weight``.
         log_ratio: 0 where the mask is False.
-        share: 1 / (number of True entries of the whole minibatch) at each of them; 0 elsewhere.
-        clip_range: clip range of the loss; None if the update takes a single step, whose ratios are all 1.
-        first: True before the first step of an update, while the policy is the one that acted.
+        clip_range: clip range of the loss.
 
     Returns:
         ``policy/approx_kl``, nats per step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
-        ``policy/clip_frac``, the fraction of ratios outside the clip range. If ``first`` also ``policy/sampler_gap``,
-        nats per step: mean absolute difference between log-probabilities when sampled and when scored.
+        ``policy/clip_frac``, the fraction of ratios outside the clip range.
     """
-    gap = {"policy/sampler_gap": (log_ratio.abs() * share).sum()} if first else {}
-    if clip_range is None:
-        return gap
+    log_ratio = log_ratio.detach()
+    weight = batch["log_weight"]
     change = log_ratio.expm1()
-    return gap | {
-        "policy/approx_kl": ((change - log_ratio) * share).sum(),
-        "policy/clip_frac": ((change.abs() > clip_range) * share).sum(),
+    return {
+        "policy/approx_kl": ((change - log_ratio) * weight).sum(),
+        "policy/clip_frac": ((change.abs() > clip_range) * weight).sum(),
     }
 
 

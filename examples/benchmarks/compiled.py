@@ -6,18 +6,15 @@ The agents take turns, so that what else the machine does slows all of them. The
 apart.
 """
 
-import inspect
 import statistics
 import time
 
 import gymnasium
 import torch
 
-from algos import PPO, PPOConfig, optimize, presets
+from algos import PPO, PPOConfig, presets
 from algos.make import make_vector_environment
 
-FAST = optimize.take_steps
-PLAIN = inspect.unwrap(FAST)
 UPDATES = {"CartPole": 30, "text": 6}
 """Updates of each agent; the first third is not counted."""
 
@@ -29,12 +26,12 @@ def make_agent(world):
     return PPO(env, None, PPOConfig(num_steps=32, minibatch_size=512, num_epochs=4))
 
 
-def spent(agent, take_steps):
+def spent(agent, closed_form):
     """Seconds of an update on the agent's next rollout."""
     rollout = agent.collect()
     if agent.penalty is not None:
         agent.penalty(rollout, agent.policy)
-    optimize.take_steps = take_steps
+    agent.in_closed_form = closed_form
     start = time.perf_counter()
     agent.update(rollout)
     return time.perf_counter() - start
@@ -43,14 +40,14 @@ def spent(agent, take_steps):
 def main():
     print("| world | path | ms an update, median | first updates, s | autograd / this |\n" + "| --- " * 5 + "|")
     for world, count in UPDATES.items():
-        ways = {"autograd": PLAIN, "compiled": PLAIN} | ({"closed form": FAST} if world == "CartPole" else {})
+        ways = {"autograd": False, "compiled": False} | ({"closed form": True} if world == "CartPole" else {})
         agents = {name: make_agent(world) for name in ways}
         compiled = agents["compiled"].policy
         compiled.evaluate = torch.compile(compiled.evaluate, dynamic=True)
         found = {name: [] for name in ways}
         for _ in range(count):
-            for name, take_steps in ways.items():
-                found[name].append(spent(agents[name], take_steps))
+            for name, closed_form in ways.items():
+                found[name].append(spent(agents[name], closed_form))
         first = count // 3
         for name, seconds in found.items():
             own, plain = (statistics.median(each[first:]) for each in (seconds, found["autograd"]))

@@ -27,7 +27,7 @@ DATA = ROOT / "docs" / "results" / "data"
 MARK = re.compile(r"(<!-- ((?:results/)?data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*\n)?")
 LEARNING = (
     "algos/ppo.py", "algos/agent.py", "algos/collection.py", "algos/advantages.py", "algos/losses.py",
-    "algos/optimize.py", "algos/fast/*.py", "algos/policies/*.py", "algos/presets.py",
+    "algos/minibatches.py", "algos/optimizer.py", "algos/fast/*.py", "algos/policies/*.py", "algos/presets.py",
 )  # fmt: skip
 """What decides how PPO learns, and how fast; of the kinds below, what else does."""
 KINDS = {
@@ -36,7 +36,7 @@ KINDS = {
     "text": (*LEARNING, "textenv/lm/*.py", "textenv/envs/*.py", "textenv/kl/*.py", "textenv/prompts/tokenize.py"),
     "reward models": ("algos/finetuning/*.py", "textenv/lm/*.py"),
     "insight": ("algos/insight/*.py", "textenv/lm/*.py"),
-    "memory": ("algos/memory.py", "textenv/lm/*.py", *LEARNING),
+    "memory": ("algos/cli/memory.py", "textenv/lm/*.py", *LEARNING),
     "processes": ("algos/envs/*.py", "textenv/envs/*.py"),
     "scaling": ("algos/parallel.py", "examples/benchmarks/scaling_model.py", *LEARNING),
 }  # fmt: skip

@@ -99,7 +99,7 @@ def measure(name, device):
 def main(device, chosen, file=None):
     from page import machine, save_table
 
-    from algos.memory import peaks
+    from algos.cli.memory import peaks
 
     about, rows = machine("python " + " ".join(sys.argv)), []
     print("| " + " | ".join(COLUMNS) + " |")

@@ -27,7 +27,7 @@ from algos.losses import (
     token_mean,
 )
 from algos.make import find_algorithm, make_policy
-from algos.optimize import weighted_minibatches
+from algos.minibatches import minibatches
 from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
@@ -267,10 +267,10 @@ def test_single_steps_keep_the_weight_of_their_row():
     generator, entries = torch.Generator().manual_seed(0), int(mask.sum())
     for how in (sequence_mean, FIXED):
         expected, found = how(mask=mask), torch.zeros(mask.numel())
-        for batch in weighted_minibatches(
-            rollout, policy=policy, generator=generator, size=37, num_epochs=3, aggregation=how
+        for batch in minibatches(
+            rollout, sequential=policy.sequential, generator=generator, size=37, num_epochs=3, aggregation=how
         ):
-            assert batch["share"].sum().item() == pytest.approx(1.0)
+            assert batch["log_weight"].sum().item() == pytest.approx(1.0)
             found[batch["serial"]] += batch["weight"] * len(batch) / entries
         torch.testing.assert_close(found.view(mask.shape), 3 * expected)
         assert found.sum().item() == pytest.approx(3 * expected.sum().item(), rel=1e-4)

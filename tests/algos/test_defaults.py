@@ -23,7 +23,7 @@ from algos import (
 from algos.advantages import whiten
 from algos.agent import resolve
 from algos.losses import clipped_policy_loss
-from algos.optimize import Optimizer
+from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -209,7 +209,7 @@ def test_the_value_has_a_step_size_and_a_longest_gradient_of_its_own():
         def loss_of(part, slopes=slopes):
             return sum((p * g).sum() for p, g in zip(ours, slopes, strict=True)), {}
 
-        totals = descent.step(loss_of, [None])
+        totals = descent.step(loss_of, None)
         norm = sum(g.square().sum() for g in slopes).sqrt()
         torch.testing.assert_close(totals["update/grad_norm"], norm, atol=0, rtol=1e-5)
         for p, g in zip([*actor, *critic], slopes, strict=True):
@@ -271,7 +271,7 @@ def test_the_learning_rate_is_that_of_what_is_trained_and_a_number_stays(tmp_pat
         given = resolve(dataclasses.replace(presets.TEXT, learning_rate=1e-6), text, policy)
         assert (given.learning_rate, given.final_learning_rate) == (1e-6, None)
     agent = PPO(text, big, presets.TEXT)
-    assert agent.optimizer.optimizer.param_groups[0]["lr"] == 1.41e-5
+    assert agent.optimizer.adam.param_groups[0]["lr"] == 1.41e-5
     agent.save(tmp_path)
     assert algos.training.save.read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
 

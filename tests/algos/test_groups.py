@@ -10,9 +10,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from algos import Collector, collect
-from algos.advantages import discounted_returns, leave_one_out, standardize_in_group, subtract_mean
+from algos.advantages import discounted_returns, episode_returns, leave_one_out, standardize_in_group, subtract_mean
 from algos.grpo import GRPO, GRPOConfig
-from algos.optimize import episode_returns
 from algos.policies.policy import Policy
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig

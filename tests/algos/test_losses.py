@@ -17,7 +17,7 @@ from algos.losses import (
     token_mean,
     value_loss,
 )
-from algos.optimize import Term, total_loss
+from algos.training.metrics import minibatch_means
 from tests.helpers.models import WORDS
 from tests.helpers.rollouts import junk
 
@@ -148,9 +148,11 @@ def test_aggregations_weigh_entries_as_worked_out_by_hand(aggregation, weights):
     advantage = torch.tensor([[1.0, 2, 3, 4], [9, 5, 9, 9], [9, 9, 9, 9]])
     log_prob = torch.full((3, 4), -1.0, requires_grad=True)
     entries = policy_gradient_loss(log_ratio=log_prob, advantage=advantage, mask=ROWS)
-    loss, totals = total_loss({"policy/loss": Term(2.0, entries)}, weight=weight, share=token_mean(mask=ROWS))
+    loss = (2.0 * entries * weight).sum()
     assert loss.item() == pytest.approx(2 * (10 * long + 5 * short))
-    assert totals["policy/loss"].item() == pytest.approx(15 / 5)  # the log has the mean over the entries
+    batch = TensorDict({"log_weight": token_mean(mask=ROWS)}, batch_size=ROWS.shape)
+    metrics = minibatch_means(batch, {"policy/loss": entries})
+    assert metrics["policy/loss"].item() == pytest.approx(15 / 5)  # the log has the mean over the entries
     loss.backward()
     torch.testing.assert_close(log_prob.grad, -2 * advantage * expected)
 
@@ -245,13 +247,12 @@ def test_policy_gradient_and_value_loss_agree_with_torchrl(kind):
     mask = TRUE.expand(len(data))
     log_probs = actor(data["observation"]).log_softmax(-1)
     log_prob = log_probs.gather(1, data["action"][:, None])[:, 0]
-    improvement = policy_gradient_loss(log_ratio=log_prob, advantage=data["advantage"][:, 0], mask=mask)
+    policy = policy_gradient_loss(log_ratio=log_prob, advantage=data["advantage"][:, 0], mask=mask)
     error = value_loss(value=critic(data["observation"])[:, 0], value_target=data["value_target"][:, 0], mask=mask)
     # Ours is half the squared error: .5 · 2 · half is the coefficient .5 of the whole, and 2 that of 1.
-    terms = {"policy/loss": Term(1.0, improvement), "value/loss": Term(1.0 if options else 2.0, error)}
-    terms["policy/entropy"] = Term(-0.03 if options else 0.0, -(log_probs.exp() * log_probs).sum(-1))
-    share = token_mean(mask=mask)
-    found, _ = total_loss(terms, weight=share, share=share)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    vf_coef, ent_coef = (1.0, 0.03) if options else (2.0, 0.0)
+    found = ((policy + vf_coef * error - ent_coef * entropy) * token_mean(mask=mask)).sum()
     torch.testing.assert_close(found, expected.reshape(()), atol=1e-5, rtol=0)
     for ours, other in zip(gradient_of(found, actor, critic), gradient_of(expected, actor, critic), strict=True):
         torch.testing.assert_close(ours, other, atol=1e-6, rtol=1e-4)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, MixtralCon
 
 from algos import LMPolicy, presets
 from algos.cli import main
-from algos.memory import Rehearsal, check_fits, peaks
+from algos.cli.memory import Rehearsal, check_fits, peaks
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 
 SIZES = dict(vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

@@ -14,7 +14,7 @@ from torch import nn
 
 from algos import PPO, MLPPolicy, PPOConfig, collect
 from algos.config import Config
-from algos.optimize import Optimizer
+from algos.optimizer import Optimizer
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.oracle import Problem, TabularPolicy
@@ -367,5 +367,5 @@ def test_a_loss_that_reaches_no_listed_parameter_is_refused():
     listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
     optimizer = Optimizer([listed], Config(learning_rate=0.1))
     with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
-        optimizer.step(lambda part: (other.square().sum(), {}), [TensorDict({}, batch_size=[1])])
+        optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
     assert listed.item() == 1

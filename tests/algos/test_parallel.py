@@ -140,7 +140,8 @@ def test_algorithms_that_train_in_one_process_say_so(name, monkeypatch):
 
 
 def test_every_rank_has_as_many_rows_and_repeated_ones_weigh_nothing(monkeypatch):
-    batch = TensorDict({"x": torch.arange(5), "weight": torch.ones(5), "share": torch.ones(5)}, batch_size=[5])
+    batch = TensorDict({"x": torch.arange(5), "weight": torch.ones(5)}, batch_size=[5])
+    batch["log_weight"] = torch.ones(5)
     shares = []
     for rank in range(3):
         alone_but_told_otherwise(monkeypatch, rank, 3)

@@ -100,7 +100,7 @@ def test_schedules_take_a_progress_from_0_to_1():
             agent.step(["a"], [ANSWER], [1.0])
     agent.progress = np.float32(0.5)
     agent.step(["a"], [ANSWER], [1.0])
-    assert agent.optimizer.optimizer.param_groups[0]["lr"] == 5e-4
+    assert agent.optimizer.adam.param_groups[0]["lr"] == 5e-4
 
 
 def test_agents_of_one_changing_coefficient_do_not_change_each_others():

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from algos import losses
 from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, whiten
 from algos.finetuning.packing import Example, pack
-from algos.optimize import minibatches
+from algos.minibatches import shuffle_and_split
 from tests.helpers.models import WORDS
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import PromptList
@@ -452,7 +452,7 @@ def test_an_epoch_of_minibatches_holds_every_true_entry_once(batch, size, sequen
     rollout = TensorDict({"mask": torch.tensor(mask), "number": number.clone()}, batch_size=shape)
     generator = torch.Generator().manual_seed(seed)
     found = []
-    for part in minibatches(rollout, size=size, sequential=sequential, generator=generator, num_epochs=epochs):
+    for part in shuffle_and_split(rollout, size=size, sequential=sequential, generator=generator, num_epochs=epochs):
         found.append(part.clone())
         part["number"].fill_(-1)  # what a loss writes is in no other epoch, and not in the rollout
     assert torch.equal(rollout["number"], number)

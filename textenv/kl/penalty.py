@@ -112,19 +112,17 @@ class KLPenalty:
         if first:
             _check_start(rollout, log_ratio, policy, reference)
 
-    def losses(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> dict[str, Tensor]:
-        """Return loss terms by name, one number per entry; empty if the KL is in the reward.
+    def loss(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> Tensor:
+        """Return β times the KL, one number per entry, 0 where the mask is False; for ``place="loss"``.
 
         Args:
             part: part of a rollout that the penalty was called on.
             log_prob: log π of the part's actions under the current policy, with gradient.
             policy: the current policy.
         """
-        if self.place == "reward":
-            return {}
         mask = part["mask"]
         log_ratio = torch.where(mask, log_prob - part["reference_log_prob"], 0.0)
-        return {"reference/loss": self.coef * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)}
+        return self.coef * torch.where(mask, self._kl(part, log_ratio, policy), 0.0)
 
     def update(self, rollout: TensorDict) -> None:
         """Adapt the coefficient to a rollout that the penalty was called on; call it after the policy update.

@@ -1,7 +1,6 @@
 """PPO's update with a gradient by hand equals the one by autograd, and leaves to it what it does not cover."""
 
 import copy
-import inspect
 from functools import partial
 
 import gymnasium as gym
@@ -10,14 +9,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig, optimize
+from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig
+from algos.advantages import add_advantages
 from algos.fast import closed_form
 from algos.losses import dual_clipped_policy_loss
 from algos.policies.towers import tower
 from tests.helpers.small_agents import cartpole
 from textenv.errors import InvariantError
 
-PLAIN = inspect.unwrap(optimize.take_steps)
 SEED = {"num_steps": 32, "learning_rate": 1e-2, "seed": 1}
 
 
@@ -59,29 +58,37 @@ def agent_of(kind="native", *, hidden=(16, 8), change=lambda policy: None, **con
     env = ENVIRONMENTS[kind]()
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=hidden, seed=3)
     change(policy)
-    return PPO(env, policy, PPOConfig(**SEED | config))
+    return fast(PPO(env, policy, PPOConfig(**SEED | config)))
+
+
+def fast(agent):
+    """The agent, whether or not fast paths are on."""
+    agent.in_closed_form = True
+    return agent
+
+
+def plain(agent):
+    agent.in_closed_form = False
+    return agent
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """The closed form, whether or not fast paths are on, and what each call of it found."""
+    """What each computation of the closed form found."""
     found = []
     train = closed_form._train
     monkeypatch.setattr(closed_form, "_train", lambda *a, **k: found.append(train(*a, **k)) or found[-1])
-    monkeypatch.setattr(optimize, "take_steps", partial(closed_form.take_steps, PLAIN))
     return found
 
 
-def both(make, monkeypatch, rollouts):
+def both(make, rollouts):
     """Two agents after the same updates, in closed form and plain, and the metrics of both."""
-    agent, other = make(), make()
+    agent, other = make(), plain(make())
     logs = [], []
     for _ in range(rollouts):
         rollout = agent.collect()
         logs[0].append(agent.update(rollout.clone()))
-        with monkeypatch.context() as patch:
-            patch.setattr(optimize, "take_steps", PLAIN)
-            logs[1].append(other.update(rollout.clone()))
+        logs[1].append(other.update(rollout.clone()))
         difference = max((a - b).abs().max().item() for a, b in zip(*map(weights, (agent, other)), strict=True))
         assert difference < 1e-4
         other.load_state_dict(copy.deepcopy(agent.state_dict()))  # the next rollout is that of one policy
@@ -94,8 +101,8 @@ def weights(agent):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("kind", ["native", "start", "box"])
-def test_an_update_equals_the_plain_one(kind, config, taken, monkeypatch):
-    _, _, ours, plain = both(lambda: agent_of(kind, **config), monkeypatch, 3)
+def test_an_update_equals_the_plain_one(kind, config, taken):
+    _, _, ours, plain = both(lambda: agent_of(kind, **config), 3)
     assert len(taken) == 3 and None not in taken
     for own, other in zip(ours, plain, strict=True):
         assert own.pop("update/path") == 2  # of the closed form
@@ -108,12 +115,12 @@ def test_an_update_equals_the_plain_one(kind, config, taken, monkeypatch):
 @pytest.mark.parametrize("kind", ["native", "box"])
 @pytest.mark.parametrize("hidden", [(), (16,), (8, 24, 16)], ids=str)
 @pytest.mark.parametrize("change", [lambda policy: None, relu], ids=["tanh", "relu"])
-def test_a_first_gradient_equals_autograds(kind, hidden, change, taken, monkeypatch):
+def test_a_first_gradient_equals_autograds(kind, hidden, change, taken):
     """By the plain gradient that Adam's average holds after a single step: (1 - β₁) of it."""
     options = {"minibatch_size": 10_000, "num_epochs": 1, "ent_coef": 0.1}
-    *agents, _, _ = both(lambda: agent_of(kind, hidden=hidden, change=change, **options), monkeypatch, 1)
+    *agents, _, _ = both(lambda: agent_of(kind, hidden=hidden, change=change, **options), 1)
     assert len(taken) == 1 and taken[0] is not None
-    states = [agent.optimizer.optimizer.state for agent in agents]
+    states = [agent.optimizer.adam.state for agent in agents]
     averages = [
         [state[p]["exp_avg"] for p in one.policy.parameters()] for state, one in zip(states, agents, strict=True)
     ]
@@ -122,24 +129,22 @@ def test_a_first_gradient_equals_autograds(kind, hidden, change, taken, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["native", "box"])
-def test_weights_after_100_steps_are_the_same(kind, taken, monkeypatch):
+def test_weights_after_100_steps_are_the_same(kind, taken):
     options = {"minibatch_size": 16, "num_epochs": 15, "learning_rate": 1e-3}
-    _, _, ours, _ = both(lambda: agent_of(kind, **options), monkeypatch, 1)
+    _, _, ours, _ = both(lambda: agent_of(kind, **options), 1)
     assert ours[0]["update/minibatches"] >= 100 and None not in taken
 
 
-def test_a_checkpoint_goes_on_under_both_paths(taken, monkeypatch):
+def test_a_checkpoint_goes_on_under_both_paths(taken):
     """State of the same names and shapes; each path continues what the other has begun."""
     agents = [agent_of(minibatch_size=32) for _ in range(2)]
     rollouts = [agents[0].collect() for _ in range(3)]
     for turn, rollout in enumerate(rollouts):
         for number, agent in enumerate(agents):
-            with monkeypatch.context() as patch:
-                if (turn + number) % 2:
-                    patch.setattr(optimize, "take_steps", PLAIN)
-                own = rollout.clone()
-                own["log_prob"] = agent.policy.evaluate(own).log_prob.detach().masked_fill(~own["mask"], 0)
-                agent.update(own)
+            agent.in_closed_form = (turn + number) % 2 == 0
+            own = rollout.clone()
+            own["log_prob"] = agent.policy.evaluate(own).log_prob.detach().masked_fill(~own["mask"], 0)
+            agent.update(own)
     assert len(taken) == 3 and None not in taken
     one, two = (agent.optimizer.state_dict() for agent in agents)
     assert one["state"].keys() == two["state"].keys()
@@ -150,8 +155,8 @@ def test_a_checkpoint_goes_on_under_both_paths(taken, monkeypatch):
 
 
 class OtherLoss(PPO):
-    def _terms(self, part, evaluation, log_ratio):
-        return super()._terms(part, evaluation, log_ratio)
+    def loss(self, batch, **options):
+        return super().loss(batch, **options)
 
 
 class OtherPolicy(MLPPolicy):
@@ -179,7 +184,7 @@ def make(policy_type=MLPPolicy, agent_type=PPO, kind="native", change=lambda pol
     env = ENVIRONMENTS[kind]()
     policy = policy_type(env.single_observation_space, env.single_action_space, seed=3)
     change(policy)
-    return agent_type(env, policy, PPOConfig(**SEED, minibatch_size=64, **(config or {})), **more)
+    return fast(agent_type(env, policy, PPOConfig(**SEED, minibatch_size=64, **(config or {})), **more))
 
 
 UNCOVERED = {
@@ -203,13 +208,9 @@ UNCOVERED = {
 
 
 @pytest.mark.parametrize("name", UNCOVERED)
-def test_other_updates_are_plain_to_the_bit(name, taken, monkeypatch):
-    agents = [UNCOVERED[name]() for _ in range(2)]
-    found = []
-    for agent, path in zip(agents, (optimize.take_steps, PLAIN), strict=True):
-        with monkeypatch.context() as patch:
-            patch.setattr(optimize, "take_steps", path)
-            found.append(agent.update(agent.collect()))
+def test_other_updates_are_plain_to_the_bit(name, taken):
+    agents = [UNCOVERED[name](), plain(UNCOVERED[name]())]
+    found = [agent.update(agent.collect()) for agent in agents]
     assert taken == [] and found[0] == found[1]
     assert all(map(torch.equal, weights(agents[0]), weights(agents[1])))
     assert any(not torch.equal(a, b) for a, b in zip(weights(agents[0]), weights(UNCOVERED[name]()), strict=True))
@@ -227,17 +228,15 @@ def test_other_updates_are_plain_to_the_bit(name, taken, monkeypatch):
 def test_what_is_wrong_is_explained_as_by_the_plain_update(column, bad, said, taken, monkeypatch):
     """The same words, and the same steps before it."""
     monkeypatch.setattr("algos.ppo.add_advantages", lambda agent, rollout: None)
-    agents = [agent_of(minibatch_size=16) for _ in range(2)]
+    agents = [agent_of(minibatch_size=16), plain(agent_of(minibatch_size=16))]
     words = []
-    for agent, path in zip(agents, (optimize.take_steps, PLAIN), strict=True):
+    for agent in agents:
         rollout = agent.collect()
-        optimize.add_advantages(agent, rollout)
+        add_advantages(agent, rollout)
         rollout[column][:] = torch.where(rollout["mask"], bad, 0.0) if column == "log_prob" else rollout[column]
         rollout[column][0, 3] = bad
-        with monkeypatch.context() as patch:
-            patch.setattr(optimize, "take_steps", path)
-            with pytest.raises(InvariantError, match=said) as raised:
-                agent.update(rollout)
+        with pytest.raises(InvariantError, match=said) as raised:
+            agent.update(rollout)
         words.append(str(raised.value))
     assert taken == [None] and words[0] == words[1]
     assert all(map(torch.equal, *map(weights, agents)))
@@ -248,7 +247,7 @@ def test_equal_advantages_are_not_scaled(taken, monkeypatch):
     agent = agent_of(minibatch_size=32)
     rollout = agent.collect()
     monkeypatch.setattr("algos.ppo.add_advantages", lambda agent, rollout: None)
-    optimize.add_advantages(agent, rollout)
+    add_advantages(agent, rollout)
     rollout["advantage"] = rollout["mask"].float()
     agent.update(rollout)
     assert taken == [None]  # the plain update takes it
@@ -256,16 +255,15 @@ def test_equal_advantages_are_not_scaled(taken, monkeypatch):
 
 def test_cartpole_is_learned_by_it(taken):
     env = cartpole(8)
-    agent = PPO(env, None, PPOConfig(num_steps=64, minibatch_size=128, learning_rate=3e-3, seed=1))
+    agent = fast(PPO(env, None, PPOConfig(num_steps=64, minibatch_size=128, learning_rate=3e-3, seed=1)))
     history = agent.learn(12_000)
     assert None not in taken and len(taken) > 10
     assert history[-1]["episode/return"] > 60
 
 
 @pytest.mark.long
-def test_a_compiled_policy_updates_as_before(monkeypatch):
-    monkeypatch.setattr(optimize, "take_steps", PLAIN)
-    agents = [agent_of(minibatch_size=32) for _ in range(2)]
+def test_a_compiled_policy_updates_as_before():
+    agents = [plain(agent_of(minibatch_size=32)) for _ in range(2)]
     agents[0].policy.evaluate = torch.compile(agents[0].policy.evaluate, dynamic=True)
     own, other = (agent.update(agent.collect()) for agent in agents)
     torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)

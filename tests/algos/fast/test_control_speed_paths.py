@@ -16,9 +16,8 @@ from algos import MLPPolicy
 from algos.advantages import gae
 from algos.fast import adam, sampling, towers as fast
 from algos.losses import clipped_policy_loss
-from algos.optimize import Term, total_loss
 from algos.policies import distributions, towers
-from algos.training.metrics import EpisodeMeter
+from algos.training.metrics import EpisodeMeter, minibatch_means
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/benchmarks"))
 from control import compare, ratio
@@ -256,23 +255,16 @@ def test_adam_equals_torch_with_its_own_clipping():
     assert ours.state[first[0]]["step"] == 9
 
 
-# Sums
+# Metrics
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_loss_is_the_sum_of_its_terms_and_what_has_no_weight_has_no_gradient(same):
-    entries = [draws(4, 3, seed=seed).requires_grad_() for seed in range(3)]
-    weight = draws(4, 3, seed=5)
-    share = weight if same else draws(4, 3, seed=6)
-    terms = {name: Term(c, x) for name, c, x in zip("abc", (1.0, -0.5, 0.0), entries, strict=True)}
-    loss, totals = total_loss(terms, weight=weight, share=share)
-    expected = (entries[0] * weight).sum() - 0.5 * (entries[1] * weight).sum()
-    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
-    for name, x in zip("abc", entries, strict=True):
-        torch.testing.assert_close(totals[name], (x.detach() * share).sum(), atol=1e-10, rtol=0)
-    loss.backward()
-    torch.testing.assert_close(entries[1].grad, -0.5 * weight, atol=1e-10, rtol=0)
-    assert entries[2].grad is None and not totals["a"].requires_grad
+def test_the_logged_means_of_a_minibatch_are_weighted_sums_without_gradient():
+    entries = {name: draws(4, 3, seed=seed).requires_grad_() for seed, name in enumerate("abc")}
+    weight = draws(4, 3, seed=6)
+    metrics = minibatch_means(TensorDict({"log_weight": weight}, batch_size=[4, 3]), entries)
+    for name, x in entries.items():
+        torch.testing.assert_close(metrics[name], (x.detach() * weight).sum(), atol=1e-10, rtol=0)
+        assert not metrics[name].requires_grad
 
 
 @pytest.mark.parametrize("higher", [None, 0.4])

@@ -135,7 +135,7 @@ def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained()
     env = text_env()
     agent = agent_of(env, policy, learning_rate=1e-3, ent_coef=0.1)
     agent.learn(1)
-    optimised = sum(p.numel() for group in agent.optimizer.optimizer.param_groups for p in group["params"])
+    optimised = sum(p.numel() for group in agent.optimizer.adam.param_groups for p in group["params"])
     assert optimised == sum(p.numel() for p in policy.parameters())
     moved = {name for name, p in policy.state_dict().items() if not torch.equal(p, before[name])}
     assert moved.issuperset({"critic.head.weight", "critic.head.bias", "lm.model.transformer.wte.weight"})

@@ -159,7 +159,7 @@ def test_only_the_adapter_and_the_value_head_train():
     policy = lora_policy()
     frozen = base_weights(policy)
     agent, _ = train(policy, 1)
-    optimised = {id(p) for group in agent.optimizer.optimizer.param_groups for p in group["params"]}
+    optimised = {id(p) for group in agent.optimizer.adam.param_groups for p in group["params"]}
     names = {name for name, p in policy.named_parameters() if id(p) in optimised}
     assert names and all("lora_" in name or name.startswith("value_head") for name in names)
     assert any("lora_A" in name for name in names) and "value_head.weight" in names

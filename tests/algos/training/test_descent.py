@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from algos.config import Config
-from algos.optimize import Optimizer
+from algos.optimizer import Optimizer
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_the_step_size_rises_to_where_it_starts_and_falls_to_its_end(options, ex
     descent = Optimizer([torch.nn.Parameter(torch.ones(1))], Config(learning_rate=1.0, **options))
     for progress, rate in expected.items():
         descent.schedule(progress)
-        assert descent.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        assert descent.adam.param_groups[0]["lr"] == pytest.approx(rate)

@@ -1,6 +1,5 @@
 """What always holds while training: for each invariant a broken setup that training catches, names and keeps."""
 
-import inspect
 import json
 import sys
 
@@ -34,7 +33,7 @@ from algos.advantages import whiten
 from algos.cli import main
 from algos.config import Config
 from algos.losses import clipped_policy_loss
-from algos.optimize import Optimizer, take_steps
+from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
 from tests.helpers.lora import lora_policy
 from tests.helpers.models import make_gpt2
@@ -282,7 +281,7 @@ def test_a_loss_that_is_infinite_where_its_gradient_is_not_is_caught():
     weight, batch = nn.Parameter(torch.ones(1)), TensorDict({}, batch_size=[2])
     descent = Optimizer([weight], Config())
     with pytest.raises(NonFiniteError, match="it: not finite"):
-        descent.step(lambda part: ((weight + torch.inf).sum(), {"it": torch.tensor(torch.inf)}), [batch])
+        descent.step(lambda part: ((weight + torch.inf).sum(), {"it": torch.tensor(torch.inf)}), batch)
     assert weight.item() == 1
 
 
@@ -305,11 +304,11 @@ def test_a_penalty_that_leaves_out_the_mask_is_caught_at_reset_rows(tmp_path):
 
 @pytest.mark.parametrize("kind", BY_VALUE)
 def test_advantages_outside_the_mask_are_caught(kind, tmp_path, monkeypatch):
-    import algos.optimize
+    import algos.advantages
 
-    gae = algos.optimize.gae
+    gae = algos.advantages.gae
     monkeypatch.setattr(
-        algos.optimize, "gae", lambda **columns: tuple(x + 0.5 * (~columns["mask"]) for x in gae(**columns))
+        algos.advantages, "gae", lambda **columns: tuple(x + 0.5 * (~columns["mask"]) for x in gae(**columns))
     )
     error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
     assert not any(batch["mask"][row, column] for row, column in error.rows)
@@ -336,9 +335,8 @@ BROKEN_WHITENING = {
 @pytest.mark.parametrize("kind", ["ppo", "reinforce", "trpo"])
 def test_whitening_that_does_not_whiten_is_caught(how, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "algos.optimize.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
+        "algos.minibatches.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
     )
-    monkeypatch.setattr("algos.optimize.take_steps", inspect.unwrap(take_steps))  # the closed form whitens by itself
     error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
     assert "mean is" in str(error) and "standard deviation" in str(error)
     again = whiten(batch["advantage_before"], mask=batch["mask"])
@@ -406,7 +404,7 @@ def test_the_reference_of_an_adapter_which_shares_what_does_not_train_passes():
 
 def state_of(agent):
     """Weights, and the optimiser's moments and counts."""
-    moments = [x for state in agent.optimizer.optimizer.state.values() for x in state.values()]
+    moments = [x for state in agent.optimizer.adam.state.values() for x in state.values()]
     return [x.detach().clone() for x in (*agent.policy.parameters(), *moments)]
 
 

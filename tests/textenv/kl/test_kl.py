@@ -76,7 +76,7 @@ class ThreeTokens:
         log_prob = self.policy.evaluate(rollout).log_prob
         if place == "reward":  # the score function weighs ∇log π by what was taken from the reward
             return self.gradient((self.probability * log_prob * -rollout["reward"]).sum())
-        (loss,) = penalty.losses(rollout, log_prob=log_prob, policy=self.policy).values()
+        loss = penalty.loss(rollout, log_prob=log_prob, policy=self.policy)
         return self.gradient((self.probability * loss).sum())
 
     def documented(self, name, place):
