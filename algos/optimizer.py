@@ -21,7 +21,7 @@ ExtraLoss = Callable[[], tuple[Tensor, StepMetrics]]
 """Function that returns a further loss, which needs no batch, and its metrics."""
 
 
-@accelerated("algos.fast.adam:Adam")
+@accelerated("algos.fast.adam:Adam", "b50e8f64ed72")
 class Adam(torch.optim.AdamW):
     """AdamW that clips the gradients of some groups together; weight decay 0 gives Adam."""
 

@@ -188,7 +188,7 @@ def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
     return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
 
 
-@accelerated("algos.fast.sampling:draw")
+@accelerated("algos.fast.sampling:draw", "19ac1d27e967")
 @torch.no_grad()
 def draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
     """Sample an action from logits ``[*, n]``; returns it and its log-probability, ``[*]`` each, no gradient.

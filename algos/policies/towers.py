@@ -34,20 +34,20 @@ def widths(hidden: Sequence[int]) -> tuple[int, ...]:
     return tuple(hidden)
 
 
-@accelerated("algos.fast.towers:act")
+@accelerated("algos.fast.towers:act", "337597005216")
 def act(observation: np.ndarray, tower: nn.Module) -> Tensor:
     """Output of a tower for a step in the environment: float32 ``[N, size]`` to ``[N, outputs]``, no gradient."""
     return value(torch.from_numpy(observation).to(next(tower.parameters()).device), tower)
 
 
-@accelerated("algos.fast.towers:value")
+@accelerated("algos.fast.towers:value", "48e579279637")
 @torch.no_grad()
 def value(observation: Tensor, tower: nn.Module) -> Tensor:
     """Output of a tower: ``[*, size]`` to ``[*, outputs]``, no gradient."""
     return tower(observation)
 
 
-@accelerated("algos.fast.towers:both")
+@accelerated("algos.fast.towers:both", "408a3789ee40")
 def both(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
     """Outputs of two towers: ``[*, size]`` to ``[*, outputs]`` each, differentiable any number of times."""
     return first(observation), second(observation)

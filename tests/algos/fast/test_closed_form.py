@@ -1,7 +1,19 @@
 """PPO's update with a gradient by hand equals the one by autograd, and leaves to it what it does not cover."""
 
+import ast
 import copy
+import functools
+import importlib
+import inspect
+import linecache
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -9,14 +21,18 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig
-from algos.advantages import add_advantages
+from algos import PPO, GSDEPolicy, MLPPolicy, PPOConfig, losses
+from algos.advantages import add_advantages, whiten
 from algos.fast import closed_form
 from algos.losses import dual_clipped_policy_loss
+from algos.minibatches import minibatches
 from algos.policies.towers import tower
+from algos.training.metrics import ratio_metrics
 from tests.helpers.small_agents import cartpole
-from textenv.errors import InvariantError
+from textenv.acceleration import FAST, digest, find, syntax_digest
 
+pytestmark = pytest.mark.skipif(not FAST, reason="the closed form needs the fast Adam")
+ROOT = Path(__file__).parents[3]
 SEED = {"num_steps": 32, "learning_rate": 1e-2, "seed": 1}
 
 
@@ -62,7 +78,6 @@ def agent_of(kind="native", *, hidden=(16, 8), change=lambda policy: None, **con
 
 
 def fast(agent):
-    """The agent, whether or not fast paths are on."""
     agent.in_closed_form = True
     return agent
 
@@ -217,40 +232,33 @@ def test_other_updates_are_plain_to_the_bit(name, taken):
 
 
 @pytest.mark.parametrize(
-    ("column", "bad", "said"),
+    ("column", "bad"),
     [
-        ("advantage", float("nan"), "advantage"),
-        ("value_target", float("inf"), "value_target"),
-        ("log_prob", -9.0, "scores its own actions"),
-        ("observation", float("nan"), "observation"),
+        ("advantage", float("nan")),
+        ("value_target", float("inf")),
+        ("log_prob", -9.0),
+        ("observation", float("nan")),
     ],
 )
-def test_what_is_wrong_is_explained_as_by_the_plain_update(column, bad, said, taken, monkeypatch):
-    """The same words, and the same steps before it."""
-    monkeypatch.setattr("algos.ppo.add_advantages", lambda agent, rollout: None)
-    agents = [agent_of(minibatch_size=16), plain(agent_of(minibatch_size=16))]
-    words = []
-    for agent in agents:
-        rollout = agent.collect()
-        add_advantages(agent, rollout)
-        rollout[column][:] = torch.where(rollout["mask"], bad, 0.0) if column == "log_prob" else rollout[column]
-        rollout[column][0, 3] = bad
-        with pytest.raises(InvariantError, match=said) as raised:
-            agent.update(rollout)
-        words.append(str(raised.value))
-    assert taken == [None] and words[0] == words[1]
-    assert all(map(torch.equal, *map(weights, agents)))
-    assert torch.equal(*(agent.generator.get_state() for agent in agents))
+def test_what_is_wrong_is_left_to_the_plain_update_with_nothing_changed(column, bad, taken):
+    agent = agent_of(minibatch_size=16)
+    rollout = agent.collect()
+    add_advantages(agent, rollout)
+    rollout[column][:] = torch.where(rollout["mask"], bad, 0.0) if column == "log_prob" else rollout[column]
+    rollout[column][0, 3] = bad
+    before = [p.clone() for p in weights(agent)], agent.generator.get_state()
+    assert closed_form.take_steps(agent, rollout, clip_range=0.2) is None
+    assert taken == [None]
+    assert all(map(torch.equal, before[0], weights(agent))) and torch.equal(before[1], agent.generator.get_state())
 
 
-def test_equal_advantages_are_not_scaled(taken, monkeypatch):
+def test_equal_advantages_are_left_to_the_plain_update(taken):
     agent = agent_of(minibatch_size=32)
     rollout = agent.collect()
-    monkeypatch.setattr("algos.ppo.add_advantages", lambda agent, rollout: None)
     add_advantages(agent, rollout)
     rollout["advantage"] = rollout["mask"].float()
-    agent.update(rollout)
-    assert taken == [None]  # the plain update takes it
+    assert closed_form.take_steps(agent, rollout, clip_range=0.2) is None
+    assert taken == [None]
 
 
 def test_cartpole_is_learned_by_it(taken):
@@ -268,3 +276,227 @@ def test_a_compiled_policy_updates_as_before():
     own, other = (agent.update(agent.collect()) for agent in agents)
     torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*map(weights, agents), rtol=0, atol=1e-5)
+
+
+# --- it stands for exactly the functions that it was written for ------------------------------------------------------
+
+
+def logged_path(agent, caplog):
+    """1 if the steps were computed by autograd, 2 in closed form; and the lines of the log."""
+    closed_form._log_once.cache_clear()
+    caplog.clear()
+    with caplog.at_level("INFO", logger="algos.fast.closed_form"):
+        for _ in range(2):
+            metrics = agent.update(agent.collect())
+    return metrics.get("update/path", 1), [line.getMessage() for line in caplog.records]
+
+
+def edited(name):
+    """A function as it would be after an edit of its source: with a further statement, in the same module."""
+    function = inspect.unwrap(find(name))
+    source = textwrap.dedent(inspect.getsource(function))
+    tree = ast.parse(source)
+    tree.body[0].decorator_list = []
+    tree.body[0].body.insert(bool(ast.get_docstring(tree.body[0])), ast.parse("edited = True").body[0])
+    text = ast.unparse(tree)
+    file = f"<edited {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names = {}
+    exec(compile(text, file, "exec"), function.__globals__ | {"__name__": function.__module__}, names)
+    made = types.FunctionType(
+        names[function.__name__].__code__, function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__ if names[function.__name__].__code__.co_freevars else None,
+    )  # fmt: skip
+    made.__kwdefaults__, made.__module__, made.__qualname__ = (
+        function.__kwdefaults__, function.__module__, function.__qualname__
+    )  # fmt: skip
+    return made
+
+
+def owner_of(name):
+    """Module or class that holds a function, and its name there."""
+    path, _, last = name.rpartition("." if "." in name.partition(":")[2] else ":")
+    return (find(path) if ":" in path else importlib.import_module(path)), last
+
+
+def test_the_recorded_digests_are_those_of_the_sources():
+    """If a test failed above, mend `closed_form`; if all pass, record the digests (tests/helpers/digests.py)."""
+    changed = [name for name, recorded in closed_form.STANDS_FOR.items() if digest(name) != recorded]
+    assert not changed
+
+
+@pytest.mark.parametrize("name", closed_form.STANDS_FOR)
+def test_after_an_edit_of_a_function_the_update_is_by_autograd(name, monkeypatch, caplog):
+    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
+    assert logged_path(agent, caplog) == (2, [])
+    monkeypatch.setattr(*owner_of(name), edited(name))
+    path, lines = logged_path(agent, caplog)
+    assert path == 1 and len(lines) == 1 and "edited or patched, so PPO's update is not" in lines[0]
+    monkeypatch.undo()
+    assert logged_path(agent, caplog) == (2, [])
+
+
+@pytest.mark.parametrize("name", closed_form.STANDS_FOR)
+def test_a_function_that_is_wrapped_or_has_other_code_is_another(name, monkeypatch, caplog):
+    """By a decorator that passes on its name, and in place, as IPython's autoreload does."""
+    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
+    function = find(name)
+    wrapper = functools.wraps(function)(lambda *arguments, **options: function(*arguments, **options))
+    with monkeypatch.context() as patch:
+        patch.setattr(*owner_of(name), wrapper)
+        assert logged_path(agent, caplog)[0] == 1
+    plain = inspect.unwrap(function)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "__code__", edited(name).__code__)
+        assert logged_path(agent, caplog)[0] == 1
+    assert logged_path(agent, caplog) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("algos.ppo.minibatches", lambda *a, **k: minibatches(*a, **k)),
+        ("algos.minibatches.whiten", lambda *a, **k: whiten(*a, **k)),
+        ("algos.ppo.losses", types.SimpleNamespace(**vars(losses))),
+        ("algos.ppo.ratio_metrics", lambda *a, **k: ratio_metrics(*a, **k)),
+        ("algos.advantages.ALIKE", 1e-3),
+        ("algos.training.invariants.WHITE_TOLERANCE", 0.5),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_name_that_means_something_else_where_it_is_used_counts_too(name, value, monkeypatch, caplog):
+    monkeypatch.setattr(name, value)
+    path, lines = logged_path(agent_of(minibatch_size=48), caplog)
+    assert path == 1 and len(lines) == 1
+
+
+def test_another_loss_of_a_known_name_counts_too(monkeypatch, caplog):
+    monkeypatch.setitem(losses.NAMED, "clipped_policy_loss", dual_clipped_policy_loss)
+    assert logged_path(agent_of(minibatch_size=48), caplog)[0] == 1
+
+
+def test_a_loss_of_ones_own_is_called_whatever_its_name(caplog):
+    calls = []
+
+    def clipped_policy_loss(*, log_ratio, advantage, mask, clip_range):
+        calls.append(clip_range)
+        return -(log_ratio.exp() * advantage)
+
+    def token_mean(*, mask):
+        calls.append("weights")
+        return losses.token_mean(mask=mask)
+
+    for options in ({"policy_loss": clipped_policy_loss}, {"aggregation": token_mean}):
+        calls.clear()
+        assert logged_path(agent_of(minibatch_size=48, **options), caplog)[0] == 1
+        assert calls
+
+
+def test_methods_of_an_object_count_too(caplog):
+    for owner, method in (
+        (lambda agent: agent, "loss"),
+        (lambda agent: agent.optimizer, "step"),
+        (lambda agent: agent.policy, "evaluate"),
+        (lambda agent: agent.policy, "_read"),
+    ):
+        agent = agent_of(minibatch_size=48)
+        own = owner(agent)
+        setattr(own, method, functools.partial(getattr(own, method)))
+        path, lines = logged_path(agent, caplog)
+        assert path == 1 and len(lines) == 1 and method in lines[0]
+
+
+def test_a_docstring_or_a_comment_changes_no_digest_and_a_sign_does():
+    texts = ['def f(x):\n    "One."\n    return -x  # minus', "def f(x):\n    return -x", "def f(x):\n    return +x"]
+    digests = []
+    for number, text in enumerate(texts):
+        names, file = {}, f"<digest {number}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        exec(compile(text, file, "exec"), names)
+        digests.append(syntax_digest(names["f"]))
+    assert digests[0] == digests[1] != digests[2] and None not in digests
+
+
+BEFORE_THE_STEPS = {
+    "algos.advantages:add_advantages",
+    "algos.advantages:gae",
+    "algos.advantages:_gae",
+    "algos.advantages:_fold",
+    "algos.policies.mlp:MLPPolicy.value",
+    "algos.policies.policy:ControlPolicy.values",
+    "algos.policies.policy:step_values",
+    "algos.config:scheduled",
+    "algos.optimizer:Optimizer.__init__",
+    "algos.optimizer:Optimizer.schedule",
+    "algos.training.metrics:rollout_metrics",
+    "algos.training.metrics:explained_variance",
+    "textenv.rollout:masked_mean",
+    "algos.parallel:by_rows",
+    "algos.agent:Agent.optimizer",
+    "algos.agent:Agent.sharded_weights",
+}
+"""What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
+INSIDE = {
+    "algos.minibatches:places",
+    "algos.training.metrics:MetricMeans.__init__",
+    "algos.policies.policy:Policy.device",
+    "algos.policies.policy:Policy.autocast",
+    "algos.policies.distributions:_refuse_mask",
+    "algos.parallel:world_size",
+    "algos.parallel:_joined",
+}
+"""What only words of errors, conditions of `closed_form` or empty objects depend on."""
+
+
+@pytest.mark.parametrize("kind", ["native", "box"])
+def test_every_function_of_ours_that_the_steps_call_is_covered(kind):
+    """And what it covers is called: by this update or by the other one."""
+    agent = plain(agent_of(kind, minibatch_size=48, clip_range_vf=0.2, ent_coef=0.1, target_kl=1.0))
+    rollout = agent.collect()
+    called = set()
+
+    def look(frame, event, _):
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if event == "call" and module.partition(".")[0] in ("algos", "textenv") and "<" not in name:
+            called.add(f"{module}:{name}")
+
+    sys.setprofile(look)
+    try:
+        agent.update(rollout)
+    finally:
+        sys.setprofile(None)
+    called = {name for name in called if not name.startswith("algos.fast.")}
+    assert called <= {*closed_form.STANDS_FOR, *BEFORE_THE_STEPS, *INSIDE}
+    other = "Categorical" if kind == "box" else "Gaussian"
+    ours = {name for name in closed_form.STANDS_FOR if "fast" not in name and other not in name}
+    assert ours - called <= {"algos.policies.towers:both", "algos.policies.distributions:_log_prob_and_entropy",
+                             "algos.policies.distributions:_masked"}  # fmt: skip
+
+
+EDITED = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+import gymnasium
+from algos import PPO
+history = PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32).learn(300)
+print(history[0]["update/path"], history[0]["value/loss"])
+"""
+
+
+@pytest.mark.long
+def test_an_edit_of_the_source_has_its_effect(tmp_path):
+    """Half the value loss, in a copy of the packages: without a word in between, nobody recorded a digest."""
+    for package in ("algos", "textenv"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    found = []
+    for old, new in (("", ""), ("return 0.5 * squared_error", "return 0.25 * squared_error")):
+        path = tmp_path / "algos" / "losses.py"
+        path.write_text(path.read_text().replace(old, new))
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-P", "-c", EDITED]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=tmp_path)
+        found.append(done.stdout.splitlines())
+    assert len(found[0]) == 1 and found[0][0].startswith("2 ")
+    line, numbers = found[1]
+    assert line.startswith("WARNING algos.losses:value_loss was edited or patched, so PPO's update is not computed")
+    assert numbers.startswith("1 ") and float(numbers.split()[1]) < 0.6 * float(found[0][0].split()[1])

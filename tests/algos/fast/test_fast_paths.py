@@ -1,5 +1,6 @@
 """Fast paths can be switched off, and a checkpoint resumes with and without them."""
 
+import importlib
 import inspect
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from algos.policies import distributions, towers
+from textenv.acceleration import FAST, syntax_digest
 
 ROOT = Path(__file__).parents[3]
 TRAIN = """
@@ -93,11 +95,34 @@ def test_every_fast_path_equals_its_plain_form(path):
 def test_every_fast_path_is_named_where_its_plain_form_stands():
     """And nothing else of ours is imported by `algos.fast` or imports it; only PPO asks for its `closed_form`."""
     sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
-    named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)"\)', "".join(sources.values()))
+    named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)", "\w{12}"\)', "".join(sources.values()))
     assert {":".join(one) for one in named} == set(CASES)
     for module, name in named:
         assert re.search(rf"^(def|class) {name}\(", sources[ROOT / "algos" / "fast" / f"{module}.py"], re.MULTILINE)
     for path, source in sources.items():
         inside = path.parent == ROOT / "algos" / "fast"
-        forbidden = r"^\s*(from|import) (algos(?!\.fast\.)|textenv)" if inside else r"^\s*(from|import) algos\.fast"
+        ours = r"^\s*(from|import) (algos(?!\.fast\.)|textenv(?!\.acceleration))"
+        forbidden = ours if inside else r"^\s*(from|import) algos\.fast"
         assert not re.search(forbidden, source, re.MULTILINE) or path == ROOT / "algos" / "ppo.py", path
+
+
+PLAIN = """
+from textenv.acceleration import accelerated
+
+@accelerated("fast_of_this_test:double", "{digest}")
+def double(x):
+    {body}
+"""
+
+
+@pytest.mark.skipif(not FAST, reason="fast paths are off")
+def test_a_plain_function_that_was_edited_runs_itself(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fast_of_this_test.py").write_text("def double(plain, x):\n    return 'fast'\n")
+    (tmp_path / "undecorated_of_this_test.py").write_text("def double(x):\n    return 2 * x\n")
+    digest = syntax_digest(importlib.import_module("undecorated_of_this_test").double)
+    for number, (body, expected) in enumerate({"return 2 * x  # twice": "fast", "return 2.5 * x": 5.0}.items()):
+        (tmp_path / f"plain_{number}_of_this_test.py").write_text(PLAIN.format(digest=digest, body=body))
+        module = importlib.import_module(f"plain_{number}_of_this_test")
+        assert module.double(2) == expected
+    assert [line.getMessage().partition(" was edited")[0] for line in caplog.records] == ["plain_1_of_this_test:double"]
