@@ -69,7 +69,9 @@ def _fold(
     done = terminated | truncated
     if not (mask[:-1] & ~done[:-1] & ~mask[1:]).any():  # no episode has such entries
         return reward, terminated, truncated
-    reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
+    reward = reward.copy()
+    terminated = terminated.copy()
+    truncated = truncated.copy()
     for t in reversed(range(len(mask) - 1)):
         # Later entries belong to this one, unless the episode ends here.
         later = ~mask[t + 1] & ~done[t]
@@ -153,13 +155,14 @@ def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, co
 
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per row ``[B]``: sum and number of its group's counted values; True if the row counts and they differ."""
-    names, place = group.unique(return_inverse=True)
-    total = x.new_zeros(len(names)).index_add_(0, place, torch.where(counts, x, 0.0))
-    size = x.new_zeros(len(names)).index_add_(0, place, counts.to(x.dtype))
+    groups, index = group.unique(return_inverse=True)
+    total = x.new_zeros(len(groups)).index_add_(0, index, torch.where(counts, x, 0.0))
+    size = x.new_zeros(len(groups)).index_add_(0, index, counts.to(x.dtype))
     # Scores are compared for equality, because a rounding error of the mean is not a signal.
-    low = x.new_full((len(names),), torch.inf).scatter_reduce_(0, place, torch.where(counts, x, torch.inf), "amin")
-    high = x.new_full((len(names),), -torch.inf).scatter_reduce_(0, place, torch.where(counts, x, -torch.inf), "amax")
-    return total[place], size[place], counts & (high > low)[place]
+    low = x.new_full((len(groups),), torch.inf).scatter_reduce_(0, index, torch.where(counts, x, torch.inf), "amin")
+    high = x.new_full((len(groups),), -torch.inf).scatter_reduce_(0, index, torch.where(counts, x, -torch.inf), "amax")
+    varied = high > low
+    return total[index], size[index], counts & varied[index]
 
 
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -175,17 +178,18 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         scaled: that would amplify rounding errors to size 1.
     """
     check_mask(mask, x=x)
-    whole = bool(mask.all())
-    chosen = x if whole else x[mask]
-    if not chosen.numel():
+    all_true = bool(mask.all())
+    values = x if all_true else x[mask]
+    if not values.numel():
         return torch.zeros_like(x)
-    variance, mean = torch.var_mean(chosen, correction=0)
-    spread = variance.sqrt()
-    scale = torch.where(spread > ALIKE * chosen.abs().amax(), spread + 1e-8, 1.0)
-    white = (chosen - mean) / scale
+    variance, mean = torch.var_mean(values, correction=0)
+    std = variance.sqrt()
+    varied = std > ALIKE * values.abs().amax()
+    scale = torch.where(varied, std + 1e-8, 1.0)
+    white = (values - mean) / scale
     if not shift_mean:
         white = white + mean
-    return white if whole else torch.zeros_like(x).masked_scatter(mask, white)
+    return white if all_true else torch.zeros_like(x).masked_scatter(mask, white)
 
 
 def episode_returns(rollout: TensorDict) -> Tensor:

@@ -89,11 +89,9 @@ class Agent(Generic[ConfigT]):
         parallel.start()
         if parallel.world_size() > 1 and not self.several_processes:
             raise ValueError(f"{type(self).__name__} trains in one process, not in {parallel.world_size()}: use PPO")
-        config = self.config_type() if config is None else config
-        if not isinstance(config, self.config_type):
-            said = f"config is a {type(config).__name__}, but {type(self).__name__} needs a {self.config_type.__name__}"
-            recipe = "" if isinstance(config, Config) else ": of a recipe, give its .config, or call its .build(seed)"
-            raise TypeError(said + recipe)
+
+        # Config, with replaced fields; policy; checks that all fit
+        config = self._checked_config(config)
         if fields:
             config = dataclasses.replace(config, **fields)
         if policy is None and isinstance(env, VectorEnv):
@@ -103,22 +101,36 @@ class Agent(Generic[ConfigT]):
         place(policy, env, device)
         if generator is not None:
             config = check_generator(env, policy, config)
-        self.env, self.policy, self.config = env, policy, resolve(config, env, policy)
+
+        self.env = env
+        self.policy = policy
+        self.config = resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
-        gamma = config.gamma if isinstance(config, ActorCriticConfig) and config.normalize_rewards else None
-        self.reward_normalizer = None if gamma is None else RewardNormalizer(gamma)
+        self.reward_normalizer: RewardNormalizer | None = None
+        if isinstance(config, ActorCriticConfig) and config.normalize_rewards:
+            self.reward_normalizer = RewardNormalizer(config.gamma)
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
         self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed), generator=generator)
         self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
         """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None
-        self.generator = torch.Generator().manual_seed(config.seed)
-        """Generator for minibatch order."""
-        # A different stream from the one for minibatch order.
-        self.policy.generator.manual_seed(parallel.own_seed(config.seed) + 2**32)
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
+
+        # Two streams of random numbers: minibatch order, the same on all ranks, and actions
+        self.generator = torch.Generator().manual_seed(config.seed)
+        """Generator for minibatch order."""
+        self.policy.generator.manual_seed(parallel.own_seed(config.seed) + 2**32)
+
+    def _checked_config(self, config: ConfigT | None) -> ConfigT:
+        if config is None:
+            return self.config_type()
+        if isinstance(config, self.config_type):
+            return config
+        advice = "" if isinstance(config, Config) else ": of a recipe, give its .config, or call its .build(seed)"
+        names = (type(config).__name__, type(self).__name__, self.config_type.__name__)
+        raise TypeError("config is a {}, but {} needs a {}".format(*names) + advice)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -135,12 +147,15 @@ class Agent(Generic[ConfigT]):
     def collect(self) -> TensorDict:
         """Run the policy in the environment and return the next rollout."""
         config = self.config
-        self.collector.env, self.collector.policy = self.env, self.policy  # both may have been replaced
-        episodes = config.num_episodes and parallel.share_of(config.num_episodes, "num_episodes")
-        own = self.collector.collect(
-            num_steps=config.num_steps, num_episodes=episodes, group_size=config.episodes_per_group
+        self.collector.env = self.env  # both may have been replaced
+        self.collector.policy = self.policy
+        num_episodes = config.num_episodes
+        if num_episodes is not None:
+            num_episodes = parallel.share_of(num_episodes, "num_episodes")
+        rollout = self.collector.collect(
+            num_steps=config.num_steps, num_episodes=num_episodes, group_size=config.episodes_per_group
         )
-        return parallel.gather_rows(own)
+        return parallel.gather_rows(rollout)
 
     def step(
         self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
@@ -221,33 +236,42 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         ValueError: if minibatches of a single advantage would be normalized.
     """
     text = is_episode_env(env)
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
+
+    # Adam
     if config.learning_rate is None:
-        found["learning_rate"] = policy.default_learning_rate
+        resolved["learning_rate"] = policy.default_learning_rate
         if text and config.final_learning_rate is None:
-            found["final_learning_rate"] = policy.default_learning_rate / 5
+            resolved["final_learning_rate"] = policy.default_learning_rate / 5
     if config.adam_eps is None:
-        found["adam_eps"] = 1e-8 if text else 1e-5
+        resolved["adam_eps"] = 1e-8 if text else 1e-5
+
+    # Advantages
     if isinstance(config, ActorCriticConfig):
         if config.fit_value_head and type(policy).fit_values is Policy.fit_values:
-            said = f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit"
-            raise ValueError(f"{said}: set fit_value_head=False")
+            raise ValueError(
+                f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit: set "
+                "fit_value_head=False"
+            )
         if config.bootstrap_truncated is None:
-            found["bootstrap_truncated"] = not text
+            resolved["bootstrap_truncated"] = not text
         if config.normalize_advantage in (None, True):
             by_steps = isinstance(config, PPOConfig) and config.num_episodes is None
-            found["normalize_advantage"] = "minibatch" if by_steps else "rollout"
+            resolved["normalize_advantage"] = "minibatch" if by_steps else "rollout"
+        normalize_advantage = resolved.get("normalize_advantage", config.normalize_advantage)
         # A row of a sequential policy has several steps, whose advantages vary.
-        single = isinstance(config, PPOConfig) and config.minibatch_size == 1
-        single = single and not (policy.sequential and config.num_episodes is None)
-        if single and found.get("normalize_advantage", config.normalize_advantage) == "minibatch":
+        rows_of_steps = policy.sequential and config.num_episodes is None
+        single = isinstance(config, PPOConfig) and config.minibatch_size == 1 and not rows_of_steps
+        if single and normalize_advantage == "minibatch":
             raise ValueError(
                 "minibatch_size is 1 and normalize_advantage is 'minibatch': normalizing a single advantage gives 0. "
                 "Set normalize_advantage=False, or use larger minibatches"
             )
-    if found:
-        logger.info("%s: %s", type(config).__name__, ", ".join(f"{name}={value}" for name, value in found.items()))
-    return dataclasses.replace(config, **found)
+
+    if resolved:
+        fields = ", ".join(f"{name}={value}" for name, value in resolved.items())
+        logger.info("%s: %s", type(config).__name__, fields)
+    return dataclasses.replace(config, **resolved)
 
 
 def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> None:
@@ -256,10 +280,11 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
     Raises:
         ValueError: if there is no such device, or if the weights stay on several devices.
     """
-    if (found := find_device(device)) is not None:
-        policy.to(found)
+    target = find_device(device)
+    if target is not None:
+        policy.to(target)
         if is_episode_env(env):
-            env.to(found)
+            env.to(target)
     places = sorted({str(p.device) for p in policy.parameters()})
     if len(places) > 1:
         raise ValueError(
@@ -299,6 +324,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             "num_envs=8), or of a class with gymnasium.vector.SyncVectorEnv([MyEnv] * 8)"
         )
     check_policy(policy, call="PPO(env, policy)")
+
+    # The environment: who charges the KL, whole episodes, autoreset
     space = env.single_action_space
     if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
         raise ValueError(
@@ -316,6 +343,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         raise ValueError(
             f"{type(env).__name__} steps text environments one by one: use a TextVectorEnv, or gymnasium.make_vec(id)"
         )
+
+    # Environment and policy
     check_spaces(env, policy)
     lm = language_model_of(policy)
     if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
@@ -326,6 +355,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             f"the policy chooses from {actions} actions, but the environment has {space.n}: "
             "make both from the same tokenizer or space"
         )
+
+    # Algorithm and policy
     if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
         raise TypeError(
             f"a {type(policy).__name__} chooses actions by their values, so its action probabilities have no gradient: "
@@ -336,6 +367,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             "the policy samples with top_k or top_p, but its log-probabilities in training ignore them, so ratios and "
             "KL would be wrong: train with both None, and set them for generation afterwards."
         )
+
+    # Algorithm and environment
     if is_episode_env(env) and config.num_episodes is None:
         raise ValueError(
             f"config.num_steps is {config.num_steps}, but a text environment is collected in whole episodes: "

@@ -113,9 +113,13 @@ class DQN(Agent[DQNConfig]):
     def loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
         """Loss of Q(s, a) against `q_target` on a batch ``[b]``, and its metrics."""
         config = self.config
+
+        # Q(s, a) of the actions taken
         action = self.policy.distribution.index(batch["action"])
         q_values = self.policy.action_values(batch["observation"])
         q_value = q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+        # Its target, from the next state
         with torch.no_grad():
             next_target = self.target.action_values(batch["next_observation"])
             next_online = next_target
@@ -129,6 +133,7 @@ class DQN(Agent[DQNConfig]):
                 open_actions=batch.get("next_action_mask", None),
                 gamma=config.gamma,
             )
+
         loss_function = VALUE_LOSSES[config.loss] if isinstance(config.loss, str) else config.loss
         loss = loss_function(q_value, target)
         return loss, {"value/loss": loss, "value/mean": q_value.mean()}

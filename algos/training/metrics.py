@@ -28,14 +28,17 @@ class EpisodeMeter:
         reward, mask, begins = (rollout[key].cpu().numpy() for key in ("reward", "mask", "is_init"))
         done = (rollout["terminated"] | rollout["truncated"]).cpu().numpy()
         if len(self._total) != len(mask):
-            self._total, self._steps = np.zeros(len(mask)), np.zeros(len(mask), dtype=np.int64)
+            self._total = np.zeros(len(mask))
+            self._steps = np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
+
         # An entry is inside an episode if the last event before it was a start. In column t, a start (2t + 1) is
         # before the entry and an end (2t + 2) after it; carried-over episodes start at 0.
         times = np.arange(1, 2 * mask.shape[1], 2)
         begun = np.maximum.accumulate(np.where(begins, times, np.where(self._open, 0, -1)[:, None]), axis=1)
         ended = np.maximum.accumulate(np.where(done, times + 1, -1), axis=1)
         inside = begun > np.concatenate([np.full((len(mask), 1), -1), ended[:, :-1]], axis=1)
+
         # Rewards on False entries inside an episode count; those after its end do not.
         starts = begins.copy()
         starts[:, 0] = True
@@ -46,9 +49,11 @@ class EpisodeMeter:
         carried = ~begins[:, 0]
         totals[part[carried, 0]] += self._total[carried]
         steps[part[carried, 0]] += self._steps[carried]
+
         # A False entry with both a start and an end marks a failed environment: no episode finished.
         finished = part.T[(inside & done & ~(begins & ~mask)).T]  # in time order
-        self._total, self._steps = totals[part[:, -1]], steps[part[:, -1]]
+        self._total = totals[part[:, -1]]
+        self._steps = steps[part[:, -1]]
         self._open = inside[:, -1] & ~done[:, -1]
         return totals[finished].tolist(), steps[finished].tolist()
 
@@ -131,29 +136,37 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
         metrics["rollout/staleness"] = masked_mean(rollout["staleness"].float(), mask=mask).item()
     if "value_target" not in rollout.keys():
         return metrics
-    value, target = rollout["value"], rollout["value_target"]
-    error, spread = (target - value)[mask].square().mean().item(), target[mask].var(correction=0).item()
+
+    # Values, if there are any
+    value = rollout["value"]
+    target = rollout["value_target"]
+    squared_error = (target - value)[mask].square().mean().item()
+    variance = target[mask].var(correction=0).item()
     return metrics | {
-        "value/relative_error": error / max(spread, 1e-12),  # to the error of the batch's mean
-        "value/explained_variance": explained_variance(value=value, value_target=target, mask=mask),
         "value/mean": masked_mean(value, mask=mask).item(),
+        "value/relative_error": squared_error / max(variance, 1e-12),  # to the error of the batch's mean
+        "value/explained_variance": explained_variance(value=value, value_target=target, mask=mask),
     }
 
 
 def group_metrics(rollout: TensorDict) -> dict[str, float]:
     """Number of silent rows: they have steps, but all episodes of their group have the same return."""
-    names, place = rollout["group"][:, 0].unique(return_inverse=True)
+    groups, index = rollout["group"][:, 0].unique(return_inverse=True)
     # A single row may equal its baseline by chance, so the whole group is checked.
-    heard = rollout["advantage"].any(dim=1).int()
-    heard_in_group = heard.new_zeros(len(names)).index_add_(0, place, heard)[place] > 0
-    return {"rollout/silent_rows": int((rollout["mask"].any(dim=1) & ~heard_in_group).sum())}
+    has_signal = rollout["advantage"].any(dim=1).int()
+    rows_with_signal = has_signal.new_zeros(len(groups)).index_add_(0, index, has_signal)
+    silent = rows_with_signal[index] == 0
+    has_steps = rollout["mask"].any(dim=1)
+    return {"rollout/silent_rows": int((has_steps & silent).sum())}
 
 
 def explained_variance(*, value: Tensor, value_target: Tensor, mask: Tensor) -> float:
     """1 - var(target - value) / var(target) over the True entries; 0 where the target does not vary."""
-    target, error = value_target[mask], (value_target - value)[mask]
-    variance = target.var(correction=0)
-    return (1 - error.var(correction=0) / variance).item() if variance > 1e-12 else 0.0
+    variance = value_target[mask].var(correction=0)
+    if not variance > 1e-12:
+        return 0.0
+    error = (value_target - value)[mask]
+    return (1 - error.var(correction=0) / variance).item()
 
 
 def reference_metrics(rollout: TensorDict, *, coefficient: float) -> dict[str, float]:
