@@ -248,44 +248,81 @@ class Collector:
 
     def _step(self, columns: Columns, deterministic: bool) -> None:
         """Act once in every slot and append to the columns."""
-        env, space = self.env, self.env.single_observation_space
+        env = self.env
         mode = autoreset_mode(env)
+
+        # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        action, bounds = step.action.cpu().numpy(), env.single_action_space
-        if isinstance(bounds, spaces.Box):  # for the environment; the rollout keeps the sampled action
-            action = np.clip(action, bounds.low, bounds.high)
+        action = step.action.cpu().numpy()
+        space = env.single_action_space
+        if isinstance(space, spaces.Box):  # for the environment; the rollout keeps the sampled action
+            action = np.clip(action, space.low, space.high)
         with _environment_advice():
             observation, reward, terminated, truncated, info = env.step(action)
-        done, ended, begins = terminated | truncated, self.ended, self.is_init
-        if FAILED in info:
-            ended, begins = ended | info[FAILED], begins | info[FAILED]
         # Copied, because an environment may reuse the array it returned.
-        observation = final = flatten(space, observation).copy()
-        action_mask = next_mask = _action_mask(info, env)
+        observation = flatten(env.single_observation_space, observation).copy()
+        action_mask = _action_mask(info, env)
+        done = terminated | truncated
+
+        # Slots in which this was no step: the environment only reset itself, or it failed
+        no_step = self.ended
+        is_init = self.is_init
+        if FAILED in info:
+            no_step = no_step | info[FAILED]
+            is_init = is_init | info[FAILED]
+
+        # What followed the action, where `observation` is the next episode's first already
+        next_observation = observation
+        next_action_mask = action_mask
         if mode is AutoresetMode.SAME_STEP and done.any():
-            final = observation.copy()
-            for slot in np.flatnonzero(done):
-                last = flatten_one(space, info["final_obs"][slot])
-                final[slot] = _final_observation(env, last, final.shape[1:])
-            next_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
-        added = {
-            "observation": self.observation, "next_observation": final, "action": step.action,
-            "log_prob": step.log_prob, "reward": reward, "terminated": terminated, "truncated": truncated,
-            "state": step.state, "action_mask": self.action_mask, "next_action_mask": next_mask, "mask": ~ended,
-            "is_init": begins,
-        }  # fmt: skip
-        for name, column in added.items():
-            columns[name].append(column)
+            next_observation = self._with_final(observation, info, done)
+            next_action_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
+
+        columns["observation"].append(self.observation)
+        columns["action_mask"].append(self.action_mask)
+        columns["state"].append(step.state)
+        columns["action"].append(step.action)
+        columns["log_prob"].append(step.log_prob)
+        columns["reward"].append(reward)
+        columns["terminated"].append(terminated)
+        columns["truncated"].append(truncated)
+        columns["next_observation"].append(next_observation)
+        columns["next_action_mask"].append(next_action_mask)
+        columns["mask"].append(~no_step)
+        columns["is_init"].append(is_init)
+
+        self._prepare_next(observation, action_mask, done)
+
+    def _prepare_next(self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray) -> None:
+        """Keep what the next step begins with; reset the slots that are done if the environment does not."""
+        env = self.env
+        mode = autoreset_mode(env)
         if mode is AutoresetMode.DISABLED and done.any():
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
-            observation = flatten(space, observation).copy()
+            observation = flatten(env.single_observation_space, observation).copy()
             action_mask = _merge(action_mask, _action_mask(info, env), done)
-        begun = self.ended if mode is AutoresetMode.NEXT_STEP else done
-        self.ended = done if mode is AutoresetMode.NEXT_STEP else np.zeros_like(done)
-        self.observation, self.action_mask, self.is_init = observation, action_mask, begun
+        self.observation = observation
+        self.action_mask = action_mask
+
+        # Slots whose next step is the first of an episode; in NEXT_STEP mode their next step only resets them
+        if mode is AutoresetMode.NEXT_STEP:
+            begun = self.ended
+            self.ended = done
+        else:
+            begun = done
+            self.ended = np.zeros_like(done)
+        self.is_init = begun
         if begun.any():
             self.policy.reset(begun)
+
+    def _with_final(self, observation: np.ndarray, info: Mapping[str, Any], done: np.ndarray) -> np.ndarray:
+        """Observations of a step, in done slots the last ones of the episodes, which SAME_STEP has in ``info``."""
+        with_final = observation.copy()
+        for slot in np.flatnonzero(done):
+            final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
+            with_final[slot] = _final_observation(self.env, final, observation.shape[1:])
+        return with_final
 
 
 @contextmanager

@@ -100,24 +100,34 @@ class Transcript:
 
     def append(self, rows: np.ndarray | slice, actions: np.ndarray) -> np.ndarray:
         """Append the policy's tokens to these rows (int64 indices, or a slice); return rows whose turn is over."""
-        named, at = self._rows[rows], self.length[rows]
-        place = named * self.tokens.shape[1] + at  # in the flat array, which is faster to write
-        self.tokens.reshape(-1)[place] = actions
-        self.chosen.reshape(-1)[place] = True
+        indices = self._rows[rows]
+        position = self.length[rows]
+        length = position + 1
+
+        # Write into flat arrays, which is faster
+        flat = indices * self.tokens.shape[1] + position
+        self.tokens.reshape(-1)[flat] = actions
+        self.chosen.reshape(-1)[flat] = True
         if self.masks.active:
-            self.allowed.reshape(-1)[place] = self.open[rows]
-        self.length[rows] = after = at + 1
+            self.allowed.reshape(-1)[flat] = self.open[rows]
+        self.length[rows] = length
+
+        # A turn is ended by EOS or by a stop text, which only some tokens can complete
         ended = self.ends.token[actions]
         if self.ends.texts:
-            new = after - self.turn_start[rows]
-            for i in np.flatnonzero(self.ends.may_complete[actions] & ~ended & (new >= self.limits.min_new_tokens)):
-                turn = self._turn(named[i], terminated=True)
-                ended[i] = self.stopped[named[i]] = turn.completed(self.ends.texts) is not None
-        over = (after >= self.turn_limit[rows]) | ended
+            enough = length - self.turn_start[rows] >= self.limits.min_new_tokens
+            candidates = self.ends.may_complete[actions] & ~ended & enough
+            for i in np.flatnonzero(candidates):
+                turn = self._turn(indices[i], terminated=True)
+                ended[i] = turn.completed(self.ends.texts) is not None
+                self.stopped[indices[i]] = ended[i]
         self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
+
+        # It is over at a limit, too; the others go on
+        over = ended | (length >= self.turn_limit[rows])
         if self.masks.active:
-            self._look_ahead(named[~over])
-        return named[over]
+            self._look_ahead(indices[~over])
+        return indices[over]
 
     def play(self, rows: np.ndarray, turns: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Append token ids to each of these rows until its turn is over; return how many, and rows that are over."""
@@ -133,19 +143,34 @@ class Transcript:
 
     def write(self, row: int, completion: Any) -> None:
         """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""
-        text, eos, rows, over = isinstance(completion, str), self.tokenizer.eos_token_id, np.array([row]), False
-        ids = np.asarray(text_ids(without_end(completion, self.tokenizer), self.tokenizer) if text else completion)
-        if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or (text and eos is not None)):
+        # Token ids; a text is ended by EOS, if there is one
+        ids = completion
+        adds_eos = False
+        if isinstance(completion, str):
+            ids = text_ids(without_end(completion, self.tokenizer), self.tokenizer)
+            adds_eos = self.tokenizer.eos_token_id is not None
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or adds_eos):
             raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")
-        for place in range(len(ids)):
+
+        # One by one, as the policy would choose them
+        rows = np.array([row])
+        over = False
+        for position in range(len(ids)):
             if over:
-                limit = f"EOS, a stop or max_new_tokens={self.limits.max_new_tokens}: cut off the rest (padding, too)"
-                raise ValueError(f"it has {len(ids)} tokens, but ends after {place} by {limit}")
-            token = self.masks.check(ids[place : place + 1], slice(None), self.open[rows])
+                raise ValueError(
+                    f"it has {len(ids)} tokens, but ends after {position} by EOS, a stop or "
+                    f"max_new_tokens={self.limits.max_new_tokens}: cut off the rest (padding, too)"
+                )
+            token = self.masks.check(ids[position : position + 1], slice(None), self.open[rows])
             over = len(self.append(rows, token)) > 0
-        if text and eos is not None and not over:
-            self.append(rows, np.array([eos]))
-        elif not over and ids[-1] == self.pad:
+
+        # The end of a turn that is not over: EOS, or where the ids end, unless that is padding
+        if over:
+            return
+        if adds_eos:
+            self.append(rows, np.array([self.tokenizer.eos_token_id]))
+        elif ids[-1] == self.pad:
             raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:

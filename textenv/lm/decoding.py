@@ -131,40 +131,63 @@ class Decoder:
         """
         self._forget_other_texts(tokens, length)
         new = length - self.read
-        # Rows with one new token and rows with a whole prompt are read separately, without padding to equal length.
-        fresh = new == 1
-        if self.cache.restarts:
-            fresh &= self.read > 0
-        if self.cached and fresh.all():
-            return self._read_next(tokens)
-        one, several = np.flatnonzero(fresh), np.flatnonzero((new > 0) & ~fresh)
-        out = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
-        if self.cached and not self.cache.recurrent and len(one) >= WHOLE * self.num_slots:
-            # All slots at once: the other slots also read their next token.
-            here = torch.from_numpy(one).to(self.device)
-            out[here] = self._read_next(tokens)[here]
-            one = one[:0]
-        several, copies = self._once(several, tokens, length)
-        for rows in (one, several):
-            if len(rows):
-                out[torch.from_numpy(rows).to(self.device)] = self._extend(rows, tokens[rows], length[rows])
-        if copies:
-            self.read[list(copies)] = length[list(copies)]
-            source, target = (torch.tensor([*x], device=self.device) for x in (copies.values(), copies))
-            out[target] = out[source]
-            if self.cached:
-                self.cache.copy(source, target, int(length[list(copies)].max()))
-        return out
 
-    def _once(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Of slots that begin with equal texts, such as the prompt of a group, the first; and by each other one its."""
+        # Slots with one new token are read apart from those with a whole prompt, without padding to equal length.
+        one_new = new == 1
+        if self.cache.restarts:
+            one_new &= self.read > 0
+        if self.cached and one_new.all():
+            return self._read_next(tokens)
+        one = np.flatnonzero(one_new)
+        several = np.flatnonzero((new > 0) & ~one_new)
+        logits = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
+
+        # One new token in nearly all slots: the other slots also read their next token
+        if self.cached and not self.cache.recurrent and len(one) >= WHOLE * self.num_slots:
+            rows = torch.from_numpy(one).to(self.device)
+            logits[rows] = self._read_next(tokens)[rows]
+        elif len(one):
+            logits[torch.from_numpy(one).to(self.device)] = self._extend(one, tokens[one], length[one])
+
+        # Several new tokens: equal prompts, such as those of a group, are read once and copied
+        originals, copies = self._distinct(several, tokens, length)
+        if len(originals):
+            rows = torch.from_numpy(originals).to(self.device)
+            logits[rows] = self._extend(originals, tokens[originals], length[originals])
+        if copies:
+            self._copy(copies, length, logits)
+        return logits
+
+    def _distinct(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Keep one of the slots that begin with equal texts.
+
+        Returns:
+            The slots to read; and for each other slot the one to copy from.
+        """
         first: dict[bytes, int] = {}
-        copies = {
-            row: found
-            for row in rows.tolist()
-            if not self.read[row] and (found := first.setdefault(tokens[row, : length[row]].tobytes(), row)) != row
-        }
-        return np.array([row for row in rows.tolist() if row not in copies], dtype=np.int64), copies
+        originals = []
+        copies = {}
+        for row in rows.tolist():
+            if self.read[row]:  # it goes on with a text of its own
+                originals.append(row)
+                continue
+            text = tokens[row, : length[row]].tobytes()
+            original = first.setdefault(text, row)
+            if original == row:
+                originals.append(row)
+            else:
+                copies[row] = original
+        return np.array(originals, dtype=np.int64), copies
+
+    def _copy(self, copies: dict[int, int], length: np.ndarray, logits: Tensor) -> None:
+        """Copy logits and cache to these slots, each from the one named."""
+        rows = list(copies)
+        target = torch.tensor(rows, device=self.device)
+        source = torch.tensor(list(copies.values()), device=self.device)
+        self.read[rows] = length[rows]
+        logits[target] = logits[source]
+        if self.cached:
+            self.cache.copy(source, target, int(length[rows].max()))
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
@@ -189,28 +212,40 @@ class Decoder:
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
+        # Tokens that need not be read again: those in the cache, unless it can only restart or go on by one
         read = self.read[rows]
-        if not self.cached or (self.cache.restarts and not ((length == read + 1) & (read > 0)).all()):
+        goes_on = (length == read + 1) & (read > 0)
+        if not self.cached or (self.cache.restarts and not goes_on.all()):
             read = np.zeros_like(read)
         new = length - read
+
+        # States that allow no padding: rows with different numbers of new tokens, one by one
         if self.cached and self.cache.recurrent and not self.cache.pads and (new != new[0]).any():
-            return torch.cat([self._extend(rows[[i]], tokens[[i]], length[[i]]) for i in range(len(rows))])
-        columns = np.minimum(read[:, None] + np.arange(new.max()), tokens.shape[1] - 1)
-        if self.cached and self.cache.pads and columns.shape[1] > 1:
-            columns = columns - (columns.shape[1] - new)[:, None]
-            columns, new = np.where(columns < 0, new[:, None], columns), np.full_like(new, columns.shape[1])
+            parts = [self._extend(rows[[i]], tokens[[i]], length[[i]]) for i in range(len(rows))]
+            return torch.cat(parts)
+
+        # Columns of the new tokens, padded on the right; on the left for states that allow it
+        width = int(new.max())
+        columns = np.minimum(read[:, None] + np.arange(width), tokens.shape[1] - 1)
+        if self.cached and self.cache.pads and width > 1:
+            columns = columns - (width - new)[:, None]
+            columns = np.where(columns < 0, new[:, None], columns)
+            new = np.full_like(new, width)
+
+        # Read them
         fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
-        self.read[rows] = length
         last = torch.from_numpy(new - 1).to(self.device)
+        self.read[rows] = length
         if not self.cached:
             return self._at_last(self.lm.hidden(fresh), last)
-        chosen, where = (torch.from_numpy(x).to(self.device) for x in (rows, columns))
         # One extra key, because a recording needs a width that differs from the number of new tokens.
-        width = min(int(columns.max()) + 1 + (columns.shape[1] > 1), tokens.shape[1])
-        inputs = (chosen, fresh, where, self.cache.mask(where, width), last)
-        if columns.shape[1] == 1:
-            return self.one(*inputs, sizes=(len(rows), width, tokens.shape[1]))
-        return self.several(*inputs, sizes=(*columns.shape, width, tokens.shape[1]))
+        num_keys = min(int(columns.max()) + 1 + (width > 1), tokens.shape[1])
+        positions = torch.from_numpy(columns).to(self.device)
+        mask = self.cache.mask(positions, num_keys)
+        inputs = (torch.from_numpy(rows).to(self.device), fresh, positions, mask, last)
+        if width == 1:
+            return self.one(*inputs, sizes=(len(rows), num_keys, tokens.shape[1]))
+        return self.several(*inputs, sizes=(*columns.shape, num_keys, tokens.shape[1]))
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
         """Logits at the last new token of each row, whose indices are ``last`` (int64 ``[n]``)."""
