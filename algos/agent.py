@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos import parallel
-from algos.collection import Collector, add_log_probs, autoreset_mode
+from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
 from algos.optimizer import Optimizer
@@ -112,6 +112,7 @@ class Agent(Generic[ConfigT]):
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
         self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed), generator=generator)
+        remember_stops(env, policy)
         self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
         """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None
@@ -149,6 +150,7 @@ class Agent(Generic[ConfigT]):
         config = self.config
         self.collector.env = self.env  # both may have been replaced
         self.collector.policy = self.policy
+        agree_on_ends(self.env, self.policy)
         num_episodes = config.num_episodes
         if num_episodes is not None:
             num_episodes = parallel.share_of(num_episodes, "num_episodes")
@@ -291,6 +293,15 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
             f"the policy has weights on {' and '.join(places)}, expected one device: give device={places[-1]!r}, which "
             "moves all of them"
         )
+
+
+def remember_stops(env: VectorEnv, policy: Policy) -> None:
+    """Let a language model that is trained keep the environment's stop texts and ids; log all that ends its turns."""
+    lm = language_model_of(policy)
+    if lm is None or not isinstance(env, TextVectorEnv):
+        return
+    lm.stop = tuple(dict.fromkeys([*lm.stop, *env.ends.stop]))
+    logger.info("turns end with %s", env.ends)
 
 
 def choose_penalty(

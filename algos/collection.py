@@ -21,6 +21,8 @@ from algos.envs.subprocess_env import FAILED
 from algos.policies.policy import Policy, check_policy
 from algos.policies.random_streams import episode_seeds
 from algos.training.metrics import Metrics
+from textenv.envs.vector_env import TextVectorEnv
+from textenv.lm.model import language_model_of
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env, masked_mean
 
@@ -70,6 +72,7 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        agree_on_ends(env, policy)
         self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed
         """Seed of the next reset; None once used."""
@@ -323,6 +326,13 @@ class Collector:
             final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
             with_final[slot] = _final_observation(self.env, final, observation.shape[1:])
         return with_final
+
+
+def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
+    """Let a text environment end turns where the policy's language model ends its own; others are left alone."""
+    lm = language_model_of(policy)
+    if lm is not None and isinstance(env, TextVectorEnv):
+        env.end_turns_like(lm.turn_ends)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from algos.training.run_folder import RUN, run_of
 from textenv.json_files import parse_json
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
-REPEATED = ("reward", "wrapper")
+REPEATED = ("reward", "wrapper", "stop")
 """Options of ``train`` that may be given several times."""
 
 

@@ -16,6 +16,7 @@ import tyro
 from algos.cli.arguments import ModelCommand, one_thread
 from algos.cli.sample import load_policy
 from textenv.json_files import parse_json
+from textenv.rendering import printable
 
 LOCAL, MOST_BYTES = ("127.0.0.1", "localhost"), 2**24
 FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop",
@@ -37,14 +38,19 @@ class Serve(ModelCommand):
     """Key that requests must bring; by default a new one, which is printed."""
     max_new_tokens: int = 512
     """Maximum length of an answer, in tokens; a request may ask for a shorter one."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text or special token that ends an answer, in addition to what ended turns in training and to a request's
+    ``stop``; may be repeated."""
 
     def run(self) -> dict[str, Any]:
         """Load the model, and serve."""
         one_thread()
         token = secrets.token_urlsafe(24) if self.token is None else self.token
         policy, limit = load_policy(self.folder), self.max_new_tokens
+        policy.lm.stop = (*policy.lm.stop, *self.stop)
         with PolicyServer(policy, self.folder, token=token, limit=limit, port=self.port) as server:
             print(f"model: {server.name}\nOPENAI_BASE_URL={server.url}\nOPENAI_API_KEY={token}", flush=True)
+            print(f"answers end with {printable(str(policy.ends))}", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
         return {"served": server.name}
@@ -89,7 +95,8 @@ class PolicyServer(ThreadingHTTPServer):
         most, n = _number(body, length, self.limit, 1, self.limit), _number(body, "n", 1, 1, 64)
         temperature = _number(body, "temperature", lm.temperature, 0, 100, (int, float))
         order = np.random.SeedSequence(_number(body, "seed", secrets.randbits(62), 0, 2**63))
-        prompt, ends = as_prompt(0, given), Ends(tokenizer, stop)
+        prompt = as_prompt(0, given)
+        ends = Ends(tokenizer, [*lm.stop, *stop], lm.turn_ends)
         ids = prompt_ids(prompt, tokenizer)
         if not 0 <= min(ids) <= max(ids) < lm.num_tokens:
             raise ValueError(f"prompt is {ids!r:.300}, expected token ids from 0 to {lm.num_tokens - 1}")
@@ -108,8 +115,8 @@ class PolicyServer(ThreadingHTTPServer):
                     tokens[:, at], at = chosen.cpu(), at + 1
                     for row in running.nonzero()[0].tolist():
                         after = tokens[row, len(ids) : at].tolist()
-                        turn = Turn(prompt, ids, ids, after, False, tokenizer, ends.texts)
-                        ended = ends.token[after[-1]] or turn.completion != turn.text
+                        turn = Turn(prompt, ids, ids, after, False, tokenizer, ends.stop_texts)
+                        ended = ends.token[after[-1]] or turn.completed(ends.texts) is not None
                         running[row] = not ended and at < width
                         scores[row].append(float(log_probs[row]))
                         yield row, turn, scores[row], "stop" if ended else None if running[row] else "length"

@@ -58,6 +58,9 @@ class TextOptions:
     """Text only: maximum length of a prompt; default: the environment's (your own prompts: their longest)."""
     max_new_tokens: int | None = None
     """Text only: maximum length of a completion; default: the environment's (your own prompts: 128)."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text only: text or special token that ends a turn, in addition to those of the model itself (EOS, the ids of its
+    generation_config, its chat template's end of a message); repeat the flag for several."""
     temperature: float | None = None
     """Text only: temperature of sampling and scoring; default 1, or that of a saved policy."""
     lora: str | None = None
@@ -282,7 +285,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _recipe(self) -> presets.Recipe:
         given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
-        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
+        of_env = ("max_prompt_tokens", "max_new_tokens", "stop")
+        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name in of_env}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
         known = {field.name for field in fields(presets.Recipe)}
         own = {name: value for name, value in field_values(self).items() if name in known}

@@ -17,6 +17,8 @@ from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
+from textenv.envs.limits import Ends
+from textenv.envs.turn import Turn
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_model
 from textenv.lm.model import LanguageModel
@@ -56,6 +58,8 @@ class LMPolicy(nn.Module, Policy):
         top_k: sample only from the k most probable tokens. For generation: such a policy cannot be trained, because
             the support of its distribution changes with the weights.
         top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only.
+        stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`). An agent
+            adds those of its environment, and they are saved with the policy.
         seed: seed of token sampling.
 
     Raises:
@@ -81,6 +85,7 @@ class LMPolicy(nn.Module, Policy):
         autocast: torch.dtype | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        stop: Sequence[str | int] = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -94,7 +99,12 @@ class LMPolicy(nn.Module, Policy):
             )
         self.top_k, self.top_p = top_k, top_p
         self.lm = LanguageModel(
-            model, tokenizer, temperature=temperature, gradient_checkpointing=gradient_checkpointing, autocast=autocast
+            model,
+            tokenizer,
+            temperature=temperature,
+            gradient_checkpointing=gradient_checkpointing,
+            autocast=autocast,
+            stop=stop,
         )
         self.detach_value, self.critic = detach_value, critic
         if critic is None:
@@ -179,6 +189,11 @@ class LMPolicy(nn.Module, Policy):
         """The model's tokenizer; the environment needs the same one."""
         return self.lm.tokenizer
 
+    @property
+    def ends(self) -> Ends:
+        """What ends a turn, in `generate` and where the policy is served: the model's own ends, and ``stop``."""
+        return Ends(self.tokenizer, self.lm.stop, self.lm.turn_ends)
+
     def reference(self) -> LanguageModel:
         """Frozen copy of the model for a KL penalty; only trained weights are copied (with LoRA, the adapter)."""
         return self.lm.frozen_copy()
@@ -223,12 +238,12 @@ class LMPolicy(nn.Module, Policy):
 
         Args:
             prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`.
-            max_new_tokens: maximum length of a completion, in tokens; EOS or the model's context ends it earlier.
+            max_new_tokens: maximum length of a completion, in tokens; `ends` or the model's context end it earlier.
             deterministic: take the most probable token instead of a sample.
             seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
 
         Returns:
-            The completions, without special tokens.
+            The completions, without special tokens and stop texts.
 
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
@@ -237,14 +252,25 @@ class LMPolicy(nn.Module, Policy):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        ids = [prompt_ids(as_prompt(i, prompt), self.tokenizer) for i, prompt in enumerate(prompts)]
+        asked = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
+        ids = [prompt_ids(prompt, self.tokenizer) for prompt in asked]
         start = np.array([len(each) for each in ids])
         longest = max(start, default=0)
         most = longest + max_new_tokens if self.lm.context is None else max(self.lm.context, longest + 1)
         tokens = np.zeros((len(ids), min(longest + max_new_tokens, most)), dtype=np.int64)
         for row, each in enumerate(ids):
             tokens[row, : len(each)] = each
-        player, length, running = self.fork(), start.copy(), np.ones(len(ids), dtype=bool)
+        length = start.copy()
+        limit = np.minimum(start + max_new_tokens, most)
+        ends = self.ends
+
+        def turn(row: int) -> Turn:
+            answer = tokens[row, start[row] : length[row]].tolist()
+            return Turn(asked[row], ids[row], [], answer, False, self.tokenizer, ends.stop_texts)
+
+        # Token by token, until every answer has ended
+        running = np.ones(len(ids), dtype=bool)
+        player = self.fork()
         player.decoder = None
         player.reset(seeds=np.random.SeedSequence(seed).generate_state(len(ids)).astype(np.int64))
         while running.any():
@@ -252,9 +278,12 @@ class LMPolicy(nn.Module, Policy):
             chosen = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = chosen[running]
             length += running
-            running &= (chosen != self.tokenizer.eos_token_id) & (length < np.minimum(start + max_new_tokens, most))
-        rows = zip(tokens.tolist(), start.tolist(), length.tolist(), strict=True)
-        return [str(self.tokenizer.decode(row[a:b], skip_special_tokens=True)) for row, a, b in rows]
+            ended = ends.token[chosen]
+            if ends.texts:
+                for row in np.flatnonzero(running & ~ended & ends.may_complete[chosen]).tolist():
+                    ended[row] = turn(row).completed(ends.texts) is not None
+            running &= ~ended & (length < limit)
+        return [turn(row).completion for row in range(len(ids))]
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
@@ -323,6 +352,7 @@ class LMPolicy(nn.Module, Policy):
             "detach_value": self.detach_value,
             "gradient_checkpointing": self.lm.gradient_checkpointing,
             "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+            "stop": list(self.lm.stop),
         }
         metadata = {"options": json.dumps(options)}
         # Otherwise `load` would restore the value head or critic of a policy saved here earlier.

@@ -26,6 +26,7 @@ from algos.training.run import Callback, Run
 from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
 from algos.training.save import spec_of
 from algos.training.signals import noted_signals
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.names import check_names
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
@@ -149,6 +150,8 @@ def _configuration(run: Run) -> dict[str, Any]:
     spec, config = spec_of(run.agent.env), field_values(run.agent.config)
     plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
     algorithm = type(run.agent).__name__
+    if isinstance(run.agent.env, TextVectorEnv):
+        plain["turns_end_with"] = str(run.agent.env.ends)
     return {"environment": spec.id if spec else None, "algorithm": algorithm, "total_steps": run.total_steps} | plain
 
 

@@ -40,6 +40,8 @@ def save(agent: Learner, folder: str | Path) -> Path:
     """
     from safetensors import SafetensorError
 
+    from textenv.envs.vector_env import TextVectorEnv
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -57,6 +59,8 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "penalty": None if penalty is None else penalty.state_dict(),
                 "made_by": made_by(),
             }
+            if isinstance(agent.env, TextVectorEnv):
+                description["turns_end_with"] = str(agent.env.ends)  # for readers; the policy's folder has the ids
             config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from textenv.lm.ends import turn_ends
 from textenv.prompts.tokenize import text_ids
 
 if TYPE_CHECKING:
@@ -49,11 +50,18 @@ class ActionMasks:
         """False if every token is allowed everywhere."""
         sets = np.ones((3, num_tokens), dtype=bool)
         sets[_BASE:, list(forbidden)] = False
-        sets[_GO_ON, list(ends)] = False
-        if not sets[_BASE].any() or (min_new_tokens and not sets[_GO_ON].any()):
-            raise ValueError(f"forbidden is {sorted(forbidden)}, which leaves no token of {num_tokens}: forbid fewer")
         self._sets, self._count = sets, len(sets)
         self._places: dict[bytes, int] = {}
+        self._forbidden = sorted(forbidden)
+        self.forbid_before_minimum(ends)
+
+    def forbid_before_minimum(self, ends: Sequence[int]) -> None:
+        """Forbid these ids too before a turn has its minimum length; a ValueError if that leaves no token."""
+        base, go_on = self._sets[_BASE], self._sets[_GO_ON]
+        go_on[list(ends)] = False
+        if not base.any() or (self.min_new_tokens and not go_on.any()):
+            count = len(base)
+            raise ValueError(f"forbidden is {self._forbidden}, which leaves no token of {count}: forbid fewer")
 
     @property
     def sets(self) -> torch.Tensor:
@@ -139,10 +147,17 @@ class ActionMasks:
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
-    """Token ids by which a turn so far continues one of these texts, or EOS at its end; for ``allowed=``."""
-    said, end = turn.completion_ids, turn.tokenizer.eos_token_id
-    whole = [[*text_ids(text, turn.tokenizer), end] for text in texts]
-    return [ids[len(said)] for ids in whole if ids[: len(said)] == said]
+    """Token ids by which a turn so far continues one of these texts, or ends a turn after it; for ``allowed=``."""
+    so_far = turn.completion_ids
+    ends = turn_ends(turn.tokenizer).ids
+    allowed = list[int]()
+    for text in texts:
+        ids = text_ids(text, turn.tokenizer)
+        if ids == so_far:
+            allowed += ends
+        elif ids[: len(so_far)] == so_far:
+            allowed.append(ids[len(so_far)])
+    return allowed
 
 
 def _array(given: Any, said: str) -> np.ndarray:

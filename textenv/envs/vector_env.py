@@ -23,8 +23,11 @@ from textenv.envs.tools import Tools
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
+from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
+from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
+from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
@@ -62,7 +65,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_turns: maximum turns of a conversation, ``truncated`` after the last (calls count); None: 1, with tools 6.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
-        stop: texts and token ids that end a turn, in addition to EOS.
+        stop: texts and token ids that end a turn, in addition to what ends the model's own: EOS, the ids of its
+            ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
         forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
         allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
@@ -136,6 +140,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if isinstance(self.task, PromptList):
             for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
                 self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
+            if is_chat(self.task.prompt(0)):
+                warn_of_opened_tag(tokenizer)
         self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
         self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
@@ -179,6 +185,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
         move(self.task, device)
 
+    def end_turns_like(self, own: TurnEnds) -> None:
+        """End turns also where a model ends its own; agents call it with their policy's before they play.
+
+        Raises:
+            ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
+        """
+        if {*own.ids} <= {*self.ends.own.ids} and {*own.texts} <= {*self.ends.own.texts}:
+            return
+        self.ends.add(own)
+        self._masks.forbid_before_minimum(self.ends.ids)
+
     def fork(self) -> AbstractContextManager[None]:
         """Context in which prompts come from a separate order (for evaluation); see `PromptOrder.apart`."""
         return self._order.apart()
@@ -216,8 +233,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Returns:
             Observation, reward float32 ``[num_envs]`` (the score where a turn ended), terminated, truncated, info.
             Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
-            ``"eos"``, ``"stop"`` or ``"length"``, in a conversation ``"task"``, ``"turns"`` or ``"length"``. In
-            SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the final prefix.
+            ``"eos"`` (an end of the model's own), ``"stop"`` or ``"length"``, in a conversation ``"task"``,
+            ``"turns"`` or ``"length"``. In SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the
+            final prefix.
 
         Raises:
             ValueError: on an invalid action, an episode that is over, or a closed environment.
@@ -351,7 +369,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         Args:
             prompts: as of the constructor; equal ones are a group.
-            completions: token ids, truncated unless they end with EOS or a stop; or texts, which are ended by EOS.
+            completions: token ids, truncated unless they end with what ends a turn; or texts, which are ended as the
+                chat template ends a message, or by EOS if the prompt is no chat.
             scores: one entry per completion, as a reward function returns them.
 
         Raises:

@@ -236,6 +236,8 @@ def save_model(model: Any, folder: Path) -> None:
     if not is_adapted(model):
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
         return
+    if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
+        plain_model(model).generation_config.save_pretrained(folder)
     name = plain_model(model).name_or_path
     if not name or (Path(name).name == BASE and is_adapter(Path(name).parent)):
         if not name or Path(name).resolve() != (folder / BASE).resolve():
@@ -262,6 +264,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
         ValueError: if the base model cannot be found, or the adapter is not in safetensors.
     """
     import torch
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
 
     peft = package("peft", "lora")
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
@@ -276,7 +280,10 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
     with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        return peft.PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+        model = peft.PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+    if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
+        plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
+    return model
 
 
 def add_lora(model: Any, lora: Any, *, seed: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from textenv.lm.ends import TurnEnds, remember_model, turn_ends
 from textenv.lm.loading import (
     EMBEDDED,
     check_adapter,
@@ -60,6 +61,7 @@ class LanguageModel(nn.Module):
         gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
         autocast: ``torch.bfloat16`` for the matrix products of trunk and logits; weights keep their dtype (by default
             float32), and log-probabilities are float32. None computes in the dtype of the weights.
+        stop: texts and token ids that end the model's turns, in addition to its own ends (`turn_ends`).
 
     Raises:
         ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
@@ -78,6 +80,7 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         gradient_checkpointing: bool = False,
         autocast: torch.dtype | None = None,
+        stop: Sequence[str | int] = (),
     ) -> None:
         super().__init__()
         if not temperature > 0:
@@ -88,6 +91,9 @@ class LanguageModel(nn.Module):
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
+        self.stop = tuple(stop)
+        """Texts and token ids that end a turn, in addition to `turn_ends`; an agent adds those of its environment."""
+        remember_model(tokenizer, plain_model(model))
         self.num_tokens = vocabulary_size(tokenizer)
         self.seq2seq = Seq2Seq.of(model, tokenizer)  # None for a decoder-only model
         self.context = _context(model.config.get_text_config())
@@ -117,6 +123,11 @@ class LanguageModel(nn.Module):
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
         return FrozenLanguageModel(self)
+
+    @property
+    def turn_ends(self) -> TurnEnds:
+        """What ends the model's own turns: EOS, the ids of its ``generation_config``, its chat template's end."""
+        return turn_ends(self.tokenizer, plain_model(self.model))
 
     @property
     def device(self) -> torch.device:
@@ -328,7 +339,7 @@ class FrozenLanguageModel(LanguageModel):
         # Not registered as submodules: their trainable parameters do not belong to this module.
         self._live: Caller
         self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
-        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
+        self.tokenizer, self.temperature, self.stop = lm.tokenizer, lm.temperature, lm.stop
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.seq2seq = lm.seq2seq
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
