@@ -49,8 +49,9 @@ class Sample(ModelCommand):
         policies: dict[str, Any] = {self.folder: load(self.folder)}
         if self.compare_to is not None:
             policies = {self.compare_to: load_policy(model_name(self.compare_to, self.folder))} | policies
-        for policy in policies.values():
-            policy.lm.stop = (*policy.lm.stop, *self.stop)
+        stops = [stop for policy in policies.values() for stop in policy.lm.stop]
+        for policy in policies.values():  # the model beside it ends its answers there too
+            policy.lm.stop = (*stops, *self.stop)
         chat, found = self.chat or self.system_prompt is not None, []
         start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}

@@ -47,7 +47,8 @@ class LiveView:
         self._title = " · ".join(str(x) for x in (config["algorithm"], config["environment"], run_dir) if x)
         self._start, self._first = time.perf_counter(), step
         if "turns_end_with" in config:
-            self.console.print(f"turns end with {printable(config['turns_end_with'])}", markup=False, highlight=False)
+            ends = Text(f"turns end with {printable(config['turns_end_with'])}")
+            self.console.print(ends, soft_wrap=True)
         if self.console.is_jupyter:
             from IPython.display import display
 

@@ -13,7 +13,7 @@ from algos.cli.serve import PolicyServer
 from algos.collection import Collector, collect
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
-from textenv import TextEnv, TextVectorEnv, TokenEnv, check_text_env
+from textenv import RewardModel, TextEnv, TextVectorEnv, TokenEnv, check_text_env
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids
@@ -292,6 +292,52 @@ def test_what_a_template_writes_after_the_end_is_no_part_of_the_turn():
     assert tokenizer.decode(ids_after_end(tokenizer)) == "\n"
     assert ids_after_end(tokenizer_of(FAMILIES["llama 3"])) == []
     assert ids_after_end(byte_tokenizer()) == []
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama 3", "qwen", "llama 2"])
+def test_a_reward_model_reads_the_ids_of_a_chat_as_its_template_writes_them(name):
+    """A line break after the end of a turn is read in training, so that it must not be missing here."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = tokenizer_of(FAMILIES[name])
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, initializer_range=0.2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    rate = RewardModel(LlamaForSequenceClassification(config), tokenizer)
+    asked = prompt_ids(Prompt(tuple(CHAT)), tokenizer)
+    end = closing_ids(tokenizer, chat=True)
+    whole = [*CHAT, {"role": "assistant", "content": "ab"}]
+    rendered = tokenizer.apply_chat_template(whole, tokenize=True, return_dict=False)
+    said = rendered[len(asked) : rendered.index(end[0], len(asked)) + 1]
+    assert rendered[: len(asked)] == asked and tokenizer.decode(said).strip().startswith("ab")
+    answer = [{"role": "assistant", "content": "ab"}]
+    by_ids = rate([CHAT], [answer], prompt_ids=[asked], completion_ids=[said], tokenizer=tokenizer)
+    assert by_ids == pytest.approx(rate([CHAT], [answer]), abs=1e-5)
+    assert by_ids == pytest.approx(rate.score_rows([rendered]).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"])
+def test_a_call_of_a_tool_is_read_whatever_ends_it(end):
+    def double(x: int) -> int:
+        """Double a number.
+
+        Args:
+            x: number
+        """
+        calls.append(x)
+        return 2 * x
+
+    calls = []
+    policy = policy_of("llama 3")  # its generation_config has all three
+    tokenizer = policy.tokenizer
+    env = env_of(tokenizer, tools=[double], max_prompt_tokens=2000, max_new_tokens=200)
+    env.reset(seed=0)
+    text = f'<tool_call>\n{{"name": "double", "arguments": {{"x": 21}}}}{end}'
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        _, _, terminated, _, _ = env.step(np.array([token]))
+    assert calls == [21] and not terminated[0]
 
 
 def test_a_conversation_goes_on_after_any_end():
