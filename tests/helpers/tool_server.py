@@ -1,4 +1,4 @@
-"""An OpenEnv server of an environment whose actions call tools, as in its quick start: ``python tool_server.py PORT``."""
+"""An OpenEnv server of an environment whose actions call tools, as in its quick start: ``tool_server.py PORT``."""
 
 import sys
 

@@ -44,7 +44,12 @@ FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
     **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
     **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
 }
-"""Functions of the logits x after the output layer, by configuration setting c (of Gemma, Cohere, Granite)."""
+"""Functions of the logits x after the output layer, by configuration setting c (Gemma, Cohere, Granite, MiniCPM3)."""
+
+FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float], Callable[[Tensor], Tensor]]] = {
+    ("hyperclovax", "logits_scaling"): lambda c: lambda x: x * c,
+}
+"""The same for the model types that read a setting of this name in another way than the others."""
 
 
 class LanguageModel(nn.Module):
@@ -392,9 +397,16 @@ def _context(config: Any) -> int | None:
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
-    settings = vars(vars(config).get("decoder", config))  # faster than getattr, and called at every step
-    return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)
+    """Function that the model applies to logits after the output layer, else None; see the tables of this file."""
+    decoder_config = vars(config).get("decoder", config)
+    settings = vars(decoder_config)  # faster than getattr, and called at every step
+    for name, finish in FINISHES.items():
+        setting_value = settings.get(name)
+        if isinstance(getattr(type(decoder_config), name, None), property):
+            setting_value = getattr(decoder_config, name)  # computed from other settings: MiniCPM3
+        if setting_value:
+            return FINISHES_OF_TYPE.get((decoder_config.model_type, name), finish)(setting_value)
+    return None
 
 
 @runtime_checkable

@@ -144,8 +144,8 @@ def _find_field(schema: Any, wanted: str) -> str:
     calls_tools = any(field.get("const") in TOOL_ACTIONS for field in fields.values())
     if calls_tools or "tool_name" in fields:
         raise ValueError(
-            f"the environment's actions call tools ({', '.join(fields)}: an MCP environment), and a text alone is no call "
-            "of a tool: this version of textenv cannot play it. Take an environment whose action is a text."
+            f"the environment's actions call tools ({', '.join(fields)}: an MCP environment), and a text alone "
+            "is no call of a tool: this version of textenv cannot play it. Take an environment whose action is a text."
         )
 
     # The field that takes the text.
@@ -163,8 +163,8 @@ def _find_field(schema: Any, wanted: str) -> str:
         )
     if argument_fields and not wanted:
         raise ValueError(
-            f"the action has {description}, and {', '.join(argument_fields)} would always be left out: if the text alone is "
-            f"a complete action, say so by action_field={chosen!r}"
+            f"the action has {description}, and {', '.join(argument_fields)} would always be left out: if the text "
+            f"alone is a complete action, say so by action_field={chosen!r}"
         )
     return chosen
 
