@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from textenv.lm.choices import hard_choices
 from textenv.lm.loading import (
     EMBEDDED,
     check_adapter,
@@ -95,6 +96,8 @@ class LanguageModel(nn.Module):
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
         self.num_tokens = vocabulary_size(tokenizer)
         self.seq2seq = Seq2Seq.of(model, tokenizer)  # None for a decoder-only model
+        self.hard_choices = hard_choices(plain_model(model))
+        """What the model takes by the order of scores, where rounding may make its outputs jump; see `hard_choices`."""
         self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}
@@ -335,7 +338,7 @@ class FrozenLanguageModel(LanguageModel):
         self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
-        self.seq2seq = lm.seq2seq
+        self.seq2seq, self.hard_choices = lm.seq2seq, lm.hard_choices
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)
