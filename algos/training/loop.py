@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos import parallel
-from algos.config import field_values
+from algos.config import ClippedConfig, PolicyGradientConfig, field_values
 from algos.training.callbacks import RecordSamples
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
@@ -241,9 +241,17 @@ def iterate(
 def _charge(agent: Learner, rollout: TensorDict) -> None:
     """Charge the KL penalty."""
 
+    # What may differ at the first rollout; a penalty of one's own needs to know it only if the config says so
+    config = agent.config
+    options: dict[str, Any] = {}
+    if isinstance(config, PolicyGradientConfig) and config.ratio_tolerance is not None:
+        options["tolerance"] = config.ratio_tolerance
+    if isinstance(config, ClippedConfig) and config.max_importance_weight is not None:
+        options["other_sampler"] = True
+
     def charged(part: TensorDict) -> list[Tensor]:
         assert agent.penalty is not None
-        agent.penalty(part, agent.policy)
+        agent.penalty(part, agent.policy, **options)
         return [part[name] for name in names]
 
     names = ("reward", "reference_log_prob", "kl")
