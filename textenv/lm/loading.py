@@ -43,7 +43,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since it was loaded."""
+"""Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
 _SOURCES: dict[str, str] = {}
 """Name or GGUF file of each folder of the cache that this process loads from, which adapters give as their base."""
 
