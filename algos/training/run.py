@@ -8,6 +8,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 from tensordict import TensorDict
+from torch import nn
 
 from algos import parallel
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
@@ -17,7 +18,7 @@ from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.run_folder import run_of
-from algos.training.serialization import attributes, set_attributes
+from algos.training.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.signals import Interrupted, Request
 from textenv.acceleration import TAKEN
 
@@ -149,6 +150,8 @@ class Run:
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
+        self.frozen = frozen_checksum(agent.policy) if isinstance(agent.policy, nn.Module) else None
+        """Checksum of the policy's weights that are not trained, which a checkpoint does not hold."""
 
     def log(self, values: Values) -> None:
         """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name, at the present step."""
@@ -194,6 +197,12 @@ class Run:
         if environment is not None:
             set_env_state(agent.env, environment)
         agent.load_state_dict(state["agent"])
+        if state.get("frozen", self.frozen) != self.frozen:
+            logger.warning(
+                "the weights of the policy that are not trained are other ones than in the run %s, so it goes on as "
+                "another policy: load the same base model, and change it in the same way",
+                folder,
+            )
         # Seeds that depend on the steps, so that resuming twice from here gives the same run.
         anew = parallel.own_seed(agent.config.seed) + int(state["steps"])
         if not same:
@@ -260,6 +269,7 @@ class Run:
             "seed": self.agent.config.seed,
             "history": self.history.state(),
             "agent": agent,
+            "frozen": self.frozen,
             "environment": environment,
             "ranks": ranks,
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],

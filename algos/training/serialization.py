@@ -4,6 +4,7 @@ Values become JSON and tensors. Nothing is pickled, and reading executes no code
 """
 
 import dataclasses
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from textenv.lm.origin import checksum
 
 _KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
@@ -158,6 +161,12 @@ def trained_weights(module: Any) -> dict[str, Tensor]:
     if not isinstance(module, nn.Module):
         raise TypeError(f"a {type(module).__name__} cannot be saved: checkpoints need a torch.nn.Module as policy")
     return {name: x for name, x in module.named_parameters() if x.requires_grad} | dict(module.named_buffers())
+
+
+def frozen_checksum(module: nn.Module) -> int | None:
+    """Checksum of the weights that `trained_weights` leaves out; None if there are none."""
+    checksums = [checksum(x) for _, x in module.named_parameters() if not x.requires_grad]
+    return zlib.crc32(str(checksums).encode()) if checksums else None
 
 
 @torch.no_grad()
