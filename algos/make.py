@@ -18,7 +18,7 @@ from algos.config import find_config
 from algos.envs.flatten import flat_shape
 from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
-from textenv.rewards.calling import load_function, read_module
+from textenv.importing import load_function, read_module
 
 if TYPE_CHECKING:
     from algos.agent import Agent

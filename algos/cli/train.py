@@ -18,7 +18,7 @@ from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, is_text
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import RUN, check_new, run_of
-from textenv.rewards.calling import read_module
+from textenv.importing import read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")

@@ -36,7 +36,7 @@ def parse_cases(given: Iterable[Case | str]) -> list[Case]:
     import gymnasium
 
     import textenv  # noqa: F401 (registers the environments)
-    from textenv.rewards.calling import read_module
+    from textenv.importing import read_module
 
     cases = list[Case]()
     for each in given:
@@ -93,7 +93,7 @@ def compare(
         Mean metrics of each case, path of the report, and seconds; a notebook shows the page.
     """
     from algos.comparison.report import Report, print_summaries, write_report
-    from textenv.rewards.calling import load_function
+    from textenv.importing import load_function
 
     start, run_dir = time.perf_counter(), Path(run_dir)
     for name in wrappers:
@@ -212,7 +212,7 @@ def _run(
 
 def recipe_of(case: Case) -> presets.Recipe:
     """Return the recipe of a case, after importing the module that registers its environment."""
-    from textenv.rewards.calling import read_module
+    from textenv.importing import read_module
 
     env_id = case.env if isinstance(case.env, str) else ""
     if module := env_id.rpartition(":")[0]:

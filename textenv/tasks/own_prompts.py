@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from textenv.envs.task import CHECKED_PROMPTS, FunctionTask
+from textenv.importing import load_function
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
-from textenv.rewards.calling import check_columns, load_function, reward_name
+from textenv.rewards.calling import check_columns, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
 FEW = 10
