@@ -18,6 +18,7 @@ from algos.comparison.runs import STUDY, folder_name, read_study
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
 from algos.config import CONFIGS, field_values
 from algos.envs.wrapping import Wrapper
+from algos.make import absolute_paths
 from algos.training.run_folder import holds_run
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def compare(
     from algos.comparison.report import Report, print_summaries, write_report
     from textenv.importing import load_function
 
-    start, run_dir = time.perf_counter(), Path(run_dir)
+    start = time.perf_counter()
+    run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
     for name in wrappers:
         if isinstance(name, str):
             load_function(name)  # its package may register the environments
@@ -157,6 +159,7 @@ def train_all(
                 "runs of these cases (--overwrite, in Python overwrite=True)"
             )
     cases = [case if total_steps is None else dataclasses.replace(case, total_steps=total_steps) for case in cases]
+    cases = [dataclasses.replace(case, env_kwargs=absolute_paths(case.env_kwargs or {}) or None) for case in cases]
     for case in cases:  # fail before training, not after other cases have been trained
         try:
             recipe_of(case).build(seed=1)
