@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -67,6 +68,8 @@ def absolute_name(name: str) -> str:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name by which `load_function` finds a function: ``"file.py:name"`` or ``"package.module:name"``."""
+    if isinstance(function, partial):
+        return name_of(function.func)
     module = sys.modules.get(function.__module__)
     loader = getattr(module, "__loader__", None)
     place = loader.path if isinstance(loader, _Loader) else function.__module__

@@ -2,9 +2,10 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,45 @@ from textenv.rewards.workers import run_in_threads
 
 
 def reward_name(function: Any) -> str:
-    """Return the name of a reward function for messages and tables."""
+    """Return the name of a reward function for messages and tables; of a partial one, that of the function in it."""
+    if isinstance(function, functools.partial):
+        return reward_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def distinct_names(functions: Sequence[Any]) -> list[str]:
+    """Return a name for each function; one whose name is taken gets that of its module before it, or ``_2``, ``_3``.
+
+    Raises:
+        ValueError: if a function is given twice.
+
+    Example:
+        >>> distinct_names([len, lambda completions: completions, lambda completions: completions])
+        ['len', '<lambda>', '<lambda>_2']
+    """
+    names: list[str] = []
+    for number, function in enumerate(functions):
+        is_method = inspect.ismethod(function)  # each access of a method makes another object
+        if any(function is x or (is_method and function == x) for x in functions[:number]):
+            raise ValueError(f"reward {reward_name(function)!r} is given twice: give each function once")
+        name = reward_name(function)
+        by_module = f"{_module_of(function)}.{name}"
+        alike = [x for x in functions[:number] if reward_name(x) == name]
+        if alike and by_module not in names and _module_of(function) not in map(_module_of, alike):
+            name = by_module
+        count = 2
+        while name in names:
+            name = f"{reward_name(function)}_{count}"
+            count += 1
+        names.append(name)
+    return names
+
+
+def _module_of(function: Any) -> str:
+    """Return the last part of the name of a function's module: the name of a file without ``.py``."""
+    if isinstance(function, functools.partial):
+        return _module_of(function.func)
+    return str(function.__module__).rpartition(".")[2]
 
 
 def is_async(function: Any) -> bool:
