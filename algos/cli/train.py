@@ -13,12 +13,12 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ModelCommand, absolute, json_object, named, one_thread, options
+from algos.cli.arguments import ModelCommand, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
-from algos.make import PROMPTS, is_text
+from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import RUN, check_new, run_of
-from textenv.rewards.calling import read_module
+from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
@@ -245,12 +245,13 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         self._check()
         return dataclasses.replace(
             self,
-            model=self.model if self.model in ("embedded", "smollm2") else absolute(self.model),
-            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
-            reward=tuple(map(absolute, self.reward)),
-            wrapper=tuple(map(absolute, self.wrapper)),
-            prompts=self.prompts and absolute(self.prompts),
-            eval_prompts=self.eval_prompts and absolute(self.eval_prompts),
+            run_dir=self.folder.absolute(),
+            model=self.model if self.model in READY_MODELS else absolute_name(self.model),
+            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute_name(str(self.critic))),
+            reward=tuple(map(absolute_name, self.reward)),
+            wrapper=tuple(map(absolute_name, self.wrapper)),
+            prompts=self.prompts and absolute_name(self.prompts),
+            eval_prompts=self.eval_prompts and absolute_name(self.eval_prompts),
         )
 
     def _check(self) -> None:

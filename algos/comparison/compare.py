@@ -18,6 +18,7 @@ from algos.comparison.runs import STUDY, folder_name, read_study
 from algos.comparison.summary import Case, RunResult, by_case, summary, update_kl
 from algos.config import CONFIGS, field_values
 from algos.envs.wrapping import Wrapper
+from algos.make import absolute_paths
 from algos.training.run_folder import holds_run
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def parse_cases(given: Iterable[Case | str]) -> list[Case]:
     import gymnasium
 
     import textenv  # noqa: F401 (registers the environments)
-    from textenv.rewards.calling import read_module
+    from textenv.importing import read_module
 
     cases = list[Case]()
     for each in given:
@@ -93,9 +94,10 @@ def compare(
         Mean metrics of each case, path of the report, and seconds; a notebook shows the page.
     """
     from algos.comparison.report import Report, print_summaries, write_report
-    from textenv.rewards.calling import load_function
+    from textenv.importing import load_function
 
-    start, run_dir = time.perf_counter(), Path(run_dir)
+    start = time.perf_counter()
+    run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
     for name in wrappers:
         if isinstance(name, str):
             load_function(name)  # its package may register the environments
@@ -157,6 +159,7 @@ def train_all(
                 "runs of these cases (--overwrite, in Python overwrite=True)"
             )
     cases = [case if total_steps is None else dataclasses.replace(case, total_steps=total_steps) for case in cases]
+    cases = [dataclasses.replace(case, env_kwargs=absolute_paths(case.env_kwargs or {}) or None) for case in cases]
     for case in cases:  # fail before training, not after other cases have been trained
         try:
             recipe_of(case).build(seed=1)
@@ -212,7 +215,7 @@ def _run(
 
 def recipe_of(case: Case) -> presets.Recipe:
     """Return the recipe of a case, after importing the module that registers its environment."""
-    from textenv.rewards.calling import read_module
+    from textenv.importing import read_module
 
     env_id = case.env if isinstance(case.env, str) else ""
     if module := env_id.rpartition(":")[0]:

@@ -14,6 +14,7 @@ import yaml
 
 from algos.config import field_values
 from algos.evaluation import EvaluateEvery
+from algos.make import absolute_paths
 from algos.presets import Recipe
 from algos.training.run_folder import hold, replacing
 from algos.training.save import describe
@@ -113,7 +114,10 @@ def tune(
         raise ValueError(f"the search has {counts}, expected at least 1 of each")
     agent = recipe.build(seed=1)  # raises now if environment, policy and config do not fit
     agent.env.close()
-    recipe, run_dir = replace(recipe, config=agent.config), Path(run_dir)
+    # Absolute paths, as an environment may change the working folder.
+    env_kwargs = absolute_paths({"model": recipe.model} | dict(recipe.env_kwargs))
+    recipe = replace(recipe, config=agent.config, model=env_kwargs.pop("model"), env_kwargs=env_kwargs)
+    run_dir = Path(run_dir).absolute()
     options: dict[str, Any] = {"seeds": seeds, "num_episodes": num_episodes}
     with hold(run_dir, resumed=(run_dir / "study.log").exists()):
         study = _study(run_dir, _flags(recipe) | options)

@@ -87,6 +87,8 @@ def learn(
     _check_lengths(total_steps, checkpoint_every, run_dir)
     if resume is not None and overwrite:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
+    if run_dir is not None:
+        run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
     here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
     others = parallel.rank() > 0  # logs, files and callbacks belong to rank 0
     shown = [] if others else make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])

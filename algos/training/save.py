@@ -14,9 +14,9 @@ from algos.sharing.hub import agent_folder, download
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
+from textenv.importing import name_of
 from textenv.json_files import read_json
 from textenv.names import OURS
-from textenv.rewards.calling import reward_name
 
 if TYPE_CHECKING:
     import torch
@@ -181,6 +181,6 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
         json.dumps(arguments)
     except TypeError:
         return None
-    names = [x if isinstance(x, str) else f"{x.__module__}:{reward_name(x)}" for x in spec.kwargs.get("wrappers", ())]
+    names = [x if isinstance(x, str) else name_of(x) for x in spec.kwargs.get("wrappers", ())]
     module = getattr(spec, "module", None)
     return {"id": spec.id, "kwargs": arguments, "module": module} | ({"wrappers": names} if names else {})
