@@ -117,6 +117,8 @@ class Agent(Generic[ConfigT]):
         self._optimizer: Optimizer | None = None
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
+        self.steps = 0
+        """Steps of the training so far, counted by `learn`."""
 
         # Two streams of random numbers: minibatch order, the same on all ranks, and actions
         self.generator = torch.Generator().manual_seed(config.seed)

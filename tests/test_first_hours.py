@@ -144,7 +144,7 @@ def test_a_first_signal_says_when_it_will_be_heard():
     program = """
 import time
 from algos.training.signals import noted_signals
-with noted_signals(on=True):
+with noted_signals():
     print("ready", flush=True)
     time.sleep(60)
 """

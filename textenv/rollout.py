@@ -84,6 +84,11 @@ class EpisodeEnv:
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
+    def user_objects(self) -> dict[str, Any]:
+        """Objects that the environment calls, such as its task, by name; `textenv.state` finds those with a state."""
+        return {}
+
+    @property
     @abstractmethod
     def running(self) -> np.ndarray:
         """Bool ``[num_envs]``: slots with a running episode."""
@@ -103,7 +108,10 @@ class EpisodeEnv:
 
     @abstractmethod
     def fork(self) -> AbstractContextManager[None]:
-        """Context in which prompts come from a separate order; on exit the original order is restored."""
+        """Context of an evaluation: prompts come from a separate order, and the state of `user_objects` is frozen.
+
+        On exit the original order and state are restored.
+        """
 
     @abstractmethod
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:

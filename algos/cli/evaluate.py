@@ -74,11 +74,14 @@ class Evaluate(ModelCommand):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
+        from algos.sharing.hub import agent_folder
+        from algos.training.env_state import load_objects
         from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
+        load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()
         from algos.evaluation import summarise
         from algos.sharing.run_summary import read_run

@@ -186,6 +186,7 @@ def _run(
 
     from algos.evaluation import summarise
     from algos.insight.dynamics import Dynamics
+    from algos.training.env_state import share_objects
     from textenv.rollout import is_episode_env
 
     torch.set_num_threads(1)
@@ -205,6 +206,7 @@ def _run(
     watching: Any = {"callbacks": [Dynamics(dynamics_every)] if dynamics_every else [], "diagnose": update_kl}
     folder = run_dir / folder_name(str(case), seed)
     history = agent.learn(recipe.total_steps, run_dir=folder, on_iteration=report, overwrite=overwrite, **watching)
+    share_objects(agent.env, test_env)
     after = summarise(test_env, policy, **evaluation)
     samples = [(p, first, last) for (p, first), (_, last) in zip(asked, _samples(test_env, policy), strict=True)]
     size, spec = sum(p.numel() for p in policy.parameters()), agent.env.spec

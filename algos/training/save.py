@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import EnvSpec
 
 from algos.sharing.hub import agent_folder, download
+from algos.training.env_state import save_objects
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
@@ -33,7 +34,7 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    Earlier files in the folder stay until the new ones are complete.
+    States of rewards and of other objects of the environment go to `OBJECTS`, for `load_objects`. Earlier files in the folder stay until the new ones are complete.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
@@ -51,6 +52,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "environment": _describe_environment(spec_of(agent.env)),
                 "algorithm": type(agent).__name__,
                 "config": dataclasses.asdict(agent.config),
+                "steps": agent.steps,
                 "policy": type(agent.policy).__name__,
                 "policy_arguments": agent.policy.save(weights),
                 "reward_normalizer": None if rewards is None else rewards.state_dict(),
@@ -58,6 +60,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "made_by": made_by(),
             }
             config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
+        save_objects(agent.env, folder)
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
     return folder

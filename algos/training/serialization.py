@@ -7,13 +7,14 @@ import dataclasses
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from textenv.lm.origin import checksum
+from textenv.state import Stateful
 
 _KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
@@ -22,17 +23,6 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices that torch's generators may be on."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
 """Sequence types by their names in JSON; `torch.Size` is a tuple too, so it comes first."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that saves its own state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, of values that `to_json` accepts."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Restore what `state_dict` returned."""
 
 
 def saved_state(owner: Any) -> dict[str, Any] | None:

@@ -66,7 +66,8 @@ def is_async(function: Any) -> bool:
 def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
     """Call a reward function with the keyword arguments in its signature, and return its result.
 
-    A parameter ``step``, ``progress`` or ``log`` without a column of that name gets that of `textenv.rewards.training`.
+    A parameter ``step``, ``progress``, ``evaluating`` or ``log`` without a column of that name gets that of
+    `textenv.rewards.training`.
 
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
@@ -95,7 +96,7 @@ def call_logged(
 ) -> tuple[Any, dict[str, list[float | None]]]:
     """Call a reward function at this point in the training; return its result and what it logged."""
     log = RewardLog(len(Rows(columns)))
-    with training(now.step, now.progress, log):
+    with training(now.step, now.progress, log, evaluating=now.evaluating):
         return call_reward(function, columns, tokenizer), log.columns()
 
 
