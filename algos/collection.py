@@ -17,6 +17,7 @@ from tensordict import TensorDict, pad
 from algos import losses, parallel
 from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
+from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.policy import Policy, check_policy
 from algos.policies.random_streams import episode_seeds
@@ -253,10 +254,8 @@ class Collector:
 
         # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        action = step.action.cpu().numpy()
-        space = env.single_action_space
-        if isinstance(space, spaces.Box):  # for the environment; the rollout keeps the sampled action
-            action = np.clip(action, space.low, space.high)
+        # For the environment; the rollout keeps the sampled action
+        action = fit_actions(env.single_action_space, step.action.cpu().numpy())
         with _environment_advice():
             observation, reward, terminated, truncated, info = env.step(action)
         # Copied, because an environment may reuse the array it returned.
