@@ -135,9 +135,11 @@ def fit_actions(space: spaces.Space, actions: np.ndarray) -> np.ndarray:
     """Actions ``[N, *]`` as an environment expects them: of its dtype, and within the bounds of a Box.
 
     Args:
-        space: the environment's action space, of one environment.
+        space: the environment's action space, of one environment; actions of a Dict, Tuple or Text stay as they are.
         actions: a policy's, int64 or float32.
     """
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return actions
     if isinstance(space, spaces.Box):
         actions = np.clip(actions, space.low, space.high)
     return actions.astype(space.dtype, copy=False)

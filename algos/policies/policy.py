@@ -193,6 +193,42 @@ def check_policy(policy: Any, *, call: str) -> None:
         )
 
 
+def check_step(step: Any, policy: Any, *, slots: int, space: spaces.Space) -> None:
+    """Check what a policy's `act` returned, so that a mistake is found where it was made.
+
+    Args:
+        step: what it returned.
+        policy: the policy, for the message.
+        slots: number of slots, N.
+        space: action space of one environment.
+
+    Raises:
+        TypeError: if it is no `Step` of tensors.
+        ValueError: if an action or log-probability has another shape, or the latter a gradient.
+    """
+    name = f"{type(policy).__name__}.act"
+    if not isinstance(step, Step):
+        raise TypeError(
+            f"{name} returned {step!r:.100}, expected an algos.policies.Step(action, log_prob): return one, not a tuple"
+        )
+    shapes = {"log_prob": (slots,)}
+    if space.shape is not None:  # not so for a Dict or Tuple
+        shapes["action"] = (slots, *space.shape)
+    for part, shape in shapes.items():
+        value = getattr(step, part)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} returned a {part} of {type(value).__name__}, expected a torch.Tensor {shape}")
+        if value.shape != shape:
+            raise ValueError(
+                f"{name} returned a {part} of shape {tuple(value.shape)}, expected {shape}: one for each of {slots} "
+                f"slots of {space}"
+            )
+    if step.log_prob.requires_grad:
+        raise ValueError(
+            f"{name} returned a log_prob with a gradient, expected none: decorate it with @torch.no_grad()"
+        )
+
+
 def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
@@ -337,6 +373,9 @@ class ControlPolicy(nn.Module, Policy):
 
     def _step(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
         """Sample from the action distributions that a network's output ``[N, size]`` parameterizes."""
+        if action_mask is not None and not action_mask.any(-1).all():
+            slot = int((~action_mask.any(-1)).nonzero()[0, 0])
+            raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
         mask = None if action_mask is None else action_mask.to(output.device)
         return Step(
             *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
