@@ -61,6 +61,7 @@ ENVIRONMENTS = {
 }
 CONFIGS = {
     "ragged": {"minibatch_size": 48, "num_epochs": 3},
+    "left over": {"num_steps": 4, "minibatch_size": 5, "num_epochs": 3},  # 5, 5 and 6 of 16 steps
     "whole": {"minibatch_size": 1_000, "num_epochs": 3, "ent_coef": 0.02},
     "rollout": {"minibatch_size": 30, "normalize_advantage": "rollout", "clip_range_vf": 0.05, "vf_coef": 0.8},
     "raw": {"minibatch_size": 64, "normalize_advantage": False, "clip_range": 0.02, "clip_higher": 0.05},
