@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _code_of_models(command, given):
             result = command.run()
     except Interrupted as stop:
-        print(f"algos: {stop}; to continue: algos train --resume {command.folder}", file=sys.stderr)
+        advice = f"; to continue: algos train --resume {command.folder}" if isinstance(command, Train) else ""
+        print(f"algos: {stop}{advice}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
         notes = TracebackException.from_exception(error).__notes__ or []  # paths of the files that a failed run saved

@@ -19,8 +19,10 @@ UNFINISHED = ".failed"
 """File of a run that failed or was stopped, with that word; without a checkpoint, a new run may start in its folder."""
 RUN = "run.yaml"
 """File of options of ``algos train`` that repeat the run, and resume it."""
+COMPARISON = "comparison.json"
+"""File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
 OTHERS = (
-    UNFINISHED, RUN, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, RUN, COMPARISON, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

@@ -15,6 +15,7 @@ from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
 from textenv.json_files import read_json
+from textenv.kl.coefficients import as_coefficient
 from textenv.names import OURS
 from textenv.rewards.calling import reward_name
 
@@ -175,6 +176,9 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
     arguments = {
         name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
     }
+    kl_coef: Any = arguments.get("kl_coef")
+    if kl_coef is not None:  # of a changing one, what it is at the start: it only says that a KL is measured
+        arguments["kl_coef"] = as_coefficient(kl_coef).value
     if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())
     try:
