@@ -128,9 +128,12 @@ def is_text(env_id: str) -> bool:
     return issubclass(entry, EpisodeEnv)
 
 
-def find_algorithm(name: str) -> type[Agent]:
-    """Find the class of an algorithm; raises as `find_config` does."""
-    return resolve_name(f"algos.{name}:{find_config(name).__name__.removesuffix('Config')}")
+def find_algorithm(algorithm: Any) -> type[Agent]:
+    """Find the class of an algorithm by its name; a class is its own. Raises as `find_config` does."""
+    config = find_config(algorithm)
+    if isinstance(algorithm, type):
+        return algorithm
+    return resolve_name(f"algos.{algorithm}:{config.__name__.removesuffix('Config')}")
 
 
 def remake_environment(

@@ -44,7 +44,9 @@ SIZES = (
 
 def searched_fields(recipe: Recipe) -> dict[str, float]:
     """Return the fields that are searched, with the recipe's values: those that have a range and are in use."""
-    own = field_values(recipe.config) | {"kl_coef": recipe.kl_coef or None}
+    own = field_values(recipe.config) | {"kl_coef": None}
+    if isinstance(recipe.kl_coef, (int, float)) and recipe.kl_coef:  # not a changing one
+        own["kl_coef"] = recipe.kl_coef
     if recipe.algorithm == "trpo":
         del own["ent_coef"]
     return {name: own[name] for name in (*RANGES, *SIZES) if own.get(name) is not None}

@@ -24,8 +24,11 @@ RUN = "run.yaml"
 """File of options of ``algos train`` that repeat the run, and resume it."""
 OBJECTS = "objects.safetensors"
 """File with the states of rewards and of other objects that the environment calls, beside a saved agent."""
+COMPARISON = "comparison.json"
+"""File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
 OTHERS = (
-    UNFINISHED, RUN, OBJECTS, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, RUN, OBJECTS, COMPARISON, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id",
+    "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""

@@ -17,6 +17,7 @@ from algos.training.run_folder import replacing
 from textenv.device import find_device
 from textenv.importing import name_of
 from textenv.json_files import read_json
+from textenv.kl.coefficients import as_coefficient
 from textenv.names import OURS
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    States of rewards and of other objects of the environment go to `OBJECTS`, for `load_objects`. Earlier files in the folder stay until the new ones are complete.
+    States of rewards and of other objects of the environment go to `OBJECTS`, for `load_objects`. Earlier files in the
+    folder stay until the new ones are complete.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
@@ -178,6 +180,9 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
     arguments = {
         name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
     }
+    kl_coef: Any = arguments.get("kl_coef")
+    if kl_coef is not None:  # of a changing one, what it is at the start: it only says that a KL is measured
+        arguments["kl_coef"] = as_coefficient(kl_coef).value
     if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())
     try:

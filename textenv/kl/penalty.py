@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from textenv.errors import InvariantError
-from textenv.kl.coefficients import Coefficient, as_coefficient
+from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
@@ -42,7 +42,8 @@ class KLPenalty:
     Args:
         reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
             function without arguments that returns one, called at first use.
-        coef: β ≥ 0, reward per nat; or a changing coefficient from `textenv.kl.coefficients`.
+        coef: β ≥ 0, reward per nat; a function of the number of steps so far; or a changing coefficient from
+            `textenv.kl.coefficients`.
         estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (sum over all actions by ``policy.divergence``; needs a
             reference of the policy's kind), or a function of the log-ratio.
         place: ``"reward"`` or ``"loss"``.
@@ -64,7 +65,7 @@ class KLPenalty:
     def __init__(
         self,
         reference: Reference | Callable[[], Reference],
-        coef: float | Coefficient,
+        coef: CoefficientLike,
         estimator: str | Estimator = "k1",
         place: Literal["reward", "loss"] = "reward",
     ) -> None:
