@@ -28,7 +28,7 @@ from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
 from textenv.envs.vector_env import TextVectorEnv
-from textenv.kl.coefficients import Coefficient
+from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
@@ -48,7 +48,8 @@ class Agent(Generic[ConfigT]):
         policy: the policy to train; see `algos.policies.policy`. None makes one with the config's seed.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
-        kl_coef: reward charged per nat of KL to the initial policy; a number, or one of `textenv.kl.coefficients`.
+        kl_coef: reward charged per nat of KL to the initial policy: a number, a function of the number of steps so far,
+            or one of `textenv.kl.coefficients`.
         shard: under torchrun, share the weights among the processes while they train (FSDP2, `Shards`): less memory
             for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
@@ -58,7 +59,8 @@ class Agent(Generic[ConfigT]):
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
-        TypeError: on a config of another algorithm, or a policy that this algorithm cannot train.
+        TypeError: on a config of another algorithm, a policy that this algorithm cannot train, or a ``kl_coef`` that is
+            none.
         ValueError: if the config does not fit the environment, the KL would be charged twice, there is no such device,
             or the policy's weights are on several.
     """
@@ -80,7 +82,7 @@ class Agent(Generic[ConfigT]):
         config: ConfigT | None = None,
         *,
         penalty: KLPenalty | None = None,
-        kl_coef: float | Coefficient | None = None,
+        kl_coef: CoefficientLike | None = None,
         shard: bool = False,
         device: str | torch.device | None = None,
         generator: Generator | None = None,
@@ -118,6 +120,8 @@ class Agent(Generic[ConfigT]):
         self._optimizer: Optimizer | None = None
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
+        self.steps = 0
+        """Steps of the training so far, counted by `learn`."""
 
         # Two streams of random numbers: minibatch order, the same on all ranks, and actions
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -305,7 +309,7 @@ def remember_stops(env: VectorEnv, policy: Policy) -> None:
 
 
 def choose_penalty(
-    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | Coefficient | None = None
+    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
 ) -> KLPenalty | None:
     """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 

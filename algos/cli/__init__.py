@@ -4,11 +4,13 @@ Nothing here imports torch before a command runs, so that help and errors appear
 """
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
+from signal import SIGPIPE
 from traceback import TracebackException
 from typing import Annotated, Any
 
@@ -59,21 +61,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
         with _code_of_models(command, given):
             result = command.run()
-    except Interrupted as stop:
-        print(f"algos: {stop}; to continue: algos train --resume {command.folder}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        if not isinstance(stop, Interrupted):
+            stop = Interrupted("SIGINT", "stopped by SIGINT", resumable=False)
+        advice = f"; to continue: algos train --resume {command.folder}" if stop.resumable else ""
+        _tell("\n".join(f"algos: {line}" for line in (f"{stop}{advice}", *_notes(stop))))
         raise SystemExit(stop.status) from stop
     except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
-        notes = TracebackException.from_exception(error).__notes__ or []  # paths of the files that a failed run saved
-        print("\n".join(f"algos: {printable(line)}" for line in (str(error), *notes)), file=sys.stderr)
+        _tell("\n".join(f"algos: {printable(line)}" for line in (str(error), *_notes(error))))
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if result is None:  # another process has it
         return
-    if command.json:
-        print(json.dumps(result))
-    elif not command.prints:
-        print_table(result.items())
+    try:
+        if command.json:
+            print(json.dumps(result))
+        elif not command.prints:
+            print_table(result.items())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        where = f": it is saved in {command.folder}" if isinstance(command, Train) else ""
+        _tell(f"algos: nobody reads the result, since the pipe of the output is closed{where}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at the end
+        raise SystemExit(128 + SIGPIPE) from None
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return the notes of an error: paths of the files that a failed run saved."""
+    return TracebackException.from_exception(error).__notes__ or []
+
+
+def _tell(text: str) -> None:
+    """Print to stderr, if anybody can read it: the terminal or the pipe may have gone."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:

@@ -150,12 +150,6 @@ def named(arguments: Sequence[str], option: str, otherwise: str = "") -> str:
     return otherwise
 
 
-def absolute(name: str) -> str:
-    """Return a name with its path made absolute, if there is such a file: of a model, or of ``rewards.py:f=0.5``."""
-    path, colon, rest = name.rpartition(":") if not Path(name).exists() else (name, "", "")
-    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else name
-
-
 def json_object(text: str, option: str) -> dict[str, Any]:
     """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:

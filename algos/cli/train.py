@@ -13,12 +13,12 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ModelCommand, absolute, json_object, named, one_thread, options
+from algos.cli.arguments import ModelCommand, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
-from algos.make import PROMPTS, is_text
+from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import RUN, check_new, run_of
-from textenv.rewards.calling import read_module
+from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
@@ -144,12 +144,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     num_episodes: int = 20
     """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
+    """Steps between checkpoints; default a tenth of the training. Ctrl-C, SIGTERM and SIGHUP write one before training
+    ends."""
     resume: Path | None = None
     """Run folder or checkpoint to resume, with the options that started the run. With ENV and all options,
     the same command also starts the run, if there is no checkpoint yet."""
     overwrite: bool = False
-    """Remove the run that is in the folder; without this option, a folder with a run is an error."""
+    """Remove the run that is in the folder; without this option, a folder with a run is an error. With --resume,
+    replace what the folder holds that was trained for longer than the checkpoint."""
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
@@ -178,7 +180,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             from algos.evaluation import EvaluateEvery, summarise
             from algos.insight.dynamics import Dynamics
             from algos.training.callbacks import StopAtKL
+            from algos.training.env_state import share_objects
             from algos.training.run import Callback
+            from algos.training.signals import interrupted_by_signals
             from textenv.rewards.training import training
 
             agent = recipe.build(self.config.seed, env=env)
@@ -204,14 +208,16 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                     callbacks=callbacks,
                     loggers=self.logger.split(",") if self.logger else [],
                     sample_every=self.sample_every,
-                    checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
+                    checkpoint_every=self.checkpoint_every,
                     resume=self.resume,
                     overwrite=self.overwrite,
                 )
             if rank:
                 return None
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
-            with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
+            share_objects(agent.env, test_env)
+            saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
+            with interrupted_by_signals(saved), training(int(history[-1]["steps"]), 1.0):  # the end of a curriculum
                 result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
         if self.eval_every is not None:
             result |= {"best_mean_return": callbacks[-1].best, "best": str(run_dir / "best")}
@@ -221,8 +227,6 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _check_place(self, rank: int) -> None:
         """Raise an error if there is another run in the folder, or less memory than the weights need."""
         here = self.resume is not None and run_of(self.resume) == self.folder.resolve()
-        if here and self.overwrite:
-            raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
         if not here and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):
@@ -248,12 +252,13 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         self._check()
         return dataclasses.replace(
             self,
-            model=self.model if self.model in ("embedded", "smollm2") else absolute(self.model),
-            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
-            reward=tuple(map(absolute, self.reward)),
-            wrapper=tuple(map(absolute, self.wrapper)),
-            prompts=self.prompts and absolute(self.prompts),
-            eval_prompts=self.eval_prompts and absolute(self.eval_prompts),
+            run_dir=self.folder.absolute(),
+            model=self.model if self.model in READY_MODELS else absolute_name(self.model),
+            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute_name(str(self.critic))),
+            reward=tuple(map(absolute_name, self.reward)),
+            wrapper=tuple(map(absolute_name, self.wrapper)),
+            prompts=self.prompts and absolute_name(self.prompts),
+            eval_prompts=self.eval_prompts and absolute_name(self.eval_prompts),
         )
 
     def _check(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from algos.config import CONTROL_RATE
 from algos.envs.flatten import flat_shape, flatten
+from algos.envs.spaces import acts_alike, describe_space, reads_alike, restore_space
 from algos.policies.distributions import Gaussian
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
@@ -192,6 +193,42 @@ def check_policy(policy: Any, *, call: str) -> None:
         )
 
 
+def check_step(step: Any, policy: Any, *, slots: int, space: spaces.Space) -> None:
+    """Check what a policy's `act` returned, so that a mistake is found where it was made.
+
+    Args:
+        step: what it returned.
+        policy: the policy, for the message.
+        slots: number of slots, N.
+        space: action space of one environment.
+
+    Raises:
+        TypeError: if it is no `Step` of tensors.
+        ValueError: if an action or log-probability has another shape, or the latter a gradient.
+    """
+    name = f"{type(policy).__name__}.act"
+    if not isinstance(step, Step):
+        raise TypeError(
+            f"{name} returned {step!r:.100}, expected an algos.policies.Step(action, log_prob): return one, not a tuple"
+        )
+    shapes = {"log_prob": (slots,)}
+    if space.shape is not None:  # not so for a Dict or Tuple
+        shapes["action"] = (slots, *space.shape)
+    for part, shape in shapes.items():
+        value = getattr(step, part)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} returned a {part} of {type(value).__name__}, expected a torch.Tensor {shape}")
+        if value.shape != shape:
+            raise ValueError(
+                f"{name} returned a {part} of shape {tuple(value.shape)}, expected {shape}: one for each of {slots} "
+                f"slots of {space}"
+            )
+    if step.log_prob.requires_grad:
+        raise ValueError(
+            f"{name} returned a log_prob with a gradient, expected none: decorate it with @torch.no_grad()"
+        )
+
+
 def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
@@ -213,26 +250,21 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
         )
     # Equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
     parts = type(read) is type(single) and isinstance(read, (spaces.Dict, spaces.Tuple))
-    same_parts = not parts or describe_space(read) == describe_space(single)
+    same_parts = not parts or reads_alike(read, single)
     if flat_shape(read, name) != flat_shape(single, name) or not same_parts:
-        raise ValueError(f"the {name} reads {read}, but the environment has {single}: make it from the same space")
-    if not _same_actions(chosen, env.single_action_space):
+        order = ", whose parts are in the same order" if parts else ""
+        raise ValueError(
+            f"the {name} reads {read}, but the environment has {single}: make it from the same space{order}"
+        )
+    if not acts_alike(chosen, env.single_action_space):
         raise ValueError(
             f"the {name} chooses from {chosen}, but the environment takes {env.single_action_space}: make it from the "
             "same space"
         )
 
 
-def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
-    """True if two action spaces match; bounds of a Box are ignored, since they are not saved with a policy."""
-    both = isinstance(one, spaces.Box) and isinstance(other, spaces.Box)
-    return one.shape == other.shape if both else one == other
-
-
 WEIGHTS = "policy.safetensors"
 """File name of a control policy's weights."""
-BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
-"""Dtypes that a saved Box may have."""
 
 
 class ControlPolicy(nn.Module, Policy):
@@ -341,6 +373,9 @@ class ControlPolicy(nn.Module, Policy):
 
     def _step(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
         """Sample from the action distributions that a network's output ``[N, size]`` parameterizes."""
+        if action_mask is not None and not action_mask.any(-1).all():
+            slot = int((~action_mask.any(-1)).nonzero()[0, 0])
+            raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
         mask = None if action_mask is None else action_mask.to(output.device)
         return Step(
             *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
@@ -365,45 +400,6 @@ class ControlPolicy(nn.Module, Policy):
         if len(self._shape) != 1:
             observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
         return observation.to(self.device, torch.float32)
-
-
-def describe_space(space: spaces.Space) -> dict[str, Any]:
-    """Describe a space for JSON, as input of `restore_space`."""
-    if isinstance(space, spaces.Dict):
-        return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"tuple": [describe_space(part) for part in space]}
-    if isinstance(space, spaces.Discrete):
-        return {"n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {"choices": space.nvec.tolist(), "start": space.start.tolist()}
-    if isinstance(space, spaces.MultiBinary):
-        return {"binary": list(space.shape)}
-    return {"shape": list(space.shape or ()), "dtype": str(space.dtype)}
-
-
-def restore_space(saved: dict[str, Any]) -> spaces.Space:
-    """Rebuild a space from `describe_space`; the bounds of a Box are not restored.
-
-    Raises:
-        ValueError: if the dtype of a Box is not in `BOX_DTYPES`.
-    """
-    if "dict" in saved:
-        return spaces.Dict({name: restore_space(part) for name, part in saved["dict"]})
-    if "tuple" in saved:
-        return spaces.Tuple([restore_space(part) for part in saved["tuple"]])
-    if "n" in saved:
-        return spaces.Discrete(saved["n"], start=saved.get("start", 0))
-    if "choices" in saved:
-        choices = np.array(saved["choices"])
-        return spaces.MultiDiscrete(choices, start=np.array(saved.get("start", np.zeros_like(choices))))
-    if "binary" in saved:
-        return spaces.MultiBinary(saved["binary"])
-    dtype = saved.get("dtype", "float32")
-    if dtype not in BOX_DTYPES:
-        raise ValueError(f"a Box of {dtype!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
-    low, high = (-np.inf, np.inf) if dtype.startswith("float") else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(low, high, tuple(saved["shape"]), np.dtype(dtype).type)
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:

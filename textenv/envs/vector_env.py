@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,11 +32,14 @@ from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
+from textenv.rewards.training import evaluation
 from textenv.rollout import EpisodeEnv
+from textenv.state import frozen_states, set_states, states_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_log = logging.getLogger(__name__)
 RENDER_MODES = ["ansi", "human", "rgb_array"]
 
 TextObservation = dict[str, np.ndarray]
@@ -173,13 +177,30 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def prompt_order(self, saved: dict[str, int] | None) -> None:
         self._order.state = saved
 
+    @property
+    def user_objects(self) -> dict[str, Any]:
+        """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
+        tools = {} if self.tools is None else self.tools.functions
+        return {"task": self.task, "tools": tools, "allowed": self._masks.rule}
+
     def state_dict(self) -> dict[str, Any]:
-        """Prompt order and random generator, between rollouts; episodes of `step` are not saved: they restart."""
-        return {"prompt_order": self.prompt_order, "np_random": self.np_random}
+        """Prompt order, random generator and the states of `user_objects`, between rollouts.
+
+        Episodes of `step` are not saved: they restart.
+        """
+        return {
+            "prompt_order": self.prompt_order,
+            "np_random": self.np_random,
+            "objects": states_of(self.user_objects),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
-        self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
+        """Restore the state that `state_dict` returned; logs which objects have another state than the saved ones."""
+        self.prompt_order = state["prompt_order"]
+        self.np_random = state["np_random"]
+        different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
+        if different:
+            _log.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
@@ -196,9 +217,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.ends.add(own)
         self._masks.forbid_before_minimum(self.ends.ids)
 
-    def fork(self) -> AbstractContextManager[None]:
-        """Context in which prompts come from a separate order (for evaluation); see `PromptOrder.apart`."""
-        return self._order.apart()
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """Context of an evaluation; see `EpisodeEnv.fork`."""
+        with self._order.apart(), frozen_states(self.user_objects), evaluation():
+            yield
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 

@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
+from textenv.lm.origin import (
+    ORIGIN_FILE,
+    Origin,
+    has_other_weights,
+    is_what_its_name_gives,
+    remember_origin,
+    write_origin,
+)
 from textenv.names import nearest
 from textenv.optional import package
 from textenv.progress import no_progress_bars
@@ -33,7 +43,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Subfolder, in an adapter's folder, for a base model that cannot be loaded by a name."""
+"""Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
 _SOURCES: dict[str, str] = {}
 """Name or GGUF file of each folder of the cache that this process loads from, which adapters give as their base."""
 
@@ -174,7 +184,10 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
         return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
     loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return from_pretrained(loader, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype).eval()
+    dtype = torch.float32 if dtype is None else dtype
+    model: PreTrainedModel = from_pretrained(loader, name, use_safetensors=True, dtype=dtype).eval()
+    remember_origin(model)
+    return model
 
 
 def setting(config: Any, name: str) -> Any:
@@ -201,15 +214,29 @@ def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
 
 
 def check_adapter(model: Any) -> None:
-    """Raise if the adapter is not part of the trunk.
+    """Raise if a model has another adapter than one inside its trunk, which is all that a saved policy holds.
 
     Raises:
-        ValueError: on prompt tuning and related methods, which put virtual tokens before the text.
+        ValueError: on prompt tuning and related methods, which put virtual tokens before the text; on several adapters,
+            side by side or one over the other.
     """
-    if is_adapted(model) and model.active_peft_config.is_prompt_learning:
+    if not is_adapted(model):
+        return
+    if model.active_peft_config.is_prompt_learning:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
             "here do not support: use an adapter inside the layers, such as peft.LoraConfig"
+        )
+    if is_adapted(model.get_base_model()):
+        raise ValueError(
+            "the model has an adapter over another adapter, of which only the outer one would be saved: merge the "
+            "inner one into the weights first (model.merge_and_unload()), and give its result an adapter"
+        )
+    if len(model.peft_config) > 1:
+        names = ", ".join(model.peft_config)
+        raise ValueError(
+            f"the model has {len(model.peft_config)} adapters ({names}), of which a saved policy holds one: remove the "
+            "others (model.delete_adapter(name)), or merge them into the weights first (model.merge_and_unload())"
         )
 
 
@@ -226,29 +253,54 @@ def merged_trunk(model: Any) -> PreTrainedModel:
 
 @no_progress_bars()
 def save_model(model: Any, folder: Path) -> None:
-    """Write a model; if adapted, only its adapter.
+    """Write a model; if adapted, only its adapter, and the base model where no name gives it.
 
-    An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. A base without
-    a name (built from a configuration, or loaded from a ``base/``) is saved in the subfolder ``base/``. Earlier
-    contents of the folder do not affect loading.
+    An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. The base is saved
+    in the subfolder ``base/`` if it has no name (built from a configuration, or loaded from a ``base/``), and if it is
+    no longer what its name gives: fine-tuned, with tokens added, changed by the start of the adapter (PiSSA, OLoRA).
+    Earlier contents of the folder do not affect loading.
+
+    Raises:
+        ValueError: if the adapter is merged into the weights at present.
     """
-    model.save_pretrained(folder)
-    if not is_adapted(model):
+    adapter = is_adapted(model)
+    if adapter and any(getattr(module, "merged", False) for module in model.modules()):
+        raise ValueError("the adapter is merged into the weights of its base: call model.unmerge_adapter() to save it")
+    with warnings.catch_warnings():  # of peft, about embeddings that it saves with the adapter
+        warnings.filterwarnings("ignore", message="Setting `save_embedding_layers`|Could not find a config file")
+        model.save_pretrained(folder)
+    if not adapter:
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
+        (folder / ORIGIN_FILE).unlink(missing_ok=True)
         return
     if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
         plain_model(model).generation_config.save_pretrained(folder)
-    name = plain_model(model).name_or_path
-    if not name or (Path(name).name == BASE and is_adapter(Path(name).parent)):
-        if not name or Path(name).resolve() != (folder / BASE).resolve():
-            # A copy, because unloading the adapter changes the modules.
-            copy.deepcopy(model).unload().save_pretrained(folder / BASE)
-        return
-    shutil.rmtree(folder / BASE, ignore_errors=True)
-    if Path(name).is_dir():
-        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    base = _base_of(model)
+    name = base.name_or_path
+    present = Origin.of(base)
+    unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
+    of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if unchanged and not of_an_adapter:
+        shutil.rmtree(folder / BASE, ignore_errors=True)
+        if Path(name).is_dir():
+            config["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
+    else:
+        in_its_place = of_an_adapter and Path(name).resolve() == (folder / BASE).resolve()
+        if not (unchanged and in_its_place):
+            base.save_pretrained(folder / BASE)
+        config["base_model_name_or_path"] = None  # another reader would take the base of that name
+        if isinstance(config.get("init_lora_weights"), str):
+            config["init_lora_weights"] = True  # otherwise the start of the adapter would change this base once more
+    write_origin(present, base, folder)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _base_of(model: Any) -> PreTrainedModel:
+    """Return the model under an adapter: copies of its modules, which share all weights with the model."""
+    tensors = [*model.parameters(), *model.buffers()]
+    shared = {id(tensor): tensor for tensor in tensors}
+    return copy.deepcopy(model, shared).unload()
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -279,8 +331,15 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
+    base_model = load_causal_lm(base, dtype=dtype)
+    if has_other_weights(base_model, Path(folder)):
+        logging.getLogger(__name__).warning(
+            "the adapter in %s was trained on other weights of its base model %r than those that are there now, so it "
+            "will not do what it did: give it the former model",
+            folder, base,
+        )  # fmt: skip
     with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        model = peft.PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+        model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
     return model

@@ -21,6 +21,7 @@ from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, merg
 from textenv.rewards.training import NOW, Training
 from textenv.rewards.transforms import depends_on_batch
 from textenv.rewards.workers import ChildError, attempt, run_in_threads
+from textenv.state import stateful_objects
 
 package("pydantic", "service")
 from pydantic import BaseModel, ValidationError  # noqa: E402
@@ -36,6 +37,7 @@ class Request(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
     version: Literal[1] = 1
     step: int
     progress: float
+    evaluating: bool = False
     prompts: list[str | list[dict[str, Any]]]
     completions: list[str | list[dict[str, Any]]]
     completion_ids: list[list[int]]
@@ -111,8 +113,10 @@ class RewardService:
     def _body(self, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "columns": columns}
         try:
-            request = Request(step=NOW.get().step, progress=NOW.get().progress, **given)
-            body = request.model_dump_json(fallback=lambda value: value.tolist())
+            now = NOW.get()
+            request = Request(step=now.step, progress=now.progress, evaluating=now.evaluating, **given)
+            unsent = None if now.evaluating else {"evaluating"}  # which servers before version 0.10 do not know
+            body = request.model_dump_json(exclude=unsent, fallback=lambda value: value.tolist())
         except ValueError as error:
             raise ValueError(f"a RewardService needs texts or chats, and columns that are JSON: {error}") from error
         content = blake2b(body.encode(), key=self._run, digest_size=16).hexdigest()
@@ -175,6 +179,10 @@ def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) ->
     """ASGI application of `serve_reward`, which computes the request of each key once."""
     if not callable(function) or depends_on_batch(function):
         raise ValueError(f"function is {function!r:.200}, expected one that scores rows apart: normalize in the client")
+    states = stateful_objects(function)
+    if states:
+        said = "%s has a state (%s), which stays in this server: checkpoints of a training do not have it"
+        _log.warning(said, reward_name(function), ", ".join(path or "its own" for path in states))
     pool, known = ThreadPoolExecutor(workers), dict[str, Future[Any]]()
     response, routing = package("starlette.responses", "service").Response, package("starlette.routing", "service")
 
@@ -203,7 +211,7 @@ def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) ->
 
 def _compute(function: Callable[..., Any], batch: Request) -> Reply:
     columns = batch.columns | batch.model_dump(include={"prompts", "completions", "completion_ids"})
-    returned, logged = call_logged(function, columns, None, Training(batch.step, batch.progress))
+    returned, logged = call_logged(function, columns, None, Training(batch.step, batch.progress, batch.evaluating))
     scores = read_scores(returned, Rows(columns), name=reward_name(function), finite=False)
     earned = [x if x is None or isinstance(x, float) else x.tolist() for x in scores.earned]
     return Reply(**vars(scores) | {"earned": earned, "logged": {**scores.logged, **logged}})
