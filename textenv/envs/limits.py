@@ -89,7 +89,7 @@ class Ends:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.num_tokens = vocabulary_size(tokenizer)
-        self.stop = tuple(stop)
+        self.stop = tuple(end if isinstance(end, str) else int(end) for end in stop)
         """Texts and token ids that were given in addition to the model's own."""
         self.own = TurnEnds(())
         """What ends the model's own turns."""
@@ -104,7 +104,12 @@ class Ends:
         self.add(turn_ends(tokenizer) if own is None else own)
 
     def add(self, own: TurnEnds) -> None:
-        """End turns also where this model ends its own."""
+        """End turns also where this model ends its own; a ValueError on an id outside the vocabulary."""
+        if any(not 0 <= token < self.num_tokens for token in own.ids):
+            raise ValueError(
+                f"the model ends its turns with the ids {list(own.ids)}, the environment's tokenizer has the ids 0 to "
+                f"{self.num_tokens - 1}: give the environment the model's tokenizer"
+            )
         ids = [*self.own.ids, *own.ids]
         texts = [*self.own.texts, *own.texts]
         self.own = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
@@ -112,7 +117,7 @@ class Ends:
         # A stop text that is a special token ends a turn by its id
         special = special_tokens(self.tokenizer)
         spelled = {special[end]: end for end in self.stop if isinstance(end, str) and end in special}
-        other_ids = [int(end) for end in self.stop if type(end) is not str] + [*spelled]
+        other_ids = [end for end in self.stop if isinstance(end, int)] + [*spelled]
         if any(not 0 <= token < self.num_tokens for token in other_ids):
             raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
         self.ids = list(dict.fromkeys([*other_ids, *self.own.ids]))

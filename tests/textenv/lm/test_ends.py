@@ -207,6 +207,12 @@ def test_an_agent_tells_its_environment_where_its_model_ends_turns(caplog):
     assert evaluate(other, policy, num_episodes=2).rollout["terminated"].any(1).all()
 
 
+def test_an_environment_of_another_tokenizer_is_refused():
+    other = byte_tokenizer()
+    with pytest.raises(ValueError, match="give the environment the model's tokenizer"):
+        evaluate(env_of(other, prompts=["Hi"]), policy_of("llama 3"), num_episodes=1)
+
+
 def test_the_log_of_a_run_and_its_description_show_the_set(tmp_path, capsys):
     env = env_of(tokenizer_of(FAMILIES["gemma"]), stop=["\n\n"], num_envs=2)
     policy = policy_of("gemma", "<end_of_turn>")
@@ -229,7 +235,8 @@ def test_a_saved_agent_keeps_the_set(tmp_path, adapter):
         policy.lm.model.get_base_model().generation_config.eos_token_id = policy.tokenizer.convert_tokens_to_ids(
             ["<|eot_id|>", "<|eom_id|>"]
         )
-    env = env_of(policy.tokenizer, num_envs=2, stop=["b\n", "<|end_header_id|>"])
+    header = policy.tokenizer.convert_tokens_to_ids("<|start_header_id|>")
+    env = env_of(policy.tokenizer, num_envs=2, stop=["b\n", "<|end_header_id|>", np.int64(header)])
     PPO(env, policy, PPOConfig(num_steps=None, num_episodes=2, minibatch_size=2)).save(tmp_path / "run")
     loaded = load(tmp_path / "run")
     assert str(loaded.ends) == str(policy.ends) == str(env.ends)
