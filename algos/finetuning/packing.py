@@ -173,7 +173,7 @@ def _answered(
     messages = _messages_of(prompt)
     if messages and isinstance(completion, str):
         warn_of_spelling(without_turn_end(completion, tokenizer), tokenizer)
-        return [Example(*written_answer(prompt, completion, tokenizer, **_template_options(index, row)))]
+        return [Example(*written_answer(prompt, completion, tokenizer, _template_options(index, row)))]
     if messages:
         answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
         begun = messages[-1]["content"] if is_open(messages) else ""
@@ -216,7 +216,7 @@ def _chat(
             warn_of_spelling(message["content"], tokenizer)
         read.append(message)
     try:
-        return [Example(*chat) for chat in learnt_chats(read, tokenizer, first=first, begun=begun, **options)]
+        return [Example(*chat) for chat in learnt_chats(read, tokenizer, first=first, begun=begun, options=options)]
     except ValueError as error:
         raise ValueError(f"example {index}: {error}") from error
 

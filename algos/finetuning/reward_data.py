@@ -179,7 +179,8 @@ def _reward_row(
             f"row {index} has the {number} {target!r:.100}, expected a finite number (or None: not answered)"
         )
     content = prompt or answers[0]
-    key = content_hash(Prompt(content if isinstance(content, str) else tuple(content)))
+    hashed = content if isinstance(content, str) else tuple(content)
+    key = content_hash(Prompt(hashed))
     return RewardRow(ids=ids, target=float(target), key=key)
 
 

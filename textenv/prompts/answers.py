@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -94,7 +94,7 @@ def learnt_chats(
     *,
     first: int = 0,
     begun: str = "",
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> list[LearntChat]:
     """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
 
@@ -125,9 +125,11 @@ def learnt_chats(
             f"it is a chat of {roles or 'no messages'}; expected an assistant's message, and another before the first"
         )
     check_template(messages, tokenizer)
-    chat = _Chat(messages, tokenizer, options, begun=(first, begun) if begun else None)
+    beginning = (first, begun) if begun else None
+    chat = _Chat(messages, tokenizer, dict(options or {}), begun=beginning)
     answers = {index: _read_answer(index, chat) for index in pending}
 
+    # The whole chat, then for what is left of the answers the chat that ends with the last of them
     chats = []
     stop = len(messages)
     while pending:
@@ -140,11 +142,22 @@ def learnt_chats(
     return chats
 
 
-def written_answer(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> LearntChat:
+def written_answer(
+    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> LearntChat:
     """Tokenize a chat prompt and a text, which is what the model writes after the start of its answer.
 
     The token that ends a turn is added. A tag with which the template already starts the answer (``<think>``) is not
-    repeated. Arguments and errors as `textenv.prompts.tokenize.prompt_ids`.
+    repeated.
+
+    Args:
+        prompt: chat; it may end with the beginning of the answer.
+        text: text of the answer.
+        tokenizer: tokenizer with a chat template.
+        options: of the template, such as ``tools``.
+
+    Raises:
+        ValueError: as `textenv.prompts.tokenize.prompt_ids`.
     """
     ids = prompt_ids(prompt, tokenizer, **options)
     end = turn_end(tokenizer) or str(tokenizer.eos_token)
@@ -285,6 +298,7 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
         position = stop
     text += rendered[position:]
 
+    # Its tokens, of which the answers' are learnt
     ids = chat.ids(text)
     learnt = [False] * len(ids)
     for start, stop in bounds:

@@ -109,4 +109,5 @@ def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Messa
 def without_prompt(answer: Sequence[Message], prompt: Sequence[Message]) -> list[Message]:
     """Return an answer without the prompt, where the data repeats the prompt before the answer."""
     repeats = len(prompt) > 0 and list(answer[: len(prompt)]) == list(prompt)
-    return list(answer[len(prompt) :] if repeats else answer)
+    start = len(prompt) if repeats else 0
+    return list(answer[start:])

@@ -168,7 +168,7 @@ def test_tools_are_shown_and_answers_to_older_questions_get_their_own_chat():
     """Mistral shows tools before the last question only: what came before is rendered otherwise then."""
     tokenizer = template_tokenizer("tools before the last user")
     messages = CHATS["several"]
-    first, second = learnt_chats(messages, tokenizer, tools=TOOLS)[::-1]
+    first, second = learnt_chats(messages, tokenizer, options={"tools": TOOLS})[::-1]
     for chat, stop in ((first, 2), (second, 4)):
         assert tokenizer.decode(chat.ids) == rendering(tokenizer, messages[:stop], tools=TOOLS)
         assert len(learnt_runs(chat)) == 1
@@ -197,7 +197,7 @@ def test_only_what_follows_the_beginning_of_an_answer_is_learnt():
 )
 def test_a_text_is_what_the_model_writes_after_the_start_of_its_answer(name, text, expected):
     tokenizer = template_tokenizer(name)
-    chat = written_answer(as_prompt(0, [USER]), text, tokenizer)
+    chat = written_answer(as_prompt(0, [USER]), text, tokenizer, {})
     ((start, end),) = learnt_runs(chat)
     assert end == len(chat.ids)
     assert chat.ids[:start] == tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
