@@ -16,7 +16,7 @@ from textenv.rewards.training import Training
 ALIKE = 32
 """Completions with the same score that are worth a warning."""
 CHECKED_PROMPTS = 10_000
-"""Maximum number of prompts that are looked at when a task or an environment is made."""
+"""Maximum number of prompts in which a task looks for columns when it is made."""
 _warn_once = functools.cache(logging.getLogger(__name__).warning)  # the training's environment and the evaluation's
 
 

@@ -1,12 +1,13 @@
 """Prompts: their content, sources, order and splits."""
 
+import copy
 import functools
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -97,6 +98,12 @@ class PromptList:
     def prompt(self, index: int) -> Prompt:
         """Return the prompt at this index of the sequence; raise as `as_prompt` does."""
         return as_prompt(row_of(self.prompts, index), self.prompts[index])
+
+    def only(self, indices: Sequence[int]) -> Self:
+        """Return a copy of this list that has only the prompts at these indices; all else is shared."""
+        kept = copy.copy(self)
+        kept.prompts = Subset(self.prompts, np.array(indices, dtype=np.int64))
+        return kept
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions; see `textenv.envs.task.Task.sample_prompts`."""
