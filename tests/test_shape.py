@@ -108,6 +108,7 @@ UNFOLDED = """
     algos/optimizer.py algos/ppo.py algos/reinforce.py algos/rloo.py algos/trpo.py algos/fast/closed_form.py
     algos/training/learner.py algos/training/metrics.py textenv/acceleration.py
     textenv/state.py
+    textenv/prompts/answers.py textenv/prompts/messages.py algos/finetuning/reward_data.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

@@ -81,8 +81,8 @@ class PolicyServer(ThreadingHTTPServer):
 
         lm, tokenizer, name = self.policy.lm, self.policy.tokenizer, "messages" if chat else "prompt"
         given = body.get(name) if isinstance(body, dict) else None
-        texts = isinstance(given, list) and all(type(x) is dict and type(x.get("content")) is str for x in given)
-        if not given or chat != texts:
+        are_messages = isinstance(given, list) and all(type(item) is dict for item in given)
+        if not given or chat != are_messages:
             raise ValueError(f"{name} is {given!r:.300}, expected {'messages with texts' if chat else 'a text or ids'}")
         if other := [x for x in body if body[x] and (x not in FIELDS or (x == "logprobs" and not chat))]:
             raise ValueError(f"this server does not support {', '.join(other)}: leave it out, or give 0")

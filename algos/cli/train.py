@@ -42,6 +42,8 @@ class PromptOptions:
     """System message of every prompt; text prompts become chats, by the model's chat template."""
     chat: bool = False
     """Make each text prompt the user's message of a chat, by the model's chat template."""
+    overlong: Literal["error", "skip"] = "error"
+    """With --max-prompt-tokens: an error if a prompt is longer, or skip, which leaves such prompts out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_mode
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
-from textenv.prompts.prompts import as_prompt
+from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, texts
@@ -237,7 +237,8 @@ class LMPolicy(nn.Module, Policy):
         """Complete texts, or answer chats, as in training: same distribution, special tokens in a text are plain text.
 
         Args:
-            prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`.
+            prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`. A chat that ends
+                with an assistant's message is continued after it.
             max_new_tokens: maximum length of a completion, in tokens; `ends` or the model's context end it earlier.
             deterministic: take the most probable token instead of a sample.
             seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
@@ -248,6 +249,7 @@ class LMPolicy(nn.Module, Policy):
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
         """
+        prompts = by_position(prompts)
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         if max_new_tokens < 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.embedded.grammar import sample_review
+from textenv.prompts.prompts import by_position
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.calling import call_reward
@@ -102,7 +103,9 @@ def make_rows(
     Raises:
         ValueError: if the arguments differ in length, or are shorter than `MIN_ROWS`.
     """
-    columns = dict(columns or {})
+    prompts = None if prompts is None else by_position(prompts)
+    completions = None if completions is None else by_position(completions)
+    columns = {name: by_position(column) for name, column in (columns or {}).items()}
     given = {"prompts": prompts, "completions": completions} | columns
     counts = {name: len(each) for name, each in given.items() if each is not None}
     n = next(iter(counts.values()), ROWS)

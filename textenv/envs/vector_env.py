@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from textenv.envs.action_masks import ActionMasks, Rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, rows_of, score_turns
+from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
-from textenv.envs.transcript import Transcript
+from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
+from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
 from textenv.prompts.tokenize import is_chat
@@ -39,7 +40,8 @@ from textenv.state import frozen_states, set_states, states_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+Deck = TypeVar("Deck", bound=PromptList)
 RENDER_MODES = ["ansi", "human", "rgb_array"]
 
 TextObservation = dict[str, np.ndarray]
@@ -63,6 +65,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tool_timeout: time limit in seconds of the calls of one step, or None.
         num_envs: number of slots.
         max_prompt_tokens: maximum length of a prompt, in tokens.
+        overlong: what to do with longer prompts: ``"error"`` or ``"skip"``, which leaves them out and counts them
+            (`skipped_prompts`, and ``prompts/skipped`` in the log). Given prompts are all checked in the constructor.
         max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
             without ``reply`` the episode then ends as ``truncated``.
         min_new_tokens: minimum length of a turn, in tokens, before it may end.
@@ -100,6 +104,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tool_timeout: float | None = 10.0,
         num_envs: int = 1,
         max_prompt_tokens: int = 32,
+        overlong: Literal["error", "skip"] = "error",
         max_new_tokens: int = 32,
         min_new_tokens: int = 0,
         max_turns: int | None = None,
@@ -115,6 +120,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         check_at_least("num_envs", num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
+        if overlong not in ("error", "skip"):
+            raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+        self._overlong = overlong
         self.task = choose_task(task, prompts, reward)
         self._early = EarlyScores(self.task) if score_while_generating else None
         self.tokenizer, self.penalty, self.render_mode, self._order = tokenizer, penalty, render_mode, PromptOrder()
@@ -141,16 +149,56 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.max_length = self._limits.width
         """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
+        self.skipped_prompts = 0
+        """Number of prompts that ``overlong="skip"`` leaves out."""
         if isinstance(self.task, PromptList):
-            for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
-                self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
+            self.task = self._checked_prompts(self.task)
             if is_chat(self.task.prompt(0)):
                 warn_of_opened_tag(tokenizer)
+        elif overlong == "skip":
+            raise ValueError(
+                f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
+            )
         self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
         self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
+
+    def _checked_prompts(self, deck: Deck) -> Deck:
+        """Check all prompts now, not after hours; return the list without those that are too long and to be skipped.
+
+        Raises:
+            ValueError: if a prompt does not fit, or none is left.
+        """
+        bounds = LengthBounds()
+        fitting = []
+        overlong = []
+        for index in range(len(deck.prompts)):
+            prompt = deck.prompt(index)
+            bound = bounds.bound(prompt) if index >= TOKENIZED_PROMPTS else None
+            if bound is None or bound > self._limits.max_prompt_tokens:
+                try:
+                    bounds.note(prompt, len(self._slots.ids(prompt)))
+                except OverlongPromptError:
+                    if self._overlong == "error":
+                        raise
+                    overlong.append(prompt)
+                    continue
+            fitting.append(index)
+        if not overlong:
+            return deck
+        if not fitting:
+            self._slots.ids(overlong[0])  # which says what to do
+        self.skipped_prompts = len(overlong)
+        logger.warning(
+            "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
+            len(overlong),
+            len(deck.prompts),
+            self._limits.max_prompt_tokens,
+            overlong[0].row,
+        )
+        return deck.only(fitting)
 
     def _define_spaces(self, max_length: int) -> None:
         n = self.ends.num_tokens
@@ -200,7 +248,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
         if different:
-            _log.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
+            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
@@ -429,6 +477,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Take `samples` and `metrics` from these turns; ``rows`` has the episode of each, ``taken`` all three."""
         self.taken, count = (turns, rows, scores), len(set(rows))
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        if self._overlong == "skip":
+            self.metrics["prompts/skipped"] = float(self.skipped_prompts)
         if self.tools:
             failed = [call["error"] for turn in turns if turn.last for call in turn.tool_calls]
             self.metrics |= {"tools/calls": len(failed) / count, "tools/errors": sum(failed) / count}

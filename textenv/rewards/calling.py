@@ -72,7 +72,8 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
             receives copies of lists and dictionaries, so changing them has no effect outside.
-        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
+        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own;
+            a method cannot get a column named as its object (``self``).
         tokenizer: tokenizer of the ids; passed to functions that have a parameter ``tokenizer``.
 
     Raises:
@@ -83,7 +84,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     check_columns(function, columns)
     names = {each.name for each in parameters}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names |= columns.keys()
+        names |= columns.keys() - {_name_of_self(function)}
     given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
     if tokenizer is not None and "tokenizer" in names:
         given["tokenizer"] = tokenizer
@@ -120,6 +121,18 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     kinds = (list, tuple, dict, set, bytearray, deque, np.ndarray)
     return copy.deepcopy(value) if isinstance(value, kinds) or is_tensor(value) else value
+
+
+def _name_of_self(function: Callable[..., Any]) -> str | None:
+    """Return the name by which a method, or a callable object, knows its object: no argument can have it.
+
+    None for functions, and where the name cannot be in conflict.
+    """
+    method = function if inspect.ismethod(function) else type(function).__call__
+    parameters = list(inspect.signature(getattr(method, "__func__", method)).parameters.values())
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return None
+    return parameters[0].name
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -120,7 +120,7 @@ class Rewards:
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
-    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> Scores:
+    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)

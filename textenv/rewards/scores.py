@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from textenv.prompts.prompts import by_position
 from textenv.rendering import printable
 
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -155,7 +156,9 @@ class Rows:
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: Any = None) -> None:
-        self.columns, self.first, self.tokenizer = columns, first, tokenizer
+        self.columns = {name: by_position(column) for name, column in columns.items()}
+        self.first = first
+        self.tokenizer = tokenizer
 
     def __len__(self) -> int:
         return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))

@@ -92,7 +92,7 @@ class RewardService:
     def __reduce__(self) -> Any:
         return partial(RewardService, **asdict(self)), ()
 
-    def __call__(self, prompts: Any, completions: Any, **more: Any) -> Scores:
+    def __call__(self, /, prompts: Any, completions: Any, **more: Any) -> Scores:
         """Return the scores of a batch; columns are sent as JSON, in which tuples and arrays are lists."""
         rows = Rows({"completion_ids": [[0]] * len(prompts), **more, "prompts": prompts, "completions": completions})
         spans = [range(len(rows))[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
@@ -110,7 +110,7 @@ class RewardService:
         scores = merge(len(rows), zip(spans, found, strict=True))
         return replace(scores, earned=read_scores(scores.earned, rows, name=self.__name__).earned)
 
-    def _body(self, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
+    def _body(self, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "columns": columns}
         try:
             now = NOW.get()

@@ -94,6 +94,22 @@ def test_it_is_the_policy_that_answers(server, client):
     assert client.completions.create(model="critic", prompt=ids, temperature=0, max_tokens=9).choices[0].text == text
 
 
+def test_parts_of_a_message_are_one_text(client):
+    parts = [{"type": "text", "text": CHAT[-1]["content"][:3]}, {"type": "text", "text": CHAT[-1]["content"][3:]}]
+    whole, joined = ask(client), ask(client, messages=[*CHAT[:-1], CHAT[-1] | {"content": parts}])
+    assert joined.prompt_token_ids == whole.prompt_token_ids
+    assert joined.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_an_answer_that_was_begun_is_continued(server, client):
+    begun = [*CHAT, {"role": "assistant", "content": "a"}]
+    expected = server.policy.tokenizer.apply_chat_template(begun, continue_final_message=True, return_dict=False)
+    answer = ask(client, messages=begun)
+    assert answer.prompt_token_ids == expected
+    (text,) = server.policy.generate([begun], max_new_tokens=9, deterministic=True)
+    assert ask(client, messages=begun, temperature=0, max_tokens=9).choices[0].message.content == text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
     whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
@@ -114,7 +130,9 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
         ({"top_p": 0.5}, "does not support top_p"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "does not support tools"),
         ({"messages": []}, "messages is"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "messages with texts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "images"),
+        ({"messages": [{"role": "user"}]}, "expected {'role': ..., 'content': ...}"),
+        ({"messages": ["a"]}, "messages with texts"),
         ({"messages": [{"role": "user", "content": "film " * 2000}]}, "positions"),
     ],
 )
