@@ -11,9 +11,10 @@ SHORT = 12
 
 def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> None:
     """Print rows of texts and numbers; a float has four digits, None is a dash."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from algos.training.live_view import PipeConsole
 
     cells = [[printable(_shown(value)) for value in row] for row in rows]
     table = Table(show_header=bool(header))
@@ -21,7 +22,7 @@ def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> No
         table.add_column(Text(printable(name)), overflow="fold", no_wrap=max(map(len, [name, *column])) <= SHORT)
     for row in cells:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    PipeConsole().print(table)
 
 
 def _shown(value: Any) -> str:
