@@ -72,19 +72,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
     if result is None:  # another process has it
         return
+    _print_result(command, result)
+    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
+        raise SystemExit(1)
+
+
+def _print_result(command: Any, result: dict[str, Any]) -> None:
+    """Print the result of a command to stdout, if there is one; an output that cannot be written is told of."""
+    if sys.stdout is None:
+        return
     try:
         if command.json:
             print(json.dumps(result))
         elif not command.prints:
             print_table(result.items())
         sys.stdout.flush()
-    except BrokenPipeError:
-        where = f": it is saved in {command.folder}" if isinstance(command, Train) else ""
-        _tell(f"algos: nobody reads the result, since the pipe of the output is closed{where}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at the end
-        raise SystemExit(128 + SIGPIPE) from None
-    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
-        raise SystemExit(1)
+    except OSError as error:
+        where = f"; the run is complete and saved in {command.folder}" if isinstance(command, Train) else ""
+        _tell(f"algos: the result could not be printed: {error}{where}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
+        status = 128 + SIGPIPE if isinstance(error, BrokenPipeError) else 1
+        raise SystemExit(status) from None
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -95,7 +103,8 @@ def _notes(error: BaseException) -> list[str]:
 def _tell(text: str) -> None:
     """Print to stderr, if anybody can read it: the terminal or the pipe may have gone."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:

@@ -4,8 +4,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -202,7 +202,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            with self._collecting(agent, recipe):
+            with self._collecting(agent, recipe), _options_outlive_their_folder(run_dir / RUN, known):
                 history = agent.learn(
                     self.total_steps,
                     run_dir=run_dir,
@@ -311,6 +311,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         settings = field_values(config)
         stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
         return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
+
+
+@contextmanager
+def _options_outlive_their_folder(path: Path, text: str) -> Iterator[None]:
+    """Write the options of a run again, if its folder was removed or moved while it trained."""
+    from algos.training.loop import FolderLostError
+
+    try:
+        yield
+    except FolderLostError:
+        path.write_text(text, encoding="utf-8")
+        raise
 
 
 def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Train) -> Any:

@@ -241,9 +241,12 @@ class Logs:
             if _identity(path) == _identity(file.fileno()):
                 continue
             again = "it is written again from memory" if name == METRICS else "it begins anew"
-            _log.warning("%s was removed or replaced while the training writes into it: %s", path, again)
+            try:
+                self._open(name)
+            except FileNotFoundError:  # the folder is being removed, which is found at the end of the iteration
+                return
             file.close()
-            self._open(name)
+            _log.warning("%s was removed or replaced while the training writes into it: %s", path, again)
 
     @contextmanager
     def _counted(self, logger: Logger) -> Iterator[None]:

@@ -273,9 +273,9 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
-    if isinstance(error, FolderLostError):
-        assert run.logs is not None
+    if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
         run.logs.write_again()
+    if isinstance(error, FolderLostError):  # at the end of an iteration
         run.checkpoint(every=None, over=True, request=Request())
         error.add_note(f"in its place is a new one, with the metrics and a checkpoint: --resume {run_dir} goes on")
     ending = FAILED
