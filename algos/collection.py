@@ -177,7 +177,7 @@ class Collector:
         log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
         while (running := env.running).any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
-            check_step(step, policy, slots=len(env.running), space=env.single_action_space)
+            check_step(step, policy, slots=len(env.running))
             log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
@@ -259,7 +259,7 @@ class Collector:
 
         # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        check_step(step, self.policy, slots=env.num_envs, space=env.single_action_space)
+        check_step(step, self.policy, slots=env.num_envs, action_shape=env.single_action_space.shape)
         # For the environment; the rollout keeps the sampled action
         action = fit_actions(env.single_action_space, step.action.cpu().numpy())
         with _environment_advice():
