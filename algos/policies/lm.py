@@ -347,8 +347,9 @@ class LMPolicy(nn.Module, Policy):
     def _check_merged(self, folder: str) -> None:
         """Raise a ValueError if the model in a folder has other logits than this policy's."""
         expected = trial_logits(self.lm.model)
-        written = load_causal_lm(folder).to(self.lm.device)
-        check_same_logits(expected, trial_logits(written), dtype=self.lm.model.dtype, what="what was written")
+        written: Any = load_causal_lm(folder)
+        found = trial_logits(written.to(self.lm.device))
+        check_same_logits(expected, found, dtype=self.lm.model.dtype, what="what was written")
 
     def _write(self, model: Any, folder: Path) -> None:
         from safetensors.torch import save_file

@@ -361,7 +361,7 @@ def save_model(model: Any, folder: Path) -> None:
         (folder / ORIGIN_FILE).unlink(missing_ok=True)
         return
     base = _base_of(model)
-    name = base.name_or_path
+    name = str(base.name_or_path or "")
     present = Origin.of(base)
     unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
     of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
