@@ -118,7 +118,7 @@ def checksum(tensor: Tensor) -> int:
     import torch
 
     header = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-    content = memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return zlib.crc32(content, zlib.crc32(header))
 
 
