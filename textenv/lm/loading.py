@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -33,6 +33,7 @@ from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
@@ -232,6 +233,12 @@ def check_adapter(model: Any) -> None:
             "the model has an adapter over another adapter, of which only the outer one would be saved: merge the "
             "inner one into the weights first (model.merge_and_unload()), and give its result an adapter"
         )
+    if getattr(model.active_peft_config, "target_modules_to_tie", None):
+        raise ValueError(
+            "the adapter has ensure_weight_tying=True for tied layers among its target_modules, whose weights peft "
+            "keeps as two views of one memory: copies of the model would lose the tie. Leave ensure_weight_tying out, "
+            "or name the layers in modules_to_save"
+        )
     if len(model.peft_config) > 1:
         names = ", ".join(model.peft_config)
         raise ValueError(
@@ -241,9 +248,89 @@ def check_adapter(model: Any) -> None:
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """Return a copy of the model, with the adapters merged into its weights."""
+    """Return a copy of the model, with the adapters merged into its weights.
+
+    Where the adapter changes one of two tied weights, such as the output layer and not the embedding, the copy has both
+    weights apart, and its configuration says so.
+
+    Raises:
+        ValueError: if the merged model has other logits than the adapted one.
+    """
     copied = copy.deepcopy(model)
-    return copied.merge_and_unload() if is_adapted(model) else copied
+    if not is_adapted(model):
+        return copied
+    expected = trial_logits(copied.eval())
+    config = plain_model(copied).config
+    is_tied = bool(setting(config, "tie_word_embeddings") or setting(config.get_text_config(), "tie_word_embeddings"))
+    try:
+        if is_tied:
+            _untie(copied)
+            _set_tied(plain_model(copied), False)  # before merging, as peft warns otherwise
+        plain = _without_layers_of_peft(copied.merge_and_unload)
+    except Exception as error:  # an adapter of a kind that peft cannot merge may raise anything
+        raise ValueError(
+            f"peft cannot merge this adapter ({type(error).__name__}: {error}): keep it as it is"
+        ) from error
+    if is_tied:
+        plain = _tied_if_equal(plain)
+    check_same_logits(expected, trial_logits(plain), dtype=model.dtype, what="the model with its adapter merged")
+    return plain
+
+
+def _untie(model: Any) -> None:
+    """Give every module weights of its own."""
+    from torch import nn
+
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if id(weight) in seen:
+                setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+            seen.add(id(weight))
+
+
+def _tied_if_equal(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with its embeddings tied again, if that changes no weight; else the model as it is."""
+    tied = _sharing_copy(model)
+    _set_tied(tied, True)
+    tied.tie_weights()
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    same = all(weight.equal(weights[name]) for name, weight in tied.named_parameters(remove_duplicate=False))
+    return tied if same else model
+
+
+def _set_tied(model: PreTrainedModel, tied: bool) -> None:
+    """Say in a model's configurations whether its output layer is its embedding."""
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = tied
+
+
+def trial_logits(model: Any) -> Tensor:
+    """Logits of a model for some tokens of its vocabulary, float32 on the CPU, to compare it with another one."""
+    import torch
+
+    config = model.config.get_text_config()
+    count = min(16, setting(config, "max_position_embeddings") or 16)
+    tokens = torch.linspace(0, config.vocab_size - 1, count, device=model.device).long()[None]
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits.float().cpu()
+
+
+def check_same_logits(expected: Tensor, found: Tensor, *, dtype: torch.dtype, what: str) -> None:
+    """Raise a ValueError if logits of `trial_logits` differ by more than rounding in a dtype explains."""
+    from textenv.rollout import rounding_tolerance
+
+    scale = max(1.0, expected.abs().max().item())
+    gap = (found - expected).abs().max().item()
+    if not gap <= rounding_tolerance(dtype) * scale:
+        raise ValueError(
+            f"{what} has other logits than the model with its adapter beside the weights (they differ by {gap:.3g}), "
+            "so it is not used: train an adapter that leaves embedding and output layer alone (targets=all-linear), or "
+            "keep the adapter as it is"
+        )
 
 
 def merged_trunk(model: Any) -> PreTrainedModel:
@@ -276,7 +363,7 @@ def save_model(model: Any, folder: Path) -> None:
     if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
         plain_model(model).generation_config.save_pretrained(folder)
     base = _base_of(model)
-    name = base.name_or_path
+    name = str(base.name_or_path or "")
     present = Origin.of(base)
     unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
     of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
@@ -298,9 +385,22 @@ def save_model(model: Any, folder: Path) -> None:
 
 def _base_of(model: Any) -> PreTrainedModel:
     """Return the model under an adapter: copies of its modules, which share all weights with the model."""
+    return _without_layers_of_peft(_sharing_copy(model).unload)
+
+
+def _sharing_copy(model: Any) -> Any:
+    """Return a copy of a model's modules that shares all weights with the model."""
     tensors = [*model.parameters(), *model.buffers()]
     shared = {id(tensor): tensor for tensor in tensors}
-    return copy.deepcopy(model, shared).unload()
+    return copy.deepcopy(model, shared)
+
+
+def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Unload an adapter; again where a layer was adapted in two ways, one inside the other."""
+    plain = unload()
+    while any(hasattr(module, "unload_and_optionally_merge_module") for module in plain.modules()):
+        plain = unload()
+    return plain
 
 
 def is_adapter(folder: str | Path) -> bool:
