@@ -31,7 +31,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names json_files loopback optional importing
+        rollout errors rendering progress acceleration device names json_files loopback optional importing processes
     """,
     "algos": """
         cli

@@ -4,6 +4,7 @@ Nothing here imports torch before a command runs, so that help and errors appear
 """
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -27,12 +28,15 @@ from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
+from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_traceback, exits_are_errors, output_on_stderr
 from algos.config import CONFIGS, find_config
+from algos.envs.subprocess_env import EnvironmentFailure
 from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.names import OURS, nearest
+from textenv.processes import end_if_forked
 from textenv.rendering import printable
 
 COMMANDS = {
@@ -45,6 +49,18 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
+    status = 1
+    try:
+        _main(arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        end_in_spite_of_threads(status)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given == ["--version"]:
         print(", ".join(" ".join(item) for item in {**versions(), "Python": platform.python_version()}.items()))
@@ -57,19 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
-        with _code_of_models(command, given):
+        quiet = command.json and not command.announces
+        with _code_of_models(command, given), output_on_stderr(quiet), exits_are_errors():
+            process = os.getpid()
             result = command.run()
+            end_if_forked(process, "an environment or a callback")
     except Interrupted as stop:
         print(f"algos: {stop}; to continue: algos train --resume {command.folder}", file=sys.stderr)
         raise SystemExit(stop.status) from stop
-    except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
+    except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
         notes = TracebackException.from_exception(error).__notes__ or []  # paths of the files that a failed run saved
         print("\n".join(f"algos: {printable(line)}" for line in (str(error), *notes)), file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
+        raise SystemExit(1 if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)) else 2) from error
+    except Exception as error:  # of an environment, which its author has to find
+        print(escaped_traceback(error), file=sys.stderr)
+        raise SystemExit(1) from error
     if result is None:  # another process has it
         return
+    if sys.stdout.closed:
+        print("algos: the result cannot be shown, as other code has closed the standard output", file=sys.stderr)
+        raise SystemExit(1)
     if command.json:
-        print(json.dumps(result))
+        print(json.dumps(result), flush=True)
     elif not command.prints:
         print_table(result.items())
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:

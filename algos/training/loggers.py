@@ -161,6 +161,7 @@ class Logs:
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         self._files: dict[str, IO[str]] = {}
+        self._opened: dict[str, os.stat_result] = {}
         folder, step = None if run_dir is None else Path(run_dir), int(before[-1]["steps"]) if before else 0
         if folder is not None:
             kept = {name: _kept(folder / name, step if before else -1) for name in (SAMPLES, TOKENS)}
@@ -168,6 +169,7 @@ class Logs:
                 with replacing(folder / name) as new:  # so that the old file is never lost
                     new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
                 self._files[name] = (folder / name).open("a", encoding="utf-8")
+                self._opened[name] = os.fstat(self._files[name].fileno())
         for logger in loggers:
             with self._counted(logger):
                 logger.start(folder, config, step=step)
@@ -178,6 +180,8 @@ class Logs:
 
     def write(self, values: Values, *, step: int) -> None:
         """Log values everywhere."""
+        for name, file in self._files.items():
+            self._check_open(name, file)
         if self._files:
             for name, table in values.items():
                 if isinstance(table, list):
@@ -191,12 +195,29 @@ class Logs:
             with self._counted(logger):
                 logger.log(values, step=step)
 
+    def _check_open(self, name: str, file: IO[str]) -> None:
+        """Raise an OSError if a file's descriptor is closed, or belongs to another file that was opened since."""
+        try:
+            opened = os.fstat(file.fileno())
+        except OSError:
+            opened = None
+        if opened is None or not os.path.samestat(opened, self._opened[name]):
+            raise OSError(
+                f"{name} was closed by other code in this process: does a reward, an environment or a callback close "
+                "file descriptors that it has not opened (os.close, os.closerange)?"
+            )
+
     def __exit__(self, *error: object) -> None:
         for logger in self._loggers:
             with self._counted(logger):
                 logger.close()
         for name, file in self._files.items():
-            file.close()
+            try:
+                file.close()
+            except OSError:
+                if error[0] is None:
+                    raise
+                continue  # the first error says more
             if name != METRICS and not Path(file.name).stat().st_size:
                 Path(file.name).unlink()  # a run of control has no texts
 
