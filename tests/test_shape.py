@@ -31,7 +31,8 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names json_files loopback optional importing state
+        rollout errors rendering progress acceleration device names json_files loopback optional importing processes
+        state
     """,
     "algos": """
         cli

@@ -26,6 +26,8 @@ class Command:
 
     prints: ClassVar[bool] = False
     """True if the command prints its result itself, unless as JSON."""
+    announces: ClassVar[bool] = False
+    """True if the command prints an address while it runs, also with JSON."""
     json: bool = False
     """Print one JSON object at the end, instead of a table."""
 

@@ -30,6 +30,7 @@ class Serve(ModelCommand):
     """Answer other programs on this machine with a language model, by OpenAI's protocol, until Ctrl-C."""
 
     prints: ClassVar[bool] = True
+    announces: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
     """Run folder of a trained language model, the folder ``best`` in it, or a model's folder or name."""
     port: int = 8000

@@ -163,6 +163,8 @@ class Logs:
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         self._files: dict[str, IO[str]] = {}
+        self._opened: dict[str, os.stat_result] = {}
+        """Status of each file when it was opened."""
         self.folder = None if run_dir is None else Path(run_dir)
         self._identity: tuple[int, int] | None = None
         if self.folder is not None:
@@ -182,6 +184,7 @@ class Logs:
         with replacing(path) as new:  # so that the old file is never lost
             new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         self._files[name] = path.open("a", encoding="utf-8")
+        self._opened[name] = os.fstat(self._files[name].fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -207,6 +210,8 @@ class Logs:
 
     def write(self, values: Values, *, step: int, iteration: int) -> None:
         """Log values everywhere; rows of tables that have no ``steps`` or ``iteration`` get these."""
+        for name, file in self._files.items():
+            self._check_open(name, file)
         if self._files:
             self._replace_lost_files()
             for name, table in values.items():
@@ -222,13 +227,25 @@ class Logs:
             with self._counted(logger):
                 logger.log(values, step=step)
 
+    def _check_open(self, name: str, file: IO[str]) -> None:
+        """Raise an OSError if a file's descriptor is closed, or belongs to another file that was opened since."""
+        try:
+            opened = os.fstat(file.fileno())
+        except OSError:
+            opened = None
+        if opened is None or not os.path.samestat(opened, self._opened[name]):
+            raise OSError(
+                f"{name} was closed by other code in this process: does a reward, an environment or a callback close "
+                "file descriptors that it has not opened (os.close, os.closerange)?"
+            )
+
     def __exit__(self, *error: object) -> None:
         for logger in self._loggers:
             with self._counted(logger):
                 logger.close()
         for name, file in self._files.items():
-            file.close()
-            with suppress(OSError):  # must not hide the error of a folder that has gone or become read-only
+            with suppress(OSError):  # must not hide the error of a folder that has gone, or of a closed descriptor
+                file.close()
                 if name != METRICS and not Path(file.name).stat().st_size:
                     Path(file.name).unlink()  # a run of control has no texts
 

@@ -95,7 +95,8 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
             (folder / HOLDER).unlink(missing_ok=True)
             if created and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing has begun
                 remove(folder)
-        lock.release()
+        with suppress(OSError):  # a reward may have closed the lock's descriptor, which releases it too
+            lock.release()
 
 
 def status(folder: Path) -> str:

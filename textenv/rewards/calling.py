@@ -4,6 +4,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from textenv.names import nearest
+from textenv.processes import end_if_forked
 from textenv.rewards.scores import Rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
@@ -78,6 +80,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
 
     Raises:
         ValueError: if the function needs a column that is missing.
+        RuntimeError: if it calls ``sys.exit``.
     """
     parameters, now = _parameters(function), NOW.get()._asdict()
     now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
@@ -88,8 +91,14 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
     if tokenizer is not None and "tokenizer" in names:
         given["tokenizer"] = tokenizer
-    found = function(**given)
-    return _wait(found) if inspect.isawaitable(found) else found
+    process = os.getpid()
+    try:
+        returned = function(**given)
+        return _wait(returned, function) if inspect.isawaitable(returned) else returned
+    except SystemExit as error:  # it would end the training without a word
+        raise RuntimeError(f"ended by {error!r}") from error
+    finally:
+        end_if_forked(process, f"reward {reward_name(function)!r}")
 
 
 def call_logged(
@@ -142,9 +151,15 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("prompts", "completions")]
 
 
-def _wait(found: Any) -> Any:
+def _wait(awaitable: Any, function: Callable[..., Any]) -> Any:
+    """Return the result of an ``async`` reward function."""
+    process = os.getpid()
+
     async def result() -> Any:
-        return await found
+        try:
+            return await awaitable
+        finally:
+            end_if_forked(process, f"reward {reward_name(function)!r}")
 
     # A separate thread, because the caller may be inside an event loop (as in a notebook).
     (outcome,) = run_in_threads([lambda: asyncio.run(result())], None)
