@@ -18,7 +18,7 @@ from algos import losses, parallel
 from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy, check_policy
+from algos.policies.policy import Policy, check_policy, refuse_strings
 from algos.policies.random_streams import episode_seeds
 from algos.training.metrics import Metrics
 from textenv.names import check_names
@@ -70,6 +70,7 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        refuse_strings(env)
         self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed
         """Seed of the next reset; None once used."""

@@ -28,6 +28,7 @@ from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
 from algos.config import CONFIGS, find_config
+from algos.make import is_text
 from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
+        _refuse_model_of_control(command, given)
         with _code_of_models(command, given):
             result = command.run()
     except Interrupted as stop:
@@ -99,6 +101,12 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):
             raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
+
+
+def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
+    """Raise a ValueError if a language model is named for control, also one that is the default for text."""
+    if isinstance(command, Train) and named(given, "--model") and not is_text(command.env):
+        raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
