@@ -314,9 +314,14 @@ def choose_penalty(
     """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 
     Raises:
+        TypeError: if one of them is of another type.
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
     carried = env.penalty if is_episode_env(env) else None
+    if penalty is not None and not (callable(penalty) and hasattr(penalty, "coef") and hasattr(penalty, "update")):
+        raise TypeError(
+            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef="
+        )
     if kl_coef is None:
         return carried if penalty is None else penalty
     if penalty is not None or carried is not None:
@@ -362,6 +367,11 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     # Environment and policy
     check_spaces(env, policy)
     lm = language_model_of(policy)
+    if lm is not None and isinstance(observed, spaces.Box):
+        raise TypeError(
+            f"a {type(policy).__name__} writes text, but the environment observes {observed}: leave the policy out "
+            "(PPO(env) makes one for its spaces), or give a text environment"
+        )
     if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
         lm.check_length(env.unwrapped.max_length)
     actions = policy.num_actions

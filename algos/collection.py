@@ -19,7 +19,7 @@ from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy, check_policy, check_step
+from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
 from algos.training.metrics import Metrics
 from textenv.envs.vector_env import TextVectorEnv
@@ -73,6 +73,7 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        refuse_strings(env)
         agree_on_ends(env, policy)
         self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed

@@ -32,6 +32,7 @@ from algos.cli.tune import Tune
 from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_traceback, exits_are_errors, output_on_stderr
 from algos.config import CONFIGS, find_config
 from algos.envs.subprocess_env import EnvironmentFailure
+from algos.make import is_text
 from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
@@ -74,6 +75,7 @@ def _main(arguments: Sequence[str] | None) -> None:
             commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
+        _refuse_model_of_control(command, given)
         quiet = command.json and not command.announces
         with _code_of_models(command, given), output_on_stderr(quiet), exits_are_errors():
             process = os.getpid()
@@ -153,6 +155,12 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):
             raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
+
+
+def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
+    """Raise a ValueError if a language model is named for control, also one that is the default for text."""
+    if isinstance(command, Train) and named(given, "--model") and not is_text(command.env):
+        raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:

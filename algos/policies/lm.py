@@ -37,6 +37,7 @@ from textenv.lm.model import LanguageModel
 from textenv.lm.origin import ORIGIN_FILE
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
+from textenv.names import check_names
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
@@ -86,6 +87,7 @@ class LMPolicy(nn.Module, Policy):
     sequential = True
     token_head: Tensor
 
+    @check_names
     def __init__(
         self,
         model: PreTrainedModel,
@@ -131,6 +133,7 @@ class LMPolicy(nn.Module, Policy):
         self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
+    @check_names
     def load(
         cls,
         name: str | Path = EMBEDDED,
@@ -244,6 +247,7 @@ class LMPolicy(nn.Module, Policy):
             self.memory["streams"].begin(rows, seeds)
 
     @torch.no_grad()
+    @check_names
     def generate(
         self, prompts: Sequence[Any], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
     ) -> list[str]:

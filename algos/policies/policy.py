@@ -307,13 +307,26 @@ def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, .
         )
 
 
+def refuse_strings(env: VectorEnv) -> None:
+    """Raise a ValueError if an environment that is stepped reads or writes strings."""
+    strings = isinstance(env.single_observation_space, spaces.Text) or isinstance(env.single_action_space, spaces.Text)
+    if strings and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
+            "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
+            "tokenizer=policy.tokenizer, num_envs=64), and train an LMPolicy on it"
+        )
+
+
 def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
     Raises:
-        TypeError: if a control policy is used with a text environment.
-        ValueError: if the policy has the batched spaces of all slots, or those of another environment.
+        TypeError: if a control policy is used with a text environment, or a language model with another one.
+        ValueError: if the policy has the batched spaces of all slots, or those of another environment; or if the
+            environment reads and writes strings.
     """
+    refuse_strings(env)
     read, chosen = policy.observation_space, policy.action_space
     if read is None or chosen is None:
         return

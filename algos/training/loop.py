@@ -120,6 +120,9 @@ def learn(
     if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
+    if on_iteration is not None and not callable(on_iteration):
+        advice = "an algos.Callback goes into the list callbacks=[...]"
+        raise TypeError(f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; {advice}")
     if run_dir is not None:
         commit()  # read now, written with the agent
     home = run_dir

@@ -19,6 +19,7 @@ from textenv.importing import name_of
 from textenv.json_files import read_json
 from textenv.kl.coefficients import as_coefficient
 from textenv.names import OURS
+from textenv.plain import plain
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +183,7 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
     if spec is None:
         return None
     arguments = {
-        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
+        name: str(x) if isinstance(x, Path) else plain(x) for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
     }
     kl_coef: Any = arguments.get("kl_coef")
     if kl_coef is not None:  # of a changing one, what it is at the start: it only says that a KL is measured

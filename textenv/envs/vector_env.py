@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 from textenv.device import move
-from textenv.envs.action_masks import ActionMasks, Rule
+from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
@@ -76,7 +76,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         stop: texts and token ids that end a turn, in addition to what ends the model's own: EOS, the ids of its
             ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
         forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
-        allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
+        allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
+            until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns of `advance` in another thread while others are generated, in
             several calls of at least a quarter of the episodes; for slow rewards. The scores are the same.
@@ -111,7 +112,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_length: int | None = None,
         stop: Sequence[str | int] = (),
         forbidden: Sequence[int] = (),
-        allowed: Rule | None = None,
+        allowed: Rule | Sequence[str | int] | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         score_while_generating: bool = False,
         penalty: KLPenalty | None = None,
@@ -138,12 +139,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         )
         self.ends = Ends(tokenizer, self._limits.stop)
         self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
+        n, ends = self.ends.num_tokens, self.ends.ids
+        rule = as_rule(allowed, tokenizer, num_tokens=n, ends=ends, longest=max_new_tokens)
         self._masks = ActionMasks(
             self.ends.num_tokens,
             forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
             ends=self.ends.ids,
             min_new_tokens=min_new_tokens,
-            rule=allowed,
+            rule=rule,
         )
         self._slots = self._transcript(num_envs)
         self.max_length = self._limits.width

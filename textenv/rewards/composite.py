@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from textenv.device import move
+from textenv.names import check_names
 from textenv.rewards.calling import call_logged, is_async, reward_name
 from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, add, merge, read_scores, shown, total
 from textenv.rewards.training import NOW
@@ -68,6 +69,7 @@ class Rewards:
         [-2.0]
     """
 
+    @check_names
     def __init__(
         self,
         functions: RewardFunction | Mapping[str, RewardFunction | tuple[RewardFunction, float]],
