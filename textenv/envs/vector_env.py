@@ -75,7 +75,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
         stop: texts and token ids that end a turn, in addition to what ends the model's own: EOS, the ids of its
             ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
-        forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
+        forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
+            length).
         allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
             until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.

@@ -347,7 +347,7 @@ class FrozenLanguageModel(LanguageModel):
         # Not registered as submodules: their trainable parameters do not belong to this module.
         self._live: Caller
         self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
-        self.tokenizer, self.temperature, self.stop = lm.tokenizer, lm.temperature, lm.stop
+        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.seq2seq, self.hard_choices = lm.seq2seq, lm.hard_choices
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
