@@ -82,13 +82,14 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
 
     import yaml
 
-    if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
+    kind = path.suffix.lower()
+    if kind not in (".toml", ".yaml", ".yml", ".json"):
         raise ValueError(f"--config is {path}, expected a .toml, .yaml or .json file with names of options and values")
     if not path.is_file():
         raise FileNotFoundError(f"--config is {path}, but there is no such file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        found = tomllib.loads(text) if kind == ".toml" else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no {path.suffix[1:]} in UTF-8 ({' '.join(str(error).split())})") from error
     if not isinstance(found, dict) or not isinstance(found.get("config", {}), dict):

@@ -70,7 +70,7 @@ class Evaluate(ModelCommand):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
                 raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
         if self.video is not None:
-            if self.video.suffix not in (".gif", ".mp4"):
+            if self.video.suffix.lower() not in (".gif", ".mp4"):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment

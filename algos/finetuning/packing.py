@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from textenv.json_files import parse_json
 from textenv.lm.model import LanguageModel
 from textenv.prompts.answers import learnt_chats, without_turn_end, written_answer
-from textenv.prompts.messages import Message, answered, is_messages, is_open, read_messages, without_prompt
+from textenv.prompts.messages import Message, answered, beginning, is_messages, read_messages, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
 
@@ -176,8 +176,8 @@ def _answered(
         return [Example(*written_answer(prompt, completion, tokenizer, _template_options(index, row)))]
     if messages:
         answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
-        begun = messages[-1]["content"] if is_open(messages) else ""
-        first = len(messages) - is_open(messages)
+        begun = beginning(messages)
+        first = len(messages) if begun is None else len(messages) - 1
         return _chat(index, answered(messages, answer), tokenizer, row, first=first, begun=begun)
 
     # A text, or token ids
@@ -204,7 +204,7 @@ def _chat(
     row: Mapping[str, Any],
     *,
     first: int = 0,
-    begun: str = "",
+    begun: str | None = None,
 ) -> list[Example]:
     """Make examples of a chat, whose assistant's messages from the first on are the targets."""
     options = _template_options(index, row)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.embedded.grammar import sample_review
+from textenv.prompts.messages import asked_and_answered
 from textenv.prompts.prompts import by_position
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
@@ -60,11 +61,9 @@ class Trial:
         """Call the function with copies of these rows and return its result."""
         names = {name for row in rows for name in row.columns}
         columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
-        columns["prompts"] = [copy.deepcopy(row.prompt) for row in rows]
-        columns["completions"] = [
-            row.answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": row.answer}]
-            for row in rows
-        ]
+        asked = [_asked(row) for row in rows]
+        columns["prompts"] = [prompt for prompt, _ in asked]
+        columns["completions"] = [completion for _, completion in asked]
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
         returned = call_reward(self.function, columns)
@@ -93,6 +92,13 @@ class Trial:
         if self.tokenizer is None:
             return list(answer.encode("utf-8", "replace"))
         return text_ids(answer, self.tokenizer)
+
+
+def _asked(row: Row) -> tuple[Any, Any]:
+    """Return a row's prompt and completion as an environment gives them to a reward: texts, or messages of a chat."""
+    if isinstance(row.prompt, str):
+        return row.prompt, row.answer
+    return asked_and_answered(copy.deepcopy(list(row.prompt)), row.answer)
 
 
 def make_rows(

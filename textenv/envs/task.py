@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
-from textenv.prompts.messages import answered, is_open
+from textenv.prompts.messages import asked_and_answered
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
@@ -116,16 +116,11 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
 
 
 def _prompt_and_completion(turn: Turn) -> tuple[Any, Any]:
-    """Return a turn's prompt and completion for rewards: texts, or of a chat messages.
-
-    Where the prompt ends with the beginning of an answer, the completion is the answer with this beginning, as in TRL.
-    """
+    """Return a turn's prompt and completion for rewards: texts, or of a chat messages."""
     if not is_chat(turn.prompt):
         return turn.prompt_text, turn.completion
     messages: list[Any] = list(turn.prompt.content)
-    answer = [{"role": "assistant", "content": turn.completion}]
-    asked = messages[:-1] if is_open(messages) else messages
-    return asked, answered(messages, answer)[len(asked) :]
+    return asked_and_answered(messages, turn.completion)
 
 
 def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], Any] | None = None) -> Scores:

@@ -98,7 +98,7 @@ class Transcript:
         if len(ids) > most:
             raise OverlongPromptError(
                 f"{_named(prompt)} has {len(ids)} tokens, the limit is {most}: shorten it, raise max_prompt_tokens, "
-                "or leave out such prompts by overlong='skip'"
+                "or leave out such prompts by overlong='skip' (--overlong skip)"
             )
         return ids
 

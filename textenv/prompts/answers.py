@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from textenv.prompts.messages import THOUGHTS, Message, is_open
+from textenv.prompts.messages import THOUGHTS, Message, beginning
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import (
@@ -93,7 +93,7 @@ def learnt_chats(
     tokenizer: PreTrainedTokenizerBase,
     *,
     first: int = 0,
-    begun: str = "",
+    begun: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[LearntChat]:
     """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
@@ -107,7 +107,7 @@ def learnt_chats(
         messages: chat, as from `textenv.prompts.messages.read_messages`.
         tokenizer: tokenizer with a chat template.
         first: index of the first message that may be learnt.
-        begun: beginning of the content of message ``first`` that is given, not learnt.
+        begun: beginning of the content of message ``first`` that is given, not learnt; None if nothing is.
         options: of the template, such as ``tools``.
 
     Returns:
@@ -125,8 +125,8 @@ def learnt_chats(
             f"it is a chat of {roles or 'no messages'}; expected an assistant's message, and another before the first"
         )
     check_template(messages, tokenizer)
-    beginning = (first, begun) if begun else None
-    chat = _Chat(messages, tokenizer, dict(options or {}), begun=beginning)
+    given_start = None if begun is None else (first, begun)
+    chat = _Chat(messages, tokenizer, dict(options or {}), begun=given_start)
     answers = {index: _read_answer(index, chat) for index in pending}
 
     # The whole chat, then for what is left of the answers the chat that ends with the last of them
@@ -165,7 +165,7 @@ def written_answer(
 
     # Where the template's start ends with a tag, the text goes on after it
     messages = [message for message in prompt.content if isinstance(message, dict)]
-    if not is_open(messages):
+    if beginning(messages) is None:
         start = render(messages, tokenizer, add_generation_prompt=True, **options)
         tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
         if tag is not None and text.startswith(tag[1]):
@@ -187,8 +187,8 @@ class _Chat:
         self._renderings: dict[tuple[int, bool], str] = {}
 
         # Marks go into the beginning of an answer together with the answer, so that both have the same
-        beginning = [] if begun is None else [messages[begun[0]] | {"content": begun[1]}]
-        protected, self.marked = protect([*messages, *beginning], tokenizer)
+        begun_message = [] if begun is None else [messages[begun[0]] | {"content": begun[1]}]
+        protected, self.marked = protect([*messages, *begun_message], tokenizer)
         self.messages = protected[: len(messages)]
         if begun is not None:
             chat = [*self.messages[: begun[0]], protected[-1]]

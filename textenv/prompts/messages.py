@@ -86,24 +86,48 @@ def _read_calls(calls: Any, message: Any, where: str) -> list[Any]:
     return [dict(call) for call in calls]
 
 
-def is_open(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a chat ends with the beginning of an answer, which a policy continues."""
-    return bool(messages) and messages[-1]["role"] == "assistant"
+def beginning(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the beginning of an answer with which a chat ends, for a policy to continue; None if it ends otherwise.
+
+    Raises:
+        ValueError: if the chat ends with an assistant's message that has no text to continue.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return None
+    last = messages[-1]
+    if last.get("tool_calls") or "content" not in last:
+        raise ValueError(
+            f"prompt {messages!r:.300} ends with an assistant's message without a text that could be continued: add "
+            "the tools' results or what the user says next, or leave that message out"
+        )
+    return str(last["content"])
 
 
 def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
-    """Add an answer to a chat; after the beginning of an answer, the first message continues it.
+    """Add an answer to a chat; where the chat ends with the beginning of an answer, the first message continues it.
+
+    Raises:
+        ValueError: as `beginning`.
 
     Example:
         >>> asked, begun = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}
         >>> answered([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
         [{'role': 'assistant', 'content': 'It is 4.'}]
     """
-    if not (is_open(prompt) and is_open(answer[:1])):
+    begun = beginning(prompt)
+    if begun is None or not answer or answer[0]["role"] != "assistant":
         return [*prompt, *answer]
-    begun = prompt[-1]
-    joined = begun | answer[0] | {"content": begun.get("content", "") + answer[0].get("content", "")}
+    joined = prompt[-1] | answer[0] | {"content": begun + answer[0].get("content", "")}
     return [*prompt[:-1], joined, *answer[1:]]
+
+
+def asked_and_answered(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
+    """Return the messages before an answer, and the answer as a message, for rewards (the convention of TRL).
+
+    The beginning of the answer with which the prompt may end is in the answer.
+    """
+    chat = answered(prompt, [{"role": "assistant", "content": text}])
+    return chat[:-1], chat[-1:]
 
 
 def without_prompt(answer: Sequence[Message], prompt: Sequence[Message]) -> list[Message]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from textenv.prompts.messages import is_open
+from textenv.prompts.messages import beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
     broken_up,
@@ -54,7 +54,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
             or as `chat_ids` or `ordinary_ids` does.
     """
     if is_chat(prompt):
-        ids = chat_ids(prompt.content, tokenizer, **(_start_options(prompt.content) | options))
+        messages = read_messages(prompt.content, where="the prompt")
+        ids = chat_ids(messages, tokenizer, **(_start_options(messages) | options))
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -159,14 +160,8 @@ def unmarked(text: str) -> str:
 
 def _start_options(messages: Sequence[Any]) -> dict[str, Any]:
     """Options of the chat template by which a chat ends where the policy begins to write."""
-    if not is_open(messages):
+    if beginning(messages) is None:
         return {"add_generation_prompt": True}
-    last = messages[-1]
-    if last.get("tool_calls") or "content" not in last:
-        raise ValueError(
-            f"prompt {messages!r:.300} ends with an assistant's message without a text that could be continued: add "
-            "the tools' results or what the user says next, or leave that message out"
-        )
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
