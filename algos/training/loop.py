@@ -15,8 +15,8 @@ from torch import Tensor
 
 from algos import parallel
 from algos.config import field_values
-from algos.training.checkpoint import goes_back
 from algos.training.callbacks import RecordSamples
+from algos.training.checkpoint import goes_back
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner

@@ -62,9 +62,7 @@ NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: 
 
 
 @contextmanager
-def training(
-    step: int, progress: float, log: RewardLog | None = None, *, evaluating: bool = False
-) -> Iterator[None]:
+def training(step: int, progress: float, log: RewardLog | None = None, *, evaluating: bool = False) -> Iterator[None]:
     """Context in which reward functions see this point in the training; `learn` sets it for each iteration."""
     before = NOW.set(Training(step, progress, evaluating, log))
     try:

@@ -220,7 +220,7 @@ def test_another_reward_after_a_resume_begins_anew_and_is_named(tmp_path, caplog
     reward = Normalize(length)
     make_agent(reward).learn(TOTAL, run_dir=tmp_path, resume=tmp_path)
     assert "the state of task.rewards.functions.length.0 is not that of the saved run: it begins anew" in caplog.text
-    assert 0 < reward.count
+    assert reward.count > 0
 
 
 def test_a_reward_with_a_state_is_refused_in_processes():
@@ -266,7 +266,16 @@ def test_the_commands_train_resume_and_evaluate_with_one_state(tmp_path, capsys,
     results = {}
     for name, totals in (("whole", ["600"]), ("resumed", ["150", "600"])):
         (tmp_path / f"{name}.py").write_text(REWARD_FILE)
-        words = ["--prompts", "prompts.jsonl", "--reward", f"{name}.py:mine", "--num-envs", "8", "--max-new-tokens", "4"]
+        words = [
+            "--prompts",
+            "prompts.jsonl",
+            "--reward",
+            f"{name}.py:mine",
+            "--num-envs",
+            "8",
+            "--max-new-tokens",
+            "4",
+        ]
         words += ["--config.num-episodes", "16", "--config.minibatch-size", "16", "--num-episodes", "8", "--json"]
         main(["train", *words, "--run-dir", name, "--total-steps", "600", *schedule(totals[0])])
         for total in totals[1:]:
@@ -290,7 +299,9 @@ def test_the_commands_train_resume_and_evaluate_with_one_state(tmp_path, capsys,
 
 def schedule(total):
     """Options that end the first part of a training early without a change of its schedules."""
-    return ["--eval-every", total, "--stop-at", "-1e9"] if total != "600" else ["--eval-every", "150", "--stop-at", "1e9"]
+    return (
+        ["--eval-every", total, "--stop-at", "-1e9"] if total != "600" else ["--eval-every", "150", "--stop-at", "1e9"]
+    )
 
 
 def test_a_function_may_ask_whether_it_is_evaluated():
