@@ -133,14 +133,16 @@ def starts_again(resume: str | Path) -> bool:
     """True if a run's own folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
-        FileExistsError: if it holds an agent whose training ended without a checkpoint.
+        FileExistsError: if it holds an agent whose training ended without a checkpoint, unless it failed in its first
+            iteration, after which one would have been written.
     """
     folder = Path(resume).resolve()
     if folder != run_of(resume) or checkpoints(folder):
         return False
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
     steps = agent_steps(folder)
-    if left and steps != 0:
+    ended_early = was_broken_off(folder) and len(json_lines(folder / "metrics.jsonl")) <= 1
+    if left and steps != 0 and not ended_early:
         trained = "a trained agent" if steps is None else f"an agent trained for {steps} steps"
         raise FileExistsError(
             f"{folder} holds {trained} ({', '.join(left)}) but no checkpoint to resume: a new run would replace it. "
