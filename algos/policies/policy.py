@@ -222,7 +222,10 @@ class Policy(Protocol):
         return iter(())
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
+        """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
+
+        `algos.load` reads both by a classmethod ``load(folder, saved)`` of the class, if it is given that class.
+        """
         raise _missing(self, "save")
 
 
