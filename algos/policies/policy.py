@@ -24,6 +24,8 @@ from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
+"""What `Policy.act` gets of all slots. For control one array ``[N, *]``: of a Box as the environment returns it, of
+other spaces flat, float32 ``[N, size]`` (`unflatten` gives the parts). For text the dictionary of a `TextVectorEnv`."""
 
 
 class Step(NamedTuple):
@@ -79,7 +81,16 @@ class Policy(Protocol):
         return None
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
-        """Choose an action for each slot, and keep the recurrent state for the next call."""
+        """Choose an action for each slot, and keep the recurrent state for the next call.
+
+        Args:
+            observation: of all slots; see `Observation`.
+            action_mask: bool ``[N, n]``, the available actions, at least one in a slot; None: all.
+            deterministic: take the most probable action instead of a sample.
+
+        Returns:
+            A `Step` without gradient, which `check_step` checks.
+        """
         raise _missing(self, "act")
 
     @torch.no_grad()
