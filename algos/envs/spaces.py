@@ -125,17 +125,19 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
 def reads_alike(one: spaces.Space, other: spaces.Space) -> bool:
     """Whether flattened observations of both spaces mean the same: equal parts in the same order.
 
-    Bounds and dtypes may differ: a network reads float32, and agents saved by version 0.9.0 have lost them.
+    Bounds, and dtypes of integers, may differ: agents saved by version 0.9.0 have lost them.
     """
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return list(one) == list(other) and all(reads_alike(one[name], other[name]) for name in one)
     if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
         return len(one) == len(other) and all(map(reads_alike, one, other))
+    if isinstance(one, spaces.Box) and one.dtype != other.dtype:  # bytes of an image, or parts of 1
+        return False
     return _same_values(one, other)
 
 
 def acts_alike(one: spaces.Space, other: spaces.Space) -> bool:
-    """Whether an action means the same in both spaces; bounds and dtypes may differ, as in `reads_alike`."""
+    """Whether an action means the same in both spaces; bounds and dtypes may differ (`fit_actions`)."""
     return _same_values(one, other)
 
 

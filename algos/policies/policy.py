@@ -141,22 +141,19 @@ class Policy(Protocol):
         if episode_start is not None:
             player.reset(np.array(np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)))
 
-        mask = None
-        if action_mask is not None:
-            mask = torch.from_numpy(np.array(action_mask, dtype=bool).reshape(slots, -1))
-            if mask.shape[1] != self.num_actions:
-                raise ValueError(
-                    f"action_mask has shape {np.shape(action_mask)}, expected one entry for each action of {chosen}"
-                )
+        mask = None if action_mask is None else _mask_of(action_mask, slots, chosen)
         step = player.act(flat, action_mask=mask, deterministic=deterministic)
         check_step(step, self, slots=slots, action_shape=chosen.shape)
 
+        # NumPy
         actions = fit_actions(chosen, step.action.cpu().numpy())
         state_after = {name: _array(value) for name, value in player.memory.items()} or None
         if not is_single:
             return actions, state_after
-        # Of a Discrete a number, which can be a key of a dictionary
-        return (actions[0] if isinstance(chosen, spaces.Discrete) else np.asarray(actions[0])), state_after
+        action = actions[0]
+        if isinstance(chosen, spaces.Discrete):
+            return action, state_after  # a number, which can be a key of a dictionary
+        return np.asarray(action), state_after
 
     @property
     def device(self) -> torch.device:
@@ -238,6 +235,19 @@ class Policy(Protocol):
         `algos.load` reads both by a classmethod ``load(folder, saved)`` of the class, if it is given that class.
         """
         raise _missing(self, "save")
+
+
+def _mask_of(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
+    """Bool ``[N, n]`` of the available actions that `Policy.predict` was given, for one observation or many."""
+    mask = np.array(action_mask, dtype=bool)
+    if mask.ndim == 1:
+        mask = mask[None]
+    if not isinstance(space, spaces.Discrete) or mask.shape != (slots, int(space.n)):
+        raise ValueError(
+            f"action_mask has shape {np.shape(action_mask)} for {slots} observations, expected one entry for each "
+            f"action of a Discrete, but the actions are {space}"
+        )
+    return torch.from_numpy(mask)
 
 
 def _tensor(value: Any) -> Any:

@@ -219,6 +219,15 @@ WRONG = {
 }  # fmt: skip
 
 
+class Words(gymnasium.Env):
+    observation_space, action_space = spaces.Dict(a=spaces.Box(0, 1, (4,)), b=spaces.Text(3)), spaces.Discrete(2)
+
+
+def test_an_agent_refuses_observations_that_its_own_policy_could_not_get():
+    with refused(ValueError, "Own cannot read Text", "--wrapper"):
+        PPO(SyncVectorEnv([Words]), Own(lambda x, net: Step(ACTION, LOG_PROB)))
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_step_is_found_at_act(name):
     step, error, words = WRONG[name]
