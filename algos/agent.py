@@ -17,6 +17,7 @@ from algos import parallel
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
+from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
@@ -365,6 +366,8 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         )
 
     # Environment and policy
+    if not is_episode_env(env):
+        check_readable(observed, type(policy).__name__)
     check_spaces(env, policy)
     lm = language_model_of(policy)
     if lm is not None and isinstance(observed, spaces.Box):

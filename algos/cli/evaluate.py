@@ -29,6 +29,9 @@ class Evaluate(ModelCommand):
     """File of other prompts for an agent of textenv/Prompts-v0."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
+    policy_class: str | None = None
+    """Class of the agent's policy, if it is one of your own, which is run only if it is named: file.py:Mine or
+    package.module:Mine."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
@@ -77,7 +80,9 @@ class Evaluate(ModelCommand):
         from algos.sharing.hub import agent_folder
         from algos.training.env_state import load_objects
         from algos.training.save import load, read_description
+        from textenv.rewards.calling import load_function
 
+        policy_class: Any = None if self.policy_class is None else load_function(self.policy_class)
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
@@ -91,7 +96,7 @@ class Evaluate(ModelCommand):
         if (self.transcripts or self.tokens) and not is_episode_env(env):
             flag = "--tokens" if self.transcripts is None else "--transcripts"
             raise ValueError(f"{flag} is for text, but {self.folder} is no run on text: leave it out")
-        policy = load(self.folder, device=self.device)
+        policy = load(self.folder, device=self.device, policy_class=policy_class)
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}

@@ -54,6 +54,7 @@ def _is_flat_form(space: spaces.Space, observation: Any) -> bool:
 
 def _batch(space: spaces.Space, observation: Any, name: str, sizes: dict[str, int | None]) -> Any:
     """Batch of one part of the observations; notes their number in ``sizes``, None for a single one."""
+    # Several parts
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or set(observation) != set(space):
             parts = ", ".join(map(str, space))
@@ -62,8 +63,9 @@ def _batch(space: spaces.Space, observation: Any, name: str, sizes: dict[str, in
     if isinstance(space, spaces.Tuple):
         if not isinstance(observation, (tuple, list)) or len(observation) != len(space):
             raise ValueError(f"{name} is {observation!r:.200}, expected a tuple of {len(space)} parts")
-        pairs = enumerate(zip(space, observation, strict=True))
-        return tuple(_batch(part, x, f"{name}[{i}]", sizes) for i, (part, x) in pairs)
+        return tuple(_batch(part, observation[i], f"{name}[{i}]", sizes) for i, part in enumerate(space))
+
+    # One part: its shape says whether it is a single observation
     array = _array(observation)
     shape = space.shape or ()
     if array.shape == shape:
@@ -81,7 +83,7 @@ def _array(observation: Any) -> np.ndarray:
     """Array of an observation: of a tensor on any device, a list, or a number."""
     if hasattr(observation, "detach"):  # a torch tensor
         observation = observation.detach().cpu()
-    return np.ascontiguousarray(observation) if np.ndim(observation) else np.asarray(observation)
+    return np.asarray(observation)
 
 
 def _checked(space: spaces.Space, array: np.ndarray, name: str) -> np.ndarray:
@@ -89,7 +91,7 @@ def _checked(space: spaces.Space, array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} is an array of {array.dtype}, expected numbers of {space}")
     assert space.dtype is not None
-    converted = array.astype(space.dtype)
+    converted = array.astype(space.dtype, order="C")  # torch reads no arrays that run backwards
     if space.dtype.kind != "f" and not np.array_equal(converted, array):
         raise ValueError(
             f"{name} has values that {space.dtype} cannot hold, the dtype of {space}: pass what the environment returns"

@@ -24,6 +24,8 @@ from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
+"""What `Policy.act` gets of all slots. For control one array ``[N, *]``: of a Box as the environment returns it, of
+other spaces flat, float32 ``[N, size]`` (`unflatten` gives the parts). For text the dictionary of a `TextVectorEnv`."""
 
 
 class Step(NamedTuple):
@@ -79,7 +81,16 @@ class Policy(Protocol):
         return None
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
-        """Choose an action for each slot, and keep the recurrent state for the next call."""
+        """Choose an action for each slot, and keep the recurrent state for the next call.
+
+        Args:
+            observation: of all slots; see `Observation`.
+            action_mask: bool ``[N, n]``, the available actions, at least one in a slot; None: all.
+            deterministic: take the most probable action instead of a sample.
+
+        Returns:
+            A `Step` without gradient, which `check_step` checks.
+        """
         raise _missing(self, "act")
 
     @torch.no_grad()
@@ -130,22 +141,19 @@ class Policy(Protocol):
         if episode_start is not None:
             player.reset(np.array(np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)))
 
-        mask = None
-        if action_mask is not None:
-            mask = torch.from_numpy(np.array(action_mask, dtype=bool).reshape(slots, -1))
-            if mask.shape[1] != self.num_actions:
-                raise ValueError(
-                    f"action_mask has shape {np.shape(action_mask)}, expected one entry for each action of {chosen}"
-                )
+        mask = None if action_mask is None else _mask_of(action_mask, slots, chosen)
         step = player.act(flat, action_mask=mask, deterministic=deterministic)
         check_step(step, self, slots=slots, action_shape=chosen.shape)
 
+        # NumPy
         actions = fit_actions(chosen, step.action.cpu().numpy())
         state_after = {name: _array(value) for name, value in player.memory.items()} or None
         if not is_single:
             return actions, state_after
-        # Of a Discrete a number, which can be a key of a dictionary
-        return (actions[0] if isinstance(chosen, spaces.Discrete) else np.asarray(actions[0])), state_after
+        action = actions[0]
+        if isinstance(chosen, spaces.Discrete):
+            return action, state_after  # a number, which can be a key of a dictionary
+        return np.asarray(action), state_after
 
     @property
     def device(self) -> torch.device:
@@ -222,8 +230,24 @@ class Policy(Protocol):
         return iter(())
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
+        """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
+
+        `algos.load` reads both by a classmethod ``load(folder, saved)`` of the class, if it is given that class.
+        """
         raise _missing(self, "save")
+
+
+def _mask_of(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
+    """Bool ``[N, n]`` of the available actions that `Policy.predict` was given, for one observation or many."""
+    mask = np.array(action_mask, dtype=bool)
+    if mask.ndim == 1:
+        mask = mask[None]
+    if not isinstance(space, spaces.Discrete) or mask.shape != (slots, int(space.n)):
+        raise ValueError(
+            f"action_mask has shape {np.shape(action_mask)} for {slots} observations, expected one entry for each "
+            f"action of a Discrete, but the actions are {space}"
+        )
+    return torch.from_numpy(mask)
 
 
 def _tensor(value: Any) -> Any:

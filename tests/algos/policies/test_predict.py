@@ -196,8 +196,11 @@ def test_closed_actions_are_not_chosen():
         assert policy.predict(observations[0], action_mask=mask)[0] == action
         actions, _ = policy.predict(observations, action_mask=np.tile(mask, (50, 1)))
         assert actions.tolist() == [action] * 50
-    with refused(ValueError, "action_mask has shape", "each action"):
-        policy.predict(observations[0], action_mask=[1, 0])
+    for observation, mask in ((observations[0], [1, 0]), (observations[:2], [1, 0, 0]), (observations[:2], [[1, 0]])):
+        with refused(ValueError, "action_mask has shape", "one entry for each action", "Discrete"):
+            policy.predict(observation, action_mask=mask)
+    with refused(ValueError, "action_mask has shape", "MultiBinary"):
+        MLPPolicy(VECTOR, spaces.MultiBinary(2)).predict(observations[0], action_mask=[1, 0])
     with refused(ValueError, "allows no action"):
         policy.predict(observations[0], action_mask=[0, 0, 0])
 
