@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from algos.cli.arguments import Command, ModelCommand, one_thread
+from algos.cli.arguments import Command, ModelCommand, json_object, one_thread
 from textenv.optional import package
 
 
@@ -27,6 +27,9 @@ class Evaluate(ModelCommand):
     """File of other prompts for an agent of textenv/Prompts-v0."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment that replace those of the agent, as a JSON object; those of the agent that are no
+    plain data are used only if they are named here."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
@@ -60,6 +63,7 @@ class Evaluate(ModelCommand):
 
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
+        own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         one_thread()
         from algos.evaluation import summarise

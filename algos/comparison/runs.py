@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from algos.comparison.summary import RunResult, by_case
-from algos.sharing.run_summary import METRICS, describe_run, read_options
+from algos.sharing.run_summary import describe_run, read_options
 from algos.training.run_folder import status
-from textenv.json_files import json_lines, read_json
+from algos.training.run_reader import METRICS, DamagedRunError, read_metrics
+from textenv.json_files import read_json
 
 STUDY = "report.json"
 """File of the results of `compare`, in its folder."""
@@ -59,7 +60,7 @@ def read_study(path: Path) -> list[RunResult]:
         runs = [RunResult(**row | {"samples": [tuple(x) for x in row["samples"]]}) for row in rows]
     except (TypeError, KeyError) as error:
         advice = "expected the results of a comparison: remove it, or give another folder"
-        raise ValueError(f"{path} is damaged, {advice}: {error!r:.200}") from error
+        raise DamagedRunError(f"{path} is damaged, {advice}: {error!r:.200}") from error
     return [dataclasses.replace(run, folder=str(path.parent / folder_name(run.case, run.seed))) for run in runs]
 
 
@@ -69,11 +70,12 @@ def folder_name(case: str, seed: int) -> str:
 
 
 def _run(folder: Path) -> RunResult:
-    found, history = describe_run(folder), json_lines(folder / METRICS)
+    found = describe_run(folder)
+    rows = read_metrics(folder)
     env, algorithm = (found.get("environment") or {}).get("id"), str(found.get("algorithm") or "?").lower()
     seed = (found.get("config") or {}).get("seed", 0)
-    numbers = [{name: x for name, x in row.items() if isinstance(x, (int, float))} for row in history]
-    history, env = [row for row in numbers if isinstance(row.get("steps"), int)], env or "an environment without an id"
+    history: list[dict[str, Any]] = [row for row in rows if "steps" in row]
+    env = env or "an environment without an id"
     return RunResult(env, algorithm, seed, found.get("policy", ""), 0, None, {}, {}, history, folder=str(folder))
 
 
@@ -137,7 +139,7 @@ def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
         git, last = made.get("git") or {}, run.history[-1]
         state = status(Path(run.folder)) if Path(run.folder or "-").is_dir() else ""
         minutes = f"{last['time/seconds'] / 60:.1f}" if "time/seconds" in last else ""
-        commit = git.get("commit", "")[:10] + ("+" if git.get("dirty") else "")
+        commit = str(git.get("commit", ""))[:10] + ("+" if git.get("dirty") else "")
         rows.append(
             [run.case, run.seed, run.folder, state, f"{last['steps']:,}", minutes, made.get("date", ""), commit]
         )

@@ -18,9 +18,9 @@ from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
+from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import (
-    ADAPTER_CONFIG,
     BASE,
     EMBEDDED,
     add_lora,
