@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import tyro
 
-from algos.cli.arguments import Command, ModelCommand, one_thread
+from algos.cli.arguments import Command, ModelCommand, json_object, one_thread
 from textenv.importing import absolute_name
 from textenv.optional import package
 
@@ -32,6 +32,9 @@ class Evaluate(ModelCommand):
     policy_class: str | None = None
     """Class of the agent's policy, if it is one of your own, which is run only if it is named: file.py:Mine or
     package.module:Mine."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment that replace those of the agent, as a JSON object; those of the agent that are no
+    plain data are used only if they are named here."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
@@ -80,11 +83,12 @@ class Evaluate(ModelCommand):
         from algos.sharing.hub import agent_folder
         from algos.training.env_state import load_objects
         from algos.training.save import load, read_description
-        from textenv.rewards.calling import load_function
+        from textenv.importing import load_function
 
         policy_class: Any = None if self.policy_class is None else load_function(self.policy_class)
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
+        own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()

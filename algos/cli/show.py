@@ -1,6 +1,7 @@
 """``algos runs``, ``algos show`` and ``algos envs``: what was run, and what can be."""
 
 import inspect
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,8 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.sharing.run_summary import METRICS, SUMMARY, read_run
+from algos.sharing.run_summary import SUMMARY, read_run
+from algos.training.run_reader import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -89,9 +91,16 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     rows = []
     for run in found:
         name = f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}"
-        time = timedelta(seconds=round(run["seconds"] or 0))
+        time = _duration(run["seconds"] or 0)
         rows.append((name, *(run[column] for column in ("status", "steps", "last_score", "best_score")), time))
     print_table(rows, ["run", "status", "steps", "last", "best", "time"])
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds; a question mark if the number is no duration."""
+    if not math.isfinite(seconds) or not 0 <= seconds < 1e9:
+        return "?"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _print_run(result: dict[str, Any]) -> None:

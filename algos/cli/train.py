@@ -17,7 +17,7 @@ from algos.cli.arguments import ModelCommand, json_object, named, one_thread, op
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.training.run_folder import RUN, check_new, run_of
+from algos.training.run_folder import RUN, check_new, mark_as_own, run_of
 from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -196,6 +196,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
                 def on_start(self, run: Any) -> None:
                     (run_dir / RUN).write_text(known, encoding="utf-8")
+                    mark_as_own(run_dir)
 
             callbacks: list[Any] = [StoreOptions(), *([] if self.max_kl is None else [StopAtKL(self.max_kl)])]
             callbacks += [Dynamics(self.dynamics_every)] if self.dynamics_every else []

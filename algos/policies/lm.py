@@ -20,9 +20,9 @@ from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.envs.limits import Ends
 from textenv.envs.turn import Turn
+from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import (
-    ADAPTER_CONFIG,
     BASE,
     EMBEDDED,
     add_lora,

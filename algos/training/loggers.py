@@ -14,10 +14,10 @@ from typing import IO, Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from algos.training.run_folder import replacing
+from algos.training.run_reader import METRICS, SAMPLES, TOKENS
 from textenv.json_files import parse_json
 from textenv.optional import package
 
-METRICS, SAMPLES, TOKENS = "metrics.jsonl", "samples.jsonl", "tokens.jsonl"
 SHADED = ("log_ratio", "advantage", "value", "entropy")
 """Columns in `TOKENS`, which shade the tokens of a report."""
 Values = Mapping[str, Any]

@@ -1,9 +1,11 @@
 """Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
+import hmac
 import json
 import logging
 import os
 import platform
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from textenv.json_files import json_lines, read_json
+from textenv.embedded.cache import cache_root
+from textenv.json_files import json_lines, read_bytes, read_json
 
 logger = logging.getLogger(__name__)
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
@@ -27,12 +30,16 @@ OBJECTS = "objects.safetensors"
 COMPARISON = "comparison.json"
 """File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
 OTHERS = (
-    UNFINISHED, RUN, OBJECTS, COMPARISON, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id",
-    "frontier.png",
+    UNFINISHED, RUN, OBJECTS, COMPARISON, ".made-here", "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb",
+    "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""
 LOCK, HOLDER = ".lock", ".holder.json"
+MARK = ".made-here"
+"""File of a run that says, by a key that only this user has, that `RUN` was written by this user's own command."""
+MOST_BYTES_OF_WORD = 100
+"""Bytes that `UNFINISHED` may have."""
 
 
 def holds_run(folder: str | Path) -> bool:
@@ -108,8 +115,43 @@ def status(folder: Path) -> str:
         except OSError:  # Timeout is one; so is the lock of another user
             return "running"
     if (folder / UNFINISHED).exists():
-        return "stopped" if (folder / UNFINISHED).read_bytes().startswith(b"stopped") else "failed"
+        try:
+            word = read_bytes(folder / UNFINISHED, most=MOST_BYTES_OF_WORD)
+        except (OSError, ValueError):  # not what this library writes
+            return "failed"
+        return "stopped" if word.startswith(b"stopped") else "failed"
     return "finished" if (folder / "config.json").exists() else "ended"
+
+
+def mark_as_own(folder: Path) -> None:
+    """Mark the options of a run, in `RUN`, as written by this user: `is_own` is then true until the file changes.
+
+    Without a place for the key (a read-only home) nothing is marked.
+    """
+    with suppress(OSError):
+        mark = _mark_of(folder / RUN)
+        (folder / MARK).write_text(mark + "\n", encoding="ascii")
+
+
+def is_own(folder: Path) -> bool:
+    """Return True if the options of a run were written by a command of this user, and not changed since."""
+    try:
+        mark = read_bytes(folder / MARK, most=MOST_BYTES_OF_WORD).decode("ascii").strip()
+        return hmac.compare_digest(mark, _mark_of(folder / RUN))
+    except (OSError, ValueError):
+        return False
+
+
+def _mark_of(path: Path) -> str:
+    """Keyed hash of a file, 64 hexadecimal digits; the key is made once, in the cache, readable by this user alone."""
+    key = cache_root() / "key-of-runs"
+    if not key.is_file():
+        key.parent.mkdir(parents=True, exist_ok=True)
+        draft = key.with_name(f"{key.name}-{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_bytes(secrets.token_bytes(32))
+        draft.replace(key)
+    return hmac.new(key.read_bytes(), read_bytes(path), "sha256").hexdigest()
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:

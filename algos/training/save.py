@@ -14,9 +14,9 @@ from algos.sharing.hub import agent_folder, download
 from algos.training.env_state import save_objects
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
+from algos.training.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from textenv.device import find_device
 from textenv.importing import name_of
-from textenv.json_files import read_json
 from textenv.kl.coefficients import as_coefficient
 from textenv.names import OURS
 from textenv.plain import plain
@@ -182,48 +182,54 @@ def from_hub(
     return load(download(repo_id, revision=revision, token=token), device=device, policy_class=policy_class)
 
 
-def read_description(folder: str | Path) -> dict[str, Any]:
-    """Read the ``config.json`` of a saved agent, in a folder or on the hub; raises as `load` does."""
+def read_description(folder: str | Path) -> AgentRecord:
+    """Read the ``config.json`` of a saved agent, in a folder or on the hub, of any format that this version reads.
+
+    Raises:
+        FileNotFoundError: if there is no saved agent.
+        DamagedRunError: if it is damaged, of another format, or names an environment with a module to import.
+    """
     path = agent_folder(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
             "or by 'algos train --run-dir'"
         )
-    description = read_json(path, what="the description of an agent", kind=dict)
-    if "model_type" in description:
-        raise ValueError(f"{folder} holds a transformers model, not an agent: algos.LMPolicy.load or --model reads it")
-    if description.get("format") not in (2, 3, FORMAT):
-        raise ValueError(
-            f"{path} has format {description.get('format')}, but this version reads 2 to {FORMAT}: "
+    content = read_record(path)
+    if "model_type" in content:
+        raise DamagedRunError(
+            f"{folder} holds a transformers model, not an agent: algos.LMPolicy.load or --model reads it"
+        )
+    if content.get("format") not in (2, 3, FORMAT):
+        raise DamagedRunError(
+            f"{path} has format {content.get('format')!r:.100}, but this version reads 2 to {FORMAT}: "
             "load it with the version of algos that wrote it"
         )
-    match description:
-        case {"environment": None | {"id": str(), "kwargs": dict()}, "policy": str(), "policy_arguments": dict()}:
-            pass
-        case _:
-            env, policy = (description.get(name) for name in ("environment", "policy"))
-            raise ValueError(
-                f"{path} has the environment {env!r:.100} and the policy {policy!r:.100}: expected "
-                "null or {id, kwargs}; and a policy's name with policy_arguments"
-            )
-    arguments = description["policy_arguments"]
-    if description["format"] == 2 and "observation_shape" in arguments:
-        dtype = "uint8" if description["policy"] == "CNNPolicy" else "float32"
-        arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
-    if description["format"] < FORMAT and arguments.get("sde_sample_freq") is not None:
-        description["policy"] = "GSDEPolicy"
-    elif description["format"] < FORMAT:
-        arguments.pop("sde_sample_freq", None)
-    environment = description["environment"] or {"id": "", "kwargs": {}}
-    if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
-        environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
-    if ":" in environment["id"]:  # Gymnasium would import the text before ':'
-        raise ValueError(
-            f"{path} names the environment {environment['id']!r}, whose module would be imported: if you trust it, "
-            f"name it yourself (algos evaluate {path.parent} --env module:id)"
+    record = check_record(content, path)
+    if record["format"] < FORMAT:
+        _rename_old_arguments(record)
+    environment = record["environment"]
+    if environment is not None and ":" in environment["id"]:  # Gymnasium would import the text before ':'
+        raise DamagedRunError(
+            f"{path} names the environment {environment['id']!r:.200}, whose module would be imported: if you trust "
+            f"it, name it yourself (algos evaluate {path.parent} --env module:id)"
         )
-    return description
+    return record
+
+
+def _rename_old_arguments(record: AgentRecord) -> None:
+    """Change what formats 2 and 3 called otherwise into what `FORMAT` calls it."""
+    arguments = record["policy_arguments"]
+    if record["format"] == 2 and "observation_shape" in arguments:
+        dtype = "uint8" if record["policy"] == "CNNPolicy" else "float32"
+        arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
+    if arguments.get("sde_sample_freq") is not None:
+        record["policy"] = "GSDEPolicy"
+    else:
+        arguments.pop("sde_sample_freq", None)
+    environment = record["environment"]
+    if environment is not None and environment["id"].startswith("textenv/"):
+        environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
 
 
 def describe(function: Any) -> Any:

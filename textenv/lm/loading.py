@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textenv.json_files import read_json
+from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.lm.origin import (
     ORIGIN_FILE,
@@ -40,8 +42,10 @@ EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Weight files that can run code when loaded, so they are never loaded."""
-ADAPTER_CONFIG = "adapter_config.json"
-"""File that only a folder with an adapter has."""
+SETTINGS = (".json", ".jinja", ".txt", ".model")
+"""Endings of the files of a model's folder that are read whole."""
+MOST_BYTES_OF_SETTINGS = 2**28
+"""Bytes that such a file may have; a tokenizer of 250,000 words has 35 million."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
@@ -100,16 +104,22 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     Raises:
         ValueError: if the name is neither ``"embedded"``, nor a folder with a model, nor a reachable hub name; if it
             has no weights in safetensors; or if it has its own code outside the context `trust_remote_code`.
+        ImportError: if a package is missing that the model needs.
     """
     import torch
 
     folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
+    _refuse_large_files(Path(folder))
     if not trusted:
         _refuse_code(folder, name)
+        if is_adapter(folder):  # which `transformers` would load with its base
+            _adapter_settings(folder)
     try:
         with torch.device("cpu"), no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
-    except (OSError, ValueError, RecursionError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # a file of somebody else may make it raise anything
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
         if (Path(folder) / "policy").is_dir():
             where = f"a run, whose model is in {Path(folder) / 'policy'}"
@@ -126,17 +136,44 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         ) from error
 
 
+def _refuse_large_files(folder: Path) -> None:
+    """Raise a ValueError if a model's folder has a file, other than weights, that is too large to be read whole."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.suffix in SETTINGS and path.is_file() and path.stat().st_size > MOST_BYTES_OF_SETTINGS:
+            raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES_OF_SETTINGS:,}")
+
+
+def _adapter_settings(folder: str | Path) -> dict[str, Any]:
+    """Read the configuration of an adapter, and refuse what its base model brings, unless code is trusted.
+
+    Raises:
+        ValueError: if the adapter is damaged, not in safetensors, more than plain data, or on top of another adapter;
+            or if its base brings code.
+    """
+    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
+        raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
+    config = read_adapter_config(folder, trusted=_CODE_TRUSTED.get())
+    base = config.get("base_model_name_or_path")
+    if base and not (Path(folder) / BASE).is_dir():
+        if is_adapter(base):
+            raise ValueError(
+                f"{folder} holds an adapter whose base model {base!r} is an adapter itself: merge that first"
+            )
+        if not _CODE_TRUSTED.get():
+            _refuse_code(base, base)
+    return config
+
+
 def _refuse_code(folder: str, name: str | Path) -> None:
     """Raise a ValueError if a model refers to its own code, even if `transformers` could load it without that code."""
     from transformers.utils import cached_file
 
     for file in ("config.json", "tokenizer_config.json"):
         try:
-            settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            path = Path(str(cached_file(folder, file)))
+            settings = read_json(path, what="settings of a model", kind=dict, most=MOST_BYTES_OF_SETTINGS)
+        except (OSError, ValueError):
             continue  # missing or unreadable: the loader raises
-        if not isinstance(settings, dict):
-            continue
         found, instead = "", "remove that line from the file"
         if kernel := _hub_kernel(settings):
             found = f"needs code from a hub ({kernel} in its {file})"
@@ -403,11 +440,6 @@ def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrained
     return plain
 
 
-def is_adapter(folder: str | Path) -> bool:
-    """Return True if a folder holds an adapter."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
-
-
 def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     """Load the base model with a saved adapter, which can be trained further.
 
@@ -420,10 +452,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     from transformers.utils import GENERATION_CONFIG_NAME
 
     peft = package("peft", "lora")
-    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
-        raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
     beside = Path(folder) / BASE
-    name = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    name = _adapter_settings(folder).get("base_model_name_or_path")
     base = str(beside) if beside.is_dir() else name
     if not base or (Path(base).is_absolute() and not Path(base).exists()):
         missing = f"its base model {name!r} does not exist" if name else f"its {ADAPTER_CONFIG} names no base model"
@@ -438,8 +468,14 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             "will not do what it did: give it the former model",
             folder, base,
         )  # fmt: skip
-    with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
+    try:
+        with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
+            model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
+    except ImportError:
+        raise
+    except Exception as error:  # a file of somebody else may make it raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the adapter in {folder} does not fit its base model {base!r}: {reason:.1000}") from error
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
     return model

@@ -121,7 +121,7 @@ def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, t
     assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "damaged"
     with pytest.raises(SystemExit):
         main(["show", str(run)])
-    assert "run.yaml is damaged" in capsys.readouterr().err
+    assert "run.yaml is no yaml" in capsys.readouterr().err
 
 
 def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):
