@@ -132,7 +132,8 @@ def run_reward_checks(
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
     trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
     returned, seconds = _first_calls(trial, name)
-    if problem := _type_problem(returned, len(trial.rows)):
+    problem = _type_problem(returned, len(trial.rows)) or trial.invalid
+    if problem:
         return RewardCheckReport(name, [CheckResult(TYPE, problem)], [], None, None, seconds)
     given = [float(score) for score in returned if score is not None]
     ordinary = [score for score in given if math.isfinite(score)]

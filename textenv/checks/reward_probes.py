@@ -52,6 +52,8 @@ class Trial:
         self, function: Callable[..., Any], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
     ) -> None:
         self.function, self.rows, self.tokenizer = function, list(rows), tokenizer
+        self.invalid = ""
+        """Why the function's return value was not what a reward function returns."""
         self.margin = 0.0
         """Tolerance for rounding between scores."""
 
@@ -69,7 +71,8 @@ class Trial:
         returned = call_reward(self.function, columns)
         try:  # reduce per-token and named rewards to their totals
             return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
-        except RewardError:
+        except RewardError as error:
+            self.invalid = str(error)
             return returned  # the checks report the problem
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
