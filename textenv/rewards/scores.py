@@ -106,11 +106,11 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
             check(column)
         entries = [_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.earned)]
-        parts, raw, logged = (
-            {part: _read_numbers(column, name=f"{name}/{part}") for part, column in columns.items()}
-            for columns in (returned.parts, returned.raw, returned.logged)
-        )
-        return replace(returned, earned=entries, parts=parts, raw=raw, logged=logged)
+        columns: dict[str, Any] = {}
+        for kind in ("parts", "raw", "logged"):
+            given: Mapping[str, Sequence[Any]] = getattr(returned, kind)
+            columns[kind] = {part: _read_numbers(column, name=f"{name}/{part}") for part, column in given.items()}
+        return replace(returned, earned=entries, **columns)
     if isinstance(returned, Mapping):
         for column in returned.values():
             check(column)
