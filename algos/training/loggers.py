@@ -218,9 +218,9 @@ class Logs:
                 if isinstance(table, list):
                     file = self._files[TOKENS if name == "tokens" else SAMPLES]
                     rows = [{"steps": step, "iteration": iteration} | row for row in table]
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                    file.writelines(json.dumps(row, ensure_ascii=False, default=_plain_number) + "\n" for row in rows)
             numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
-            self._files[METRICS].write(json.dumps(numbers) + "\n" if numbers else "")
+            self._files[METRICS].write(json.dumps(numbers, default=_plain_number) + "\n" if numbers else "")
             for file in self._files.values():
                 file.flush()
         for logger in self._loggers if "tokens" not in values else ():
@@ -276,6 +276,13 @@ class Logs:
                 self._warned.add(id(logger))
                 name = logger.name if isinstance(logger, _Tracker) else type(logger).__name__.strip("_")
                 _log.warning("the logger %s failed, the run continues: %r", name, error)
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of NumPy, or a tensor of one element, as a number of Python, for JSON."""
+    if getattr(value, "size", None) == 1 or getattr(value, "numel", lambda: 0)() == 1:
+        return value.item()
+    raise TypeError(f"{value!r:.200} cannot be logged: expected a number, or an array or a list of rows by name")
 
 
 def _identity(path: Path | int) -> tuple[int, int] | None:

@@ -84,7 +84,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     """
     parameters, now = _parameters(function), NOW.get()._asdict()
     now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
-    check_columns(function, columns)
+    check_columns(function, columns if tokenizer is None else columns.keys() | {"tokenizer"})
     names = {each.name for each in parameters}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         names |= columns.keys() - {_name_of_self(function)}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
 from textenv.device import move
 from textenv.names import check_names
 from textenv.rewards.calling import call_logged, is_async, reward_name
@@ -92,7 +94,7 @@ class Rewards:
             raise ValueError(f"on_error is {on_error!r}, expected 'stop' or 'skip'")
         if not 0 <= max_failed <= 1:
             raise ValueError(f"max_failed is {max_failed}, expected a fraction from 0 to 1")
-        if not isinstance(workers, int) or workers < 0:
+        if not isinstance(workers, (int, np.integer)) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
         alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
         if alone and (workers or processes or on_error == "skip"):
@@ -115,7 +117,7 @@ class Rewards:
         if not pause >= 0:
             raise ValueError(f"pause is {pause}, expected seconds of at least 0")
         self.on_error, self.max_failed, self.timeout, self.pause = on_error, max_failed, timeout, pause
-        self.workers, self._pool = workers, Workers(max(workers, 1)) if processes else None
+        self.workers, self._pool = int(workers), Workers(max(int(workers), 1)) if processes else None
         self.seen = self.failed = 0
         """Completions so far, and those on which a function failed."""
         self._recent: deque[tuple[int, int]] = deque()
