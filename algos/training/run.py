@@ -265,6 +265,9 @@ class Run:
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
-        folder = parallel.agreed(None if run_dir is None else write_checkpoint(run_dir, state, steps=self.steps))
+        written = None
+        if run_dir is not None:
+            written = write_checkpoint(run_dir, state, steps=self.steps, save=self.agent.save)
+        folder = parallel.agreed(written)
         if signal is not None and not over:
             raise Interrupted(signal, f"stopped by {signal} after {self.steps} steps, see {folder}")
