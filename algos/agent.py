@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from algos import parallel
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
 from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
@@ -252,6 +252,14 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
             resolved["final_learning_rate"] = policy.default_learning_rate / 5
     if config.adam_eps is None:
         resolved["adam_eps"] = 1e-8 if text else 1e-5
+
+    # Minibatches
+    if isinstance(config, ClippedConfig) and config.minibatch_size == 1:
+        unit = "step"
+        if policy.sequential:
+            unit = "answer" if text else "row of steps"
+        advice = "to save memory, keep minibatches large and set micro_batch_size=1, which leaves the gradient as it is"
+        logger.warning("minibatch_size is 1: each %s is an optimizer step of its own; %s", unit, advice)
 
     # Advantages
     if isinstance(config, ActorCriticConfig):

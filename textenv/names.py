@@ -94,5 +94,5 @@ class NamedFields:
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Refuse unknown fields."""
-        refuse_unknown(values, [field.name for field in fields(cls)], owner=cls.__name__)
+        refuse_unknown(values, [field.name for field in fields(cls)], owner=cls.__name__)  # type: ignore[arg-type]
         return super().__new__(cls)

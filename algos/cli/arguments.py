@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from algos.make import PROMPTS
 from algos.sharing.saved_environment import names_that_run_code
-from algos.training.run_folder import RUN, is_own, run_of
+from algos.training.run_folder import AGENT, RUN, is_own, run_of
 from algos.training.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from textenv.json_files import parse_json, read_bytes
 
@@ -191,6 +192,35 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
     return found
+
+
+def load_newest(folder: str, *, device: str | None = None, policy_class: type | None = None) -> tuple[Any, Path | None]:
+    """Load the policy of a saved agent as `algos.load` does; of a run under way, that of its newest checkpoint.
+
+    Then a line on stderr says which.
+
+    Returns:
+        The policy, and the checkpoint's folder; None if the agent was saved by itself.
+
+    Raises:
+        FileNotFoundError, ValueError: as `algos.load`.
+    """
+    from algos.sharing.hub import agent_folder
+    from algos.training.save import load
+
+    while True:
+        agent = agent_folder(folder)
+        try:
+            policy = load(agent, device=device, policy_class=policy_class)
+            break
+        except (OSError, ValueError):
+            if agent.exists() or agent.name != AGENT:
+                raise
+            # The run has replaced this checkpoint meanwhile by newer ones
+    checkpoint = agent.parent if agent.name == AGENT else None
+    if checkpoint is not None and Path(folder).resolve() != checkpoint.resolve():
+        print(f"algos: {folder} has not ended: this is its newest checkpoint, {checkpoint.name}", file=sys.stderr)
+    return policy, checkpoint
 
 
 def one_thread() -> None:

@@ -115,5 +115,29 @@ def _print_run(result: dict[str, Any]) -> None:
         rows = [(name, sparkline(values, width), values[0], values[-1]) for name, values in curves.items()]
         print_table(rows, ["metric", "curve", "first", "last"])
     if samples:
-        names = ["prompt", "completion", "score"]
-        print_table([[sample.get(name) for name in names] for sample in samples], names)
+        texts = [[sample.get("steps"), *_spoken(sample), sample.get("score")] for sample in samples]
+        print_table(texts, ["steps", "prompt", "completion", "score"])
+
+
+def _spoken(sample: dict[str, Any]) -> tuple[str, str]:
+    """Return prompt and completion of a sample; of a chat, each message begins with the role that says it."""
+    prompt = str(sample.get("prompt"))
+    completion = str(sample.get("completion"))
+    chat = sample.get("chat")
+    turns = sample.get("turns")
+    if isinstance(chat, list):
+        prompt = _messages(chat)
+    if isinstance(turns, list):
+        completion = _messages(turns)
+    elif isinstance(chat, list):
+        completion = _messages([{"role": "assistant", "content": completion}])
+    return prompt, completion
+
+
+def _messages(messages: list[Any]) -> str:
+    """Return messages with who speaks, one below the other; what is no message is shown as it is."""
+    lines = []
+    for message in messages:
+        spoken = isinstance(message, dict) and {"role", "content"} <= message.keys()
+        lines.append(f"{message['role']}: {str(message['content']).strip()}" if spoken else str(message))
+    return "\n".join(lines)

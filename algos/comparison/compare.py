@@ -69,6 +69,7 @@ def _cases_of_text(text: str) -> list[Case]:
     import textenv  # noqa: F401 (registers the environments)
     from textenv.importing import read_module
 
+    # Environment and algorithms
     env, _, algorithms = text.rpartition(":")
     if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
         env = text

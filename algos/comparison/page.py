@@ -161,6 +161,7 @@ def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
             for i, row in enumerate(table):
                 row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
                 row.pop("turns", None)  # whose text is the completion
+                row.pop("chat", None)  # whose text is the prompt
         found += tables
         shown += _thinned(tables, MOST_TEXT // len(runs))
     count, whole = sum(map(len, shown)), sum(map(len, found))

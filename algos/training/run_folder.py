@@ -35,6 +35,8 @@ OTHERS = (
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""
+AGENT = "agent"
+"""Folder of the agent in that of a checkpoint."""
 LOCK, HOLDER = ".lock", ".holder.json"
 MARK = ".made-here"
 """File of a run that says, by a key that only this user has, that `RUN` was written by this user's own command."""
@@ -157,6 +159,20 @@ def _mark_of(path: Path) -> str:
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))
+
+
+def newest_agent(folder: str | Path) -> Path:
+    """Return the folder of a run's newest agent: its own or, while it trains, that of its newest checkpoint.
+
+    Also of a run that was killed before it saved an agent, and of a checkpoint's own folder.
+    """
+    folder = Path(folder)
+    if (folder / AGENT / "config.json").is_file():
+        return folder / AGENT
+    saved = [path / AGENT for path in checkpoints(folder) if (path / AGENT / "config.json").is_file()]
+    if saved and (not (folder / "config.json").is_file() or status(folder) == "running"):
+        return saved[-1]
+    return folder
 
 
 def run_of(folder: str | Path) -> Path:

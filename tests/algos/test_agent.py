@@ -137,3 +137,17 @@ def test_a_language_model_for_control_is_refused_on_the_command_line(words, tmp_
     with pytest.raises(SystemExit):
         main(["train", "CartPole-v1", *words, "--total-steps", "64", "--run-dir", str(tmp_path)])
     assert "--model: only for text environments, not for CartPole-v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make, unit", [
+    (lambda: text_agent(None, minibatch_size=1), "answer"),
+    (lambda: PPO(cartpole(), minibatch_size=1, normalize_advantage=False), "step"),
+    (lambda: PPO(cartpole(), make_policy(cartpole(), policy="lstm"), minibatch_size=1), "row of steps"),
+])  # fmt: skip
+def test_minibatches_of_one_unit_are_said_with_what_saves_memory(make, unit, caplog):
+    make()
+    assert f"minibatch_size is 1: each {unit} is an optimizer step of its own" in caplog.text
+    assert "micro_batch_size=1" in caplog.text
+    caplog.clear()
+    text_agent(None, minibatch_size=2)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ logger = logging.getLogger(__name__)
 Deck = TypeVar("Deck", bound=PromptList)
 RENDER_MODES = ["ansi", "human", "rgb_array"]
 
+DEFAULT_SLOTS = 64
+"""Slots in which whole episodes are generated, if ``num_envs`` is not given."""
+MANY_EPISODES = 8
+"""Episodes from which on one slot is worth a warning."""
+_warn_once = functools.cache(logger.warning)
+
 TextObservation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
 
@@ -63,7 +70,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
         tool_timeout: time limit in seconds of the calls of one step, or None.
-        num_envs: number of slots.
+        num_envs: number of slots. None: whole episodes are generated in up to 64 slots at once (a conversation's in
+            one, which may hold a process), and `step` has one.
         max_prompt_tokens: maximum length of a prompt, in tokens.
         overlong: what to do with longer prompts: ``"error"`` or ``"skip"``, which leaves them out and counts them
             (`skipped_prompts`, and ``prompts/skipped`` in the log). Given prompts are all checked in the constructor.
@@ -104,7 +112,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[Callable[..., Any]] = (),
         tool_timeout: float | None = 10.0,
-        num_envs: int = 1,
+        num_envs: int | None = None,
         max_prompt_tokens: int = 32,
         overlong: Literal["error", "skip"] = "error",
         max_new_tokens: int = 32,
@@ -119,7 +127,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_at_least("num_envs", num_envs, 1)
+        check_at_least("num_envs", 1 if num_envs is None else num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         if overlong not in ("error", "skip"):
@@ -128,7 +136,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.task = choose_task(task, prompts, reward)
         self._early = EarlyScores(self.task) if score_while_generating else None
         self.tokenizer, self.penalty, self.render_mode, self._order = tokenizer, penalty, render_mode, PromptOrder()
-        self.num_envs, self.autoreset_mode = num_envs, AutoresetMode(autoreset_mode)
+        self.num_envs = 1 if num_envs is None else num_envs
+        """Number of slots of `step`."""
+        self._several_by_default = num_envs is None and not isinstance(self.task, Conversation)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
         self._limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
@@ -149,7 +160,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             rule=rule,
         )
-        self._slots = self._transcript(num_envs)
+        self._slots = self._transcript(self.num_envs)
         self.max_length = self._limits.width
         """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
@@ -163,7 +174,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
             )
-        self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
+        self._ended, self._started = np.zeros(self.num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
         self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
         self.metrics: dict[str, float] = {}
@@ -363,7 +374,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             episodes: number of rows of the next rollout; a multiple of ``group_size``.
             seed: restarts the order of prompts, as in `reset`; None continues it.
             group_size: number of neighbouring rows that share a prompt.
-            slots: number of slots for this batch; None: ``num_envs``.
+            slots: number of slots for this batch; None: ``num_envs``, or as many as that says if it was not given.
 
         Returns:
             Observation, as from `reset`; a slot with length 0 is idle.
@@ -378,13 +389,24 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._ended[:] = False
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
-        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots or self.num_envs)
+        if slots is None:
+            slots = self._usual_slots(episodes)
+        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots)
         self._fill()
         return self._batch.observe()
 
+    def _usual_slots(self, episodes: int) -> int:
+        """Return the number of slots for a batch of whole episodes; log a warning once if a single one is slow."""
+        if self._several_by_default:
+            return min(episodes, DEFAULT_SLOTS)
+        if self.num_envs == 1 and episodes >= MANY_EPISODES:
+            advice = "%d episodes are generated one after another, in one slot: num_envs=%d is many times faster"
+            _warn_once(advice, episodes, DEFAULT_SLOTS)
+        return self.num_envs
+
     @property
     def running(self) -> np.ndarray:
-        """Bool ``[num_envs]``: slots with a running episode."""
+        """Bool ``[slots]``: slots with a running episode."""
         return self._current_batch().running
 
     @property
@@ -396,10 +418,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Append one token to every running slot; slots that finish get the next prompts, several at a time.
 
         Args:
-            actions: int64 ``[num_envs]``; entries of idle slots are ignored.
+            actions: int64 ``[slots]``; entries of idle slots are ignored.
 
         Returns:
-            Observation, and bool ``[num_envs]``: slots that now hold another episode or none.
+            Observation, and bool ``[slots]``: slots that now hold another episode or none.
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)

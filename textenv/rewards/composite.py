@@ -23,6 +23,9 @@ from textenv.state import stateful_objects
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
+WeightedFunction = RewardFunction | tuple[RewardFunction, float]
+"""A reward function, or one with its weight."""
+
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
 SAMPLE = 4
@@ -49,7 +52,8 @@ class Rewards:
     tested alone all fail), ``"skip"`` waits, calls the whole batch once more, and stops if that call fails too.
 
     Args:
-        functions: a function, or a mapping from name to function or to (function, weight).
+        functions: a function; a mapping from name to function or to (function, weight); or a list of functions and
+            (function, weight), which get their own names.
         on_error: ``"stop"`` raises the function's error; ``"skip"`` leaves the completions that fail out of the
             update and counts them.
         max_failed: with ``"skip"``, the maximum fraction of failing completions; above it, the error is raised.
@@ -74,7 +78,7 @@ class Rewards:
     @check_names
     def __init__(
         self,
-        functions: RewardFunction | Mapping[str, RewardFunction | tuple[RewardFunction, float]],
+        functions: RewardFunction | Mapping[str, WeightedFunction] | Sequence[WeightedFunction],
         *,
         on_error: Literal["stop", "skip"] = "stop",
         max_failed: float = 0.1,
@@ -84,7 +88,7 @@ class Rewards:
         pause: float = 10.0,
     ) -> None:
         if isinstance(functions, (list, tuple)):
-            raise ValueError("functions is a list, expected a mapping from names to functions or (function, weight)")
+            functions = _by_own_names(functions)
         self.several = isinstance(functions, Mapping)
         named = functions if isinstance(functions, Mapping) else {reward_name(functions): functions}
         self.functions = {name: _with_weight(name, entry) for name, entry in named.items()}
@@ -294,6 +298,23 @@ class Rewards:
                 raise outcome
         in_order = iter(outcomes)
         return {name: [_checked(next(in_order), part, name) for part in parts] for name in names}
+
+
+def _by_own_names(entries: Sequence[WeightedFunction]) -> dict[str, WeightedFunction]:
+    """Return functions, or (function, weight), by the functions' names; later ones of a name are name_2, name_3, …"""
+    if len(entries) == 2 and callable(entries[0]) and isinstance(entries[1], (int, float)):
+        raise ValueError(f"functions is {entries!r:.200}, expected a list: give [(function, weight)]")
+    named: dict[str, WeightedFunction] = {}
+    for entry in entries:
+        function = entry[0] if isinstance(entry, tuple) and entry else entry
+        name = reward_name(function)
+        number = 1
+        unique = name
+        while unique in named:
+            number += 1
+            unique = f"{name}_{number}"
+        named[unique] = entry
+    return named
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
