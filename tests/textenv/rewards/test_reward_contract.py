@@ -11,6 +11,7 @@ from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
+from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.rewards.metrics import correlation, distinct, repeated, reward_metrics
 
@@ -92,7 +93,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
             rollout["log_prob"] = policy.evaluate(rollout).log_prob
         metrics = agent.update(rollout)
         results.append((metrics["policy/loss"], metrics["update/grad_norm"], metrics["value/mean"]))
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert results[0] == pytest.approx(results[1], rel=METRIC, abs=METRIC_NEAR_0)
 
 
 def test_async_functions_are_awaited_in_a_running_loop_too():

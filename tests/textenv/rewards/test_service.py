@@ -26,6 +26,7 @@ import reward_load
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.reward_models import make_model
+from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
 from textenv import RewardError, RewardModel, Rewards, RewardService, serve_reward
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.service import MOST_BYTES, ServiceError, reward_app
@@ -139,7 +140,7 @@ def test_a_served_reward_gives_what_it_gives_here():
         assert service(**columns) == here(**columns)
         assert Rewards({"judge": service})(**columns).earned == Rewards({"judge": here})(**columns).earned
         said = dict(prompts=["a b"] * 2, completions=["c a", "b"])
-        assert rating(**said).earned == pytest.approx(model(**said))
+        assert rating(**said).earned == pytest.approx(model(**said), rel=METRIC, abs=METRIC_NEAR_0)
 
 
 def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
