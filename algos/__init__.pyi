@@ -3,6 +3,7 @@ from .a2c import A2C as A2C, A2CConfig as A2CConfig
 from .agent import Agent as Agent
 from .collection import Collector as Collector, collect as collect
 from .comparison.compare import compare as compare
+from .comparison.figures import curves as curves, plot_curves as plot_curves, plot_scores as plot_scores
 from .comparison.report import report as report
 from .comparison.summary import Case as Case
 from .comparison.tune import tune as tune

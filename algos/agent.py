@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos import parallel
-from algos.collection import Collector, add_log_probs, autoreset_mode
+from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
 from algos.optimizer import Optimizer
@@ -28,7 +28,7 @@ from algos.training.save import save
 from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
 from textenv.envs.vector_env import TextVectorEnv
-from textenv.kl.coefficients import Coefficient
+from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
@@ -48,7 +48,8 @@ class Agent(Generic[ConfigT]):
         policy: the policy to train; see `algos.policies.policy`. None makes one with the config's seed.
         config: hyper-parameters; None takes the defaults.
         penalty: KL penalty to charge; by default the environment's own, if any.
-        kl_coef: reward charged per nat of KL to the initial policy; a number, or one of `textenv.kl.coefficients`.
+        kl_coef: reward charged per nat of KL to the initial policy: a number, a function of the number of steps so far,
+            or one of `textenv.kl.coefficients`.
         shard: under torchrun, share the weights among the processes while they train (FSDP2, `Shards`): less memory
             for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
@@ -58,7 +59,8 @@ class Agent(Generic[ConfigT]):
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
-        TypeError: on a config of another algorithm, or a policy that this algorithm cannot train.
+        TypeError: on a config of another algorithm, a policy that this algorithm cannot train, or a ``kl_coef`` that is
+            none.
         ValueError: if the config does not fit the environment, the KL would be charged twice, there is no such device,
             or the policy's weights are on several.
     """
@@ -80,7 +82,7 @@ class Agent(Generic[ConfigT]):
         config: ConfigT | None = None,
         *,
         penalty: KLPenalty | None = None,
-        kl_coef: float | Coefficient | None = None,
+        kl_coef: CoefficientLike | None = None,
         shard: bool = False,
         device: str | torch.device | None = None,
         generator: Generator | None = None,
@@ -112,11 +114,14 @@ class Agent(Generic[ConfigT]):
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
         self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed), generator=generator)
+        remember_stops(env, policy)
         self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
         """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
+        self.steps = 0
+        """Steps of the training so far, counted by `learn`."""
 
         # Two streams of random numbers: minibatch order, the same on all ranks, and actions
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -149,6 +154,7 @@ class Agent(Generic[ConfigT]):
         config = self.config
         self.collector.env = self.env  # both may have been replaced
         self.collector.policy = self.policy
+        agree_on_ends(self.env, self.policy)
         num_episodes = config.num_episodes
         if num_episodes is not None:
             num_episodes = parallel.share_of(num_episodes, "num_episodes")
@@ -293,15 +299,29 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
         )
 
 
+def remember_stops(env: VectorEnv, policy: Policy) -> None:
+    """Let a language model that is trained keep the environment's stop texts and ids; log all that ends its turns."""
+    lm = language_model_of(policy)
+    if lm is None or not isinstance(env, TextVectorEnv):
+        return
+    lm.stop = tuple(dict.fromkeys([*lm.stop, *env.ends.stop]))
+    logger.info("turns end with %s", env.ends)
+
+
 def choose_penalty(
-    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: float | Coefficient | None = None
+    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
 ) -> KLPenalty | None:
     """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 
     Raises:
+        TypeError: if one of them is of another type.
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
     carried = env.penalty if is_episode_env(env) else None
+    if penalty is not None and not (callable(penalty) and hasattr(penalty, "coef") and hasattr(penalty, "update")):
+        raise TypeError(
+            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef="
+        )
     if kl_coef is None:
         return carried if penalty is None else penalty
     if penalty is not None or carried is not None:
@@ -347,6 +367,11 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
     # Environment and policy
     check_spaces(env, policy)
     lm = language_model_of(policy)
+    if lm is not None and isinstance(observed, spaces.Box):
+        raise TypeError(
+            f"a {type(policy).__name__} writes text, but the environment observes {observed}: leave the policy out "
+            "(PPO(env) makes one for its spaces), or give a text environment"
+        )
     if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
         lm.check_length(env.unwrapped.max_length)
     actions = policy.num_actions

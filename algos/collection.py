@@ -17,10 +17,13 @@ from tensordict import TensorDict, pad
 from algos import losses, parallel
 from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
+from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy, check_policy
+from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
 from algos.training.metrics import Metrics
+from textenv.envs.vector_env import TextVectorEnv
+from textenv.lm.model import language_model_of
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env, masked_mean
 
@@ -70,6 +73,8 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        refuse_strings(env)
+        agree_on_ends(env, policy)
         self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed
         """Seed of the next reset; None once used."""
@@ -173,6 +178,7 @@ class Collector:
         log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
         while (running := env.running).any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
+            check_step(step, policy, slots=len(env.running))
             log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
@@ -241,7 +247,8 @@ class Collector:
         else:
             observation, info = _reset_each(env, seed)
         self.observation = flatten(env.single_observation_space, observation).copy()
-        self.action_mask, self.seed = _action_mask(info, env), None
+        self.action_mask = _action_mask(info, env)
+        self.seed = None
         self.ended = np.zeros(env.num_envs, dtype=bool)
         self.is_init = np.ones(env.num_envs, dtype=bool)
         self.policy.reset()
@@ -253,30 +260,36 @@ class Collector:
 
         # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        action = step.action.cpu().numpy()
-        space = env.single_action_space
-        if isinstance(space, spaces.Box):  # for the environment; the rollout keeps the sampled action
-            action = np.clip(action, space.low, space.high)
+        check_step(step, self.policy, slots=env.num_envs, action_shape=env.single_action_space.shape)
+        # For the environment; the rollout keeps the sampled action
+        action = fit_actions(env.single_action_space, step.action.cpu().numpy())
         with _environment_advice():
             observation, reward, terminated, truncated, info = env.step(action)
-        # Copied, because an environment may reuse the array it returned.
+        # Copied, because an environment may reuse the arrays it returned.
         observation = flatten(env.single_observation_space, observation).copy()
-        action_mask = _action_mask(info, env)
+        reward = _by_slot("reward", reward, env)
+        terminated = _by_slot("terminated", terminated, env).astype(bool)
+        truncated = _by_slot("truncated", truncated, env).astype(bool)
         done = terminated | truncated
+        # In SAME_STEP mode a slot that is done shows the next episode already, in which an action must be available.
+        ended = np.zeros_like(done) if mode is AutoresetMode.SAME_STEP else done
+        action_mask = _action_mask(info, env, ended=ended)
 
         # Slots in which this was no step: the environment only reset itself, or it failed
         no_step = self.ended
         is_init = self.is_init
         if FAILED in info:
-            no_step = no_step | info[FAILED]
-            is_init = is_init | info[FAILED]
+            failed = np.asarray(info[FAILED], dtype=bool)
+            no_step = no_step | failed
+            is_init = is_init | failed
 
         # What followed the action, where `observation` is the next episode's first already
         next_observation = observation
         next_action_mask = action_mask
         if mode is AutoresetMode.SAME_STEP and done.any():
             next_observation = self._with_final(observation, info, done)
-            next_action_mask = _merge(action_mask, _action_mask(info.get("final_info", {}), env), done)
+            final_action_mask = _action_mask(info.get("final_info", {}), env, ended=np.ones_like(done))
+            next_action_mask = _merge(action_mask, final_action_mask, done)
 
         columns["observation"].append(self.observation)
         columns["action_mask"].append(self.action_mask)
@@ -301,7 +314,7 @@ class Collector:
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
             observation = flatten(env.single_observation_space, observation).copy()
-            action_mask = _merge(action_mask, _action_mask(info, env), done)
+            action_mask = _merge(action_mask, _action_mask(info, env, ended=~done), done)
         self.observation = observation
         self.action_mask = action_mask
 
@@ -323,6 +336,13 @@ class Collector:
             final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
             with_final[slot] = _final_observation(self.env, final, observation.shape[1:])
         return with_final
+
+
+def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
+    """Let a text environment end turns where the policy's language model ends its own; others are left alone."""
+    lm = language_model_of(policy)
+    if lm is not None and isinstance(env, TextVectorEnv):
+        env.end_turns_like(lm.turn_ends)
 
 
 @contextmanager
@@ -450,11 +470,32 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     return final
 
 
-def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
-    """Read the mask of available actions from an info dictionary; None if it has none.
+def _by_slot(name: str, values: Any, env: VectorEnv) -> np.ndarray:
+    """Copy what a step returned for each slot into an array ``[N]``.
 
     Raises:
-        ValueError: if it is not a mask of the action space.
+        ValueError: if it has another shape, which would be broadcast.
+    """
+    array = np.asarray(values).copy()
+    if array.shape != (env.num_envs,):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__}.step returned {name} of shape {array.shape}, expected one number for each "
+            f"of {env.num_envs} slots, ({env.num_envs},)"
+        )
+    return array
+
+
+def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:
+    """Read the mask of available actions from an info dictionary; None if it has none.
+
+    Args:
+        info: of a reset or a step.
+        env: the environment.
+        ended: bool ``[N]``, slots in which no action follows. If no action is available there, as is usual at the end
+            of a game, all count as available. None: an action follows in every slot.
+
+    Raises:
+        ValueError: if it is not a mask of the action space, or allows no action where one follows.
     """
     if "action_mask" not in info:
         return None
@@ -468,7 +509,18 @@ def _action_mask(info: dict[str, Any], env: VectorEnv) -> torch.Tensor | None:
             f"info['action_mask'] has shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
             f"action of {space}"
         )
-    return torch.from_numpy(np.stack(rows).astype(bool))
+    mask = np.stack(rows).astype(bool)
+
+    # Slots in which no action is available
+    closed = ~mask.any(axis=1)
+    stuck = closed if ended is None else closed & ~ended
+    if stuck.any():
+        raise ValueError(
+            f"info['action_mask'] allows no action in slot {int(stuck.argmax())}, whose episode goes on: allow at "
+            "least one, or end the episode there (terminated)"
+        )
+    mask[closed] = True
+    return torch.from_numpy(mask)
 
 
 def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:

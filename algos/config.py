@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from tyro.conf import FlagConversionOff, arg
 
 from textenv.names import NamedFields
+from textenv.plain import plain
 
 
 class FieldRule(NamedTuple):
@@ -70,7 +71,12 @@ def field_values(config: Any) -> dict[str, Any]:
 
 
 def check_fields(config: Any) -> None:
-    """Raise a ValueError that names the first field with a value that its type does not allow."""
+    """Raise a ValueError that names the first field with a value that its type does not allow.
+
+    NumPy scalars become Python numbers first.
+    """
+    for name, value in field_values(config).items():
+        object.__setattr__(config, name, plain(value))
     types = get_type_hints(type(config), include_extras=True)
     for name, value in field_values(config).items():
         parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
@@ -79,7 +85,12 @@ def check_fields(config: Any) -> None:
         optional = NoneType in parts
         if rules and not (rules[0].allows(value) or (optional and value is None)):
             expected = rules[0].expected + (" or None" if optional else "")
-            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
+            advice = ""
+            if callable(value) and f"final_{name}" in types:
+                advice = f": a schedule is linear, from {name} to final_{name}"
+            elif callable(value):
+                advice = ": it has no schedule"
+            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:
@@ -140,7 +151,8 @@ class PolicyGradientConfig(Config):
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: Positive | None = None
     """Maximum difference, in nats, between log-probabilities when acting and when scoring, before the first step of an
-    update. None: 1e-3 in float32 and float64, .5 in shorter dtypes. Low temperatures amplify rounding and need more."""
+    update, and maximum KL to a reference of equal weights. None: 1e-3 in float32 and float64, .5 in shorter dtypes. Low
+    temperatures amplify rounding and need more. Of mixtures of experts it bounds the median; None: at least .1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,19 +402,34 @@ CONFIGS: dict[str, type[Config]] = {
     "trpo": TRPOConfig, "dqn": DQNConfig,
 }  # fmt: skip
 """Config of each algorithm."""
-GROUPED = ("rloo", "grpo")
-"""Algorithms that compare episodes with the same start: a control environment is then reset with one seed per slot."""
 
 
-def find_config(name: str) -> type[Config]:
-    """Find the config class of an algorithm.
+def find_config(algorithm: Any) -> type[Config]:
+    """Find the config class of an algorithm, by its name, or of a class of algorithms (`algos.Agent`).
 
     Raises:
+        TypeError: if it is neither a text nor such a class.
         ValueError: if the name is unknown.
     """
-    if name not in CONFIGS:
-        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(CONFIGS)}")
-    return CONFIGS[name]
+    known = ", ".join(CONFIGS)
+    if isinstance(algorithm, str):
+        if algorithm not in CONFIGS:
+            raise ValueError(f"algorithm is {algorithm!r}, expected one of {known}")
+        return CONFIGS[algorithm]
+    config = getattr(algorithm, "config_type", None)
+    if not isinstance(algorithm, type) or not isinstance(config, type) or not issubclass(config, Config):
+        raise TypeError(
+            f"algorithm is {algorithm!r:.200}, expected one of {known}, or a class that inherits algos.Agent"
+        )
+    return config
+
+
+def compares_groups(algorithm: Any) -> bool:
+    """Return True for algorithms that compare episodes with the same start; raises as `find_config`.
+
+    A control environment is then reset with one seed per slot.
+    """
+    return issubclass(find_config(algorithm), GroupsConfig)
 
 
 def _refuse_minibatches(config: ActorCriticConfig) -> None:

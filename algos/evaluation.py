@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
+from algos.training.env_state import share_objects
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv
@@ -67,6 +68,8 @@ def evaluate(
     seed: int = 0,
 ) -> Played:
     """Play whole episodes.
+
+    Rewards with a state, such as `Normalize`, use the one that they have, and keep it.
 
     Args:
         env: is reset with ``seed`` first. An id (see `algos.make.make_vector_environment`) gives up to 16 slots (text:
@@ -160,7 +163,8 @@ def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **o
 class EvaluateEvery(Callback):
     """Evaluates the policy during the training, keeps the best agent, and may end the training.
 
-    The results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
+    Rewards with a state, such as `textenv.rewards.Normalize`, use that of the training, and do not change it. The
+    results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
     saved in the folder ``best`` of the run. Training is the same as without it, to the last bit on a CPU.
 
     Args:
@@ -172,6 +176,7 @@ class EvaluateEvery(Callback):
         seed: seed of every evaluation, so that all have the same start states or prompts.
     """
 
+    @check_names
     def __init__(
         self,
         env: VectorEnv | gymnasium.Env | str,
@@ -204,6 +209,7 @@ class EvaluateEvery(Callback):
         if run.steps // self.every == self.evaluated // self.every and run.steps < run.total_steps:
             return False
         agent, self.evaluated = run.agent, run.steps
+        share_objects(agent.env, self.env)
         penalty = agent.penalty if is_episode_env(self.env) else None
         found = summarise(self.env, agent.policy, penalty=penalty, num_episodes=self.num_episodes, seed=self.seed)
         metrics |= {f"eval/{name}": value for name, value in found.items() if name != "seconds"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,13 +18,17 @@ from algos.config import find_config
 from algos.envs.flatten import flat_shape
 from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
-from textenv.rewards.calling import load_function, read_module
+from textenv.importing import absolute_name, load_function, read_module
 
 if TYPE_CHECKING:
     from algos.agent import Agent
 
 PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
+READY_MODELS = ("embedded", "smollm2")
+"""Names of models that are no paths."""
+PATHS = ("model", "prompts", "eval_prompts", "reward", "wrappers")
+"""Arguments of an environment that may name a file or folder, or several."""
 
 
 def make_vector_environment(
@@ -53,6 +57,8 @@ def make_vector_environment(
     for name in wrappers:
         if isinstance(name, str):
             load_function(name)  # its package may register the environment
+    arguments = absolute_paths(arguments)
+    wrappers = absolute_paths({"wrappers": wrappers})["wrappers"]
     limit = arguments.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
@@ -86,6 +92,23 @@ def make_vector_environment(
         ) from error
 
 
+def absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of an environment with absolute paths, as a reward may change the working folder.
+
+    Example:
+        >>> absolute_paths({"reward": ["missing.py:f", len], "model": "embedded", "split": "test"})
+        {'reward': ['missing.py:f', <built-in function len>], 'model': 'embedded', 'split': 'test'}
+    """
+    located = dict(arguments)
+    for name in PATHS:
+        value = arguments.get(name)
+        if isinstance(value, (list, tuple)):
+            located[name] = type(value)(absolute_name(x) if isinstance(x, str) else x for x in value)
+        elif isinstance(value, (str, Path)) and value not in READY_MODELS:
+            located[name] = absolute_name(str(value))
+    return located
+
+
 def is_ours(env_id: str) -> bool:
     """True if the id is a text environment of this kit, which takes a model, a KL coefficient and a split."""
     return env_id.rpartition(":")[2].startswith("textenv/")
@@ -105,9 +128,12 @@ def is_text(env_id: str) -> bool:
     return issubclass(entry, EpisodeEnv)
 
 
-def find_algorithm(name: str) -> type[Agent]:
-    """Find the class of an algorithm; raises as `find_config` does."""
-    return resolve_name(f"algos.{name}:{find_config(name).__name__.removesuffix('Config')}")
+def find_algorithm(algorithm: Any) -> type[Agent]:
+    """Find the class of an algorithm by its name; a class is its own. Raises as `find_config` does."""
+    config = find_config(algorithm)
+    if isinstance(algorithm, type):
+        return algorithm
+    return resolve_name(f"algos.{algorithm}:{config.__name__.removesuffix('Config')}")
 
 
 def remake_environment(

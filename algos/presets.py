@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from algos.config import (
-    GROUPED,
+    CONFIGS,
     A2CConfig,
     Config,
     DQNConfig,
@@ -16,9 +16,10 @@ from algos.config import (
     REINFORCEConfig,
     RLOOConfig,
     TRPOConfig,
+    compares_groups,
     find_config,
 )
-from textenv.kl.coefficients import AdaptiveCoefficient, Coefficient, as_coefficient
+from textenv.kl.coefficients import AdaptiveCoefficient, CoefficientLike, as_coefficient
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -173,7 +174,8 @@ class Recipe:
 
     env: str | Callable[[int], VectorEnv] = ""
     """Gymnasium id, ``module:id``, or a function of the number of slots."""
-    algorithm: str = "ppo"
+    algorithm: str | type[Agent[Any]] = "ppo"
+    """Name of an algorithm, or a class of your own."""
     config: Config = PPOConfig()
     num_envs: int = 8
     total_steps: int = 500_000
@@ -185,8 +187,8 @@ class Recipe:
     """Further arguments of the environment, if it is given by id."""
     model: str = "embedded"
     """Text only: model name or folder, see `LMPolicy.load`."""
-    kl_coef: float | Coefficient | None = None
-    """Text only: reward charged per nat of KL; an agent gets a copy of a changing one."""
+    kl_coef: CoefficientLike | None = None
+    """Reward charged per nat of KL, see `Agent`; an agent gets a copy of a changing coefficient."""
     device: str | None = None
     """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
     shard: bool = False
@@ -211,7 +213,7 @@ class Recipe:
             coef = None if self.kl_coef is None else as_coefficient(self.kl_coef).value
             ours = {"model": self.model, "kl_coef": coef} | ({} if split == "train" else {"split": split})
         env = make_vector_environment(
-            self.env, slots, seed_each=self.algorithm in GROUPED, **(ours | dict(self.env_kwargs))
+            self.env, slots, seed_each=compares_groups(self.algorithm), **(ours | dict(self.env_kwargs))
         )
         from textenv.device import find_device  # after a wrong id is answered, as it loads torch
         from textenv.rollout import is_episode_env
@@ -240,8 +242,10 @@ class Recipe:
             own = callable(self.env) or not is_ours(self.env) or not {"kl_coef", "penalty"}.isdisjoint(self.env_kwargs)
             if not own:
                 made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
-        charged = is_episode_env(made) and made.penalty is None
-        options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
+        options: dict[str, Any] = {}
+        charges_itself = is_episode_env(made) and made.penalty is not None
+        if self.kl_coef is not None and not charges_itself:
+            options["kl_coef"] = self.kl_coef
         config = replace(self.config, seed=seed)
         options |= {"shard": True} if self.shard else {}
         if self.generator is not None:
@@ -317,17 +321,26 @@ _TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT
          "trpo": TEXT_TRPO}  # fmt: skip
 
 
-def recipe(env_id: str, algorithm: str = "ppo", model: str = "embedded") -> Recipe:
+def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = "embedded") -> Recipe:
     """Find the recipe of an environment and an algorithm, and for text of a model.
 
     Without an entry in `RECIPES`: the algorithm's defaults or, for text, its text preset with the steps and the KL
-    coefficient of PPO's recipe. Models other than the embedded one get the learning rate of their size.
+    coefficient of PPO's recipe. Models other than the embedded one get the learning rate of their size. A class with
+    the config of an algorithm of ours has that algorithm's recipe; one with a config of its own, its defaults.
 
     Raises:
         ValueError: if the algorithm is unknown or not for text.
     """
     from algos.make import is_text
 
+    if not isinstance(algorithm, str):
+        names = {kind: name for name, kind in CONFIGS.items()}
+        config = find_config(algorithm)
+        if config in names:
+            return replace(recipe(env_id, names[config], model), algorithm=algorithm)
+        policy: Any = algorithm.policy_name
+        num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
+        return Recipe(env=env_id, algorithm=algorithm, model=model, config=config(), policy=policy, num_envs=num_envs)
     named: dict[str, Any] = {"env": env_id, "algorithm": algorithm, "model": model}
     env_id = env_id.rpartition(":")[2]
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):

@@ -93,6 +93,6 @@ def test_cases_take_functions_configs_and_budgets_of_ones_own(processes, tmp_pat
     options = dict(seeds=1, run_dir=tmp_path, processes=processes, quiet=True)
     result = compare(["CartPole-v1:a2c", own], total_steps=128, **options)
     assert set(result) >= {"CartPole-v1:a2c", "own"} and result["own"]["mean_return"] <= 20
-    assert (tmp_path / "own-1" / "config.json").is_file()
+    assert (tmp_path / "short_cartpole-own-1" / "config.json").is_file()
     with refused(ValueError, "give each once", "name="):
         compare([own, own], **options)

@@ -406,7 +406,7 @@ def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(ow
     main(["compare", "own_envs:Own-v0:a2c", "--seeds", "1", "--total-steps", "64", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert "own_envs:Own-v0:a2c" in found
-    assert "holds a run already" in said(capsys, "compare", "own_envs:Own-v0:a2c", "--seeds", "1", "--json")
+    assert "with other settings" in said(capsys, "compare", "own_envs:Own-v0:a2c", "--seeds", "1", "--json")
     forget()
     main(["check", "own_envs:OwnText-v0", "--json"])
     assert json.loads(capsys.readouterr().out)["sound"] is True

@@ -10,6 +10,7 @@ from textenv.names import OURS
 if TYPE_CHECKING:
     from textenv.envs.text_env import TextEnv
     from textenv.envs.vector_env import TextVectorEnv
+    from textenv.kl.coefficients import CoefficientLike
 
 NAMES = (
     "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
@@ -59,7 +60,12 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
 
 def _constructor_arguments(
-    task: str, *, model: str = "embedded", split: str = "train", kl_coef: float | None = None, **arguments: Any
+    task: str,
+    *,
+    model: str = "embedded",
+    split: str = "train",
+    kl_coef: CoefficientLike | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
     from textenv.envs.vector_env import TextVectorEnv

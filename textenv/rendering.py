@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -17,6 +18,24 @@ HEIGHT, WIDTH, LINE = 360, 640, 20
 """Height and width of a picture, and height of a text line, in pixels."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Levels of a `sparkline`."""
+
+
+def text_of(renderable: Any, *, widest: int | None = None) -> str:
+    """Return a rich table or text as text: as wide as the terminal or, if the output is none, as its contents.
+
+    Args:
+        renderable: what rich can print.
+        widest: maximum width in characters where the output is no terminal; longer cells are folded. None: no limit.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        needed = console.measure(renderable, options=console.options.update(width=100_000)).maximum
+        console.width = needed if widest is None else min(needed, widest)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
 
 
 def render_rollout(

@@ -84,6 +84,11 @@ class EpisodeEnv:
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
+    def user_objects(self) -> dict[str, Any]:
+        """Objects that the environment calls, such as its task, by name; `textenv.state` finds those with a state."""
+        return {}
+
+    @property
     @abstractmethod
     def running(self) -> np.ndarray:
         """Bool ``[num_envs]``: slots with a running episode."""
@@ -103,7 +108,10 @@ class EpisodeEnv:
 
     @abstractmethod
     def fork(self) -> AbstractContextManager[None]:
-        """Context in which prompts come from a separate order; on exit the original order is restored."""
+        """Context of an evaluation: prompts come from a separate order, and the state of `user_objects` is frozen.
+
+        On exit the original order and state are restored.
+        """
 
     @abstractmethod
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:
@@ -141,6 +149,43 @@ def ratio_tolerance(dtype: torch.dtype) -> float:
     With a model of 135 M parameters in bfloat16, 1,500 tokens differed by up to 0.24 nats between decoding and scoring.
     """
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.5
+
+
+def start_tolerance(dtype: torch.dtype, choices: Sequence[str] = ()) -> float:
+    """Return what `ratio_gap` may be where two computations of one log-probability are equal but for rounding, nats.
+
+    It is `ratio_tolerance`. Where rounding may turn a choice it is at least 0.1: behind such a place the rest of the
+    row differs too, and in a minibatch of one row that is the median.
+    """
+    tolerance = ratio_tolerance(dtype)
+    if choices:
+        tolerance = max(tolerance, rounding_tolerance(torch.bfloat16))
+    return tolerance
+
+
+def median_note(choices: Sequence[str]) -> str:
+    """Return what a message says beside a tolerance of a model with such choices; else an empty text."""
+    if not choices:
+        return ""
+    return f" of the median, as the model takes {' and '.join(choices)} by scores whose order rounding may turn"
+
+
+def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> float:
+    """Return the number that a tolerance of log-ratios bounds, nats: the largest gap, or a median.
+
+    Args:
+        gap: absolute log-ratios of two computations of the same log-probabilities.
+        mask: bool of the same shape; entries where it is False do not count.
+        choices: what the model takes by the order of scores (`textenv.lm.choices`). Rounding may turn a choice, which
+            moves few log-probabilities far; a fault moves most of them. So the median of these models' gaps counts.
+
+    Returns:
+        0 without True entries; NaN if a gap is NaN.
+    """
+    counted = gap[mask]
+    if not counted.numel():
+        return 0.0
+    return (counted.median() if choices else counted.max()).item()
 
 
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:

@@ -16,7 +16,7 @@ from algos.training.run_folder import RUN, run_of
 from textenv.json_files import parse_json
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
-REPEATED = ("reward", "wrapper")
+REPEATED = ("reward", "wrapper", "stop")
 """Options of ``train`` that may be given several times."""
 
 
@@ -26,6 +26,8 @@ class Command:
 
     prints: ClassVar[bool] = False
     """True if the command prints its result itself, unless as JSON."""
+    announces: ClassVar[bool] = False
+    """True if the command prints an address while it runs, also with JSON."""
     json: bool = False
     """Print one JSON object at the end, instead of a table."""
 
@@ -149,12 +151,6 @@ def named(arguments: Sequence[str], option: str, otherwise: str = "") -> str:
         if word.partition("=")[0] == option:
             return word.partition("=")[2] or following
     return otherwise
-
-
-def absolute(name: str) -> str:
-    """Return a name with its path made absolute, if there is such a file: of a model, or of ``rewards.py:f=0.5``."""
-    path, colon, rest = name.rpartition(":") if not Path(name).exists() else (name, "", "")
-    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else name
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

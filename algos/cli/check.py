@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import tyro
 
 from algos.cli.arguments import Command, json_object, one_thread
-from textenv.rewards.calling import read_module
+from textenv.importing import read_module
 
 
 @dataclass(frozen=True, kw_only=True)

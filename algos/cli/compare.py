@@ -13,7 +13,10 @@ from algos.config import field_values
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Train algorithms on environments and compare the runs in an HTML page and CSV files."""
+    """Train algorithms on environments and compare the runs in an HTML page, figures and CSV files.
+
+    The same command goes on after an interruption: finished runs are kept.
+    """
 
     prints: ClassVar[bool] = True
     cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
@@ -25,13 +28,16 @@ class Compare(Command):
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of all cases, as in algos train."""
     run_dir: Path = Path("runs/compare")
-    """Folder for the runs, report.html, its picture and CSV files, and paper.pdf, .svg, .tex and .csv."""
+    """Folder for the runs, report.html, curves.csv, summary.csv, curves.pdf and .svg, and paper.pdf, .svg, .tex and
+    .csv."""
     dynamics_every: int = 0
     """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
     overwrite: bool = False
-    """Remove existing runs of these cases and seeds from the folder; without this option they are an error."""
+    """Train again what the folder has of these cases and seeds; without this option, runs with the same settings are
+    kept, and others are an error."""
 
     def run(self) -> dict[str, Any]:
         """Train the cases and write the report."""
         options = field_values(self)
-        return compare(options.pop("cases"), quiet=options.pop("json"), wrappers=options.pop("wrapper"), **options)
+        report = compare(options.pop("cases"), quiet=options.pop("json"), wrappers=options.pop("wrapper"), **options)
+        return dict(report)

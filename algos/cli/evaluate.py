@@ -1,14 +1,16 @@
 """``algos evaluate`` and ``algos merge``: commands for a saved agent."""
 
+import dataclasses
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, one_thread
+from textenv.importing import absolute_name
 from textenv.optional import package
 
 
@@ -47,6 +49,22 @@ class Evaluate(ModelCommand):
         """Load the agent and play."""
         if self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
+        return self._located()._evaluate()
+
+    def _located(self) -> Self:
+        """Return the same command with absolute paths, as a reward or an environment may change the working folder."""
+        tokens = self.tokens
+        if tokens is not None and tokens.endswith(".html"):
+            tokens = str(Path(tokens).absolute())
+        return dataclasses.replace(
+            self,
+            folder=absolute_name(self.folder),
+            video=self.video and self.video.absolute(),
+            transcripts=self.transcripts and self.transcripts.absolute(),
+            tokens=tokens,
+        )
+
+    def _evaluate(self) -> dict[str, Any]:
         page = Path(self.tokens) if self.tokens is not None and self.tokens.endswith(".html") else None
         for flag, path in (("--video", self.video), ("--transcripts", self.transcripts), ("--tokens", page)):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
@@ -56,11 +74,14 @@ class Evaluate(ModelCommand):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
+        from algos.sharing.hub import agent_folder
+        from algos.training.env_state import load_objects
         from algos.training.save import load, read_description
 
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
+        load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()
         from algos.evaluation import summarise
         from algos.sharing.run_summary import read_run

@@ -31,6 +31,8 @@ class Sample(ModelCommand):
     """Message that starts every chat."""
     max_new_tokens: int = 128
     """Maximum length of a completion, in tokens."""
+    stop: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Text or special token that ends an answer, in addition to what ended turns in training; may be repeated."""
     deterministic: bool = False
     """Take the most probable token instead of a sample."""
     seed: int = 0
@@ -47,6 +49,9 @@ class Sample(ModelCommand):
         policies: dict[str, Any] = {self.folder: load(self.folder)}
         if self.compare_to is not None:
             policies = {self.compare_to: load_policy(model_name(self.compare_to, self.folder))} | policies
+        stops = [stop for policy in policies.values() for stop in policy.lm.stop]
+        for policy in policies.values():  # the model beside it ends its answers there too
+            policy.lm.stop = (*stops, *self.stop)
         chat, found = self.chat or self.system_prompt is not None, []
         start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from textenv.rendering import printable
+from textenv.rendering import printable, text_of
 
 SHORT = 12
 """Longest text, in characters, of a column that always has its full width, so that longer ones fold instead."""
 
+WIDEST = 160
+"""Maximum width, in characters, of a table that goes to a file; in a terminal it is the terminal's."""
+
 
 def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> None:
     """Print rows of texts and numbers; a float has four digits, None is a dash."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -21,7 +23,7 @@ def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> No
         table.add_column(Text(printable(name)), overflow="fold", no_wrap=max(map(len, [name, *column])) <= SHORT)
     for row in cells:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    print(text_of(table, widest=WIDEST), end="")
 
 
 def _shown(value: Any) -> str:

@@ -4,8 +4,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -13,12 +13,12 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ModelCommand, absolute, json_object, named, one_thread, options
+from algos.cli.arguments import ModelCommand, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
-from algos.make import PROMPTS, is_text
+from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.training.run_folder import RUN, check_new, run_of
-from textenv.rewards.calling import read_module
+from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
@@ -60,6 +60,9 @@ class TextOptions:
     """Text only: maximum length of a prompt; default: the environment's (your own prompts: their longest)."""
     max_new_tokens: int | None = None
     """Text only: maximum length of a completion; default: the environment's (your own prompts: 128)."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text only: text or special token that ends a turn, in addition to those of the model itself (EOS, the ids of its
+    generation_config, its chat template's end of a message); repeat the flag for several."""
     temperature: float | None = None
     """Text only: temperature of sampling and scoring; default 1, or that of a saved policy."""
     lora: str | None = None
@@ -143,12 +146,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     num_episodes: int = 20
     """Episodes of the evaluation after training (text: prompts of the test split)."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; default a tenth of the training. Ctrl-C and SIGTERM write one before training ends."""
+    """Steps between checkpoints; default a tenth of the training. Ctrl-C, SIGTERM and SIGHUP write one before training
+    ends."""
     resume: Path | None = None
     """Run folder or checkpoint to resume, with the options that started the run. With ENV and all options,
     the same command also starts the run, if there is no checkpoint yet."""
     overwrite: bool = False
-    """Remove the run that is in the folder; without this option, a folder with a run is an error."""
+    """Remove the run that is in the folder; without this option, a folder with a run is an error. With --resume,
+    replace what the folder holds that was trained for longer than the checkpoint."""
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
@@ -177,7 +182,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             from algos.evaluation import EvaluateEvery, summarise
             from algos.insight.dynamics import Dynamics
             from algos.training.callbacks import StopAtKL
+            from algos.training.env_state import share_objects
             from algos.training.run import Callback
+            from algos.training.signals import interrupted_by_signals
             from textenv.rewards.training import training
 
             agent = recipe.build(self.config.seed, env=env)
@@ -195,7 +202,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            with self._collecting(agent, recipe):
+            with self._collecting(agent, recipe), _options_outlive_their_folder(run_dir / RUN, known):
                 history = agent.learn(
                     self.total_steps,
                     run_dir=run_dir,
@@ -203,14 +210,16 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                     callbacks=callbacks,
                     loggers=self.logger.split(",") if self.logger else [],
                     sample_every=self.sample_every,
-                    checkpoint_every=self.checkpoint_every or max(1, self.total_steps // 10),
+                    checkpoint_every=self.checkpoint_every,
                     resume=self.resume,
                     overwrite=self.overwrite,
                 )
             if rank:
                 return None
             options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
-            with training(int(history[-1]["steps"]), 1.0):  # a reward with a curriculum is at its end
+            share_objects(agent.env, test_env)
+            saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
+            with interrupted_by_signals(saved), training(int(history[-1]["steps"]), 1.0):  # the end of a curriculum
                 result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
         if self.eval_every is not None:
             result |= {"best_mean_return": callbacks[-1].best, "best": str(run_dir / "best")}
@@ -220,8 +229,6 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _check_place(self, rank: int) -> None:
         """Raise an error if there is another run in the folder, or less memory than the weights need."""
         here = self.resume is not None and run_of(self.resume) == self.folder.resolve()
-        if here and self.overwrite:
-            raise ValueError("--resume continues the run that --overwrite would remove: give only one of them")
         if not here and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):
@@ -247,12 +254,13 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         self._check()
         return dataclasses.replace(
             self,
-            model=self.model if self.model in ("embedded", "smollm2") else absolute(self.model),
-            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute(str(self.critic))),
-            reward=tuple(map(absolute, self.reward)),
-            wrapper=tuple(map(absolute, self.wrapper)),
-            prompts=self.prompts and absolute(self.prompts),
-            eval_prompts=self.eval_prompts and absolute(self.eval_prompts),
+            run_dir=self.folder.absolute(),
+            model=self.model if self.model in READY_MODELS else absolute_name(self.model),
+            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute_name(str(self.critic))),
+            reward=tuple(map(absolute_name, self.reward)),
+            wrapper=tuple(map(absolute_name, self.wrapper)),
+            prompts=self.prompts and absolute_name(self.prompts),
+            eval_prompts=self.eval_prompts and absolute_name(self.eval_prompts),
         )
 
     def _check(self) -> None:
@@ -284,7 +292,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _recipe(self) -> presets.Recipe:
         given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
         policy = {name: x for name, x in given.items() if name in OF_POLICY}
-        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name.endswith("_tokens")}
+        of_env = ("max_prompt_tokens", "max_new_tokens", "stop")
+        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name in of_env}
         every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
         known = {field.name for field in fields(presets.Recipe)}
         own = {name: value for name, value in field_values(self).items() if name in known}
@@ -302,6 +311,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         settings = field_values(config)
         stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
         return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
+
+
+@contextmanager
+def _options_outlive_their_folder(path: Path, text: str) -> Iterator[None]:
+    """Write the options of a run again, if its folder was removed or moved while it trained."""
+    from algos.training.loop import FolderLostError
+
+    try:
+        yield
+    except FolderLostError:
+        path.write_text(text, encoding="utf-8")
+        raise
 
 
 def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Train) -> Any:

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from algos.comparison.summary import MIN_SEEDS, POINTS, QUANTITIES, SAME_LENGTH, RunResult, by_case, limits, normalise
+from algos.comparison.summary import (
+    MIN_SEEDS,
+    QUANTITIES,
+    RunResult,
+    by_case,
+    limits,
+    normalise,
+    on_grid,
+    steps_grid,
+)
 from algos.training.loggers import SAMPLES, SHADED, TOKENS
 from textenv.json_files import json_lines
 from textenv.rendering import printable
@@ -104,28 +113,6 @@ def _panel(title: str, lines: Iterable[dict[str, Any] | None], *, over: str = "s
     return {"title": printable(title), "lines": [line for line in lines if line], "over": over, "keyed": keyed}
 
 
-def _grid(runs: Sequence[RunResult], name: str, score: Any = None) -> np.ndarray:
-    """A quantity on `_steps`, ``[seeds, POINTS]``: NaN before a run's first and after its last measurement.
-
-    A run of at least `SAME_LENGTH` of the longest is extended to the same end.
-    """
-    grid = _steps(runs)
-    found = np.full((len(runs), POINTS), np.nan)
-    for row, run in zip(found, runs, strict=True):
-        points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
-        if points:
-            steps, values = np.array(points, dtype=float).T
-            row[:] = np.interp(grid, steps, values, left=np.nan)
-            if steps[-1] < SAME_LENGTH * grid[-1]:
-                row[grid > steps[-1]] = np.nan
-    return found if score is None else score(found)
-
-
-def _steps(runs: Sequence[RunResult]) -> np.ndarray:
-    """`POINTS` steps up to the longest run's last."""
-    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), POINTS)
-
-
 def _line(
     place: int, runs: Sequence[RunResult], name: str, study: Sequence[RunResult], *, named: str = ""
 ) -> dict[str, Any] | None:
@@ -133,15 +120,15 @@ def _line(
     score = normalise(runs, study=study) if name == "normalised score" else None
     if name == "normalised score" and score is None:
         return None
-    values = _grid(runs, RETURN if score else name, score)
-    return _drawn(place, None if named else place, named or runs[0].case, _steps(runs), values)
+    values = on_grid(runs, RETURN if score else name, score)
+    return _drawn(place, None if named else place, named or runs[0].case, steps_grid(runs), values)
 
 
 def _frontier(place: int, runs: Sequence[RunResult]) -> dict[str, Any] | None:
     """A case's return over its KL, means over its runs, as far as all of them came."""
-    kl, returns = _grid(runs, KL).mean(0), _grid(runs, RETURN).mean(0)
+    kl, returns = on_grid(runs, KL).mean(0), on_grid(runs, RETURN).mean(0)
     line = _drawn(place, place, runs[0].case, kl, np.where(np.isnan(kl), np.nan, returns)[np.newaxis])
-    return line and line | {"steps": _numbers(_steps(runs))}
+    return line and line | {"steps": _numbers(steps_grid(runs))}
 
 
 def _drawn(look: int, case: int | None, name: str, x: np.ndarray, values: np.ndarray) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Figure and table of a comparison for a paper: interquartile means, performance profiles, probability of improvement.
+"""Numbers of a comparison for a paper: interquartile means, performance profiles, probability of improvement.
 
 After Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice": scores of all runs of
 an algorithm over all environments, with limits by a bootstrap that resamples the seeds of each environment separately.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,22 +19,24 @@ from algos.comparison.summary import MIN_SEEDS, RESAMPLES, RunResult, by_case, i
 
 Scores = dict[str, np.ndarray]
 """By environment, the normalised score of each seed after training, ``[seeds]``."""
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442")
-"""Okabe and Ito's colours, which colour-blind people tell apart."""
 TAUS = np.linspace(0, 1.2, 121)
 """Scores at which profiles are drawn."""
 
 
 def scores_by_algorithm(runs: Sequence[RunResult]) -> dict[str, Scores]:
-    """Return the scores of each algorithm (or named case); environments without a scale are left out."""
-    found: dict[str, Scores] = {}
-    for case, own in by_case(runs).items():
-        run, score = own[0], normalise(own, study=runs)
-        name = run.algorithm if case == f"{run.env}:{run.algorithm}" else case
+    """Return the scores of each algorithm (or named case); environments without a scale are left out.
+
+    Algorithms of different tasks are named with them: their means are no comparison.
+    """
+    scores: dict[str, Scores] = {}
+    for of_case in by_case(runs).values():
+        score = normalise(of_case, study=runs)
         if score is not None:
-            column = np.array([score(each.after["mean_return"]) for each in own])
-            found.setdefault(name, {})[run.env] = column
-    return found
+            column = np.array([score(run.after["mean_return"]) for run in of_case])
+            scores.setdefault(of_case[0].line, {})[of_case[0].env] = column
+    if len({frozenset(of_name) for of_name in scores.values()}) > 1:
+        return {f"{name} ({', '.join(of_name)})": of_name for name, of_name in scores.items()}
+    return scores
 
 
 def everywhere(scores: Scores) -> np.ndarray:
@@ -64,74 +67,53 @@ def interval(statistic: Callable[..., np.ndarray], *scores: Scores, seed: int = 
     return np.quantile(statistic(*drawn), [0.025, 0.975], axis=0)
 
 
-def write_paper(run_dir: Path, runs: Sequence[RunResult]) -> None:
-    """Write ``paper.pdf``, ``paper.svg``, ``paper.tex`` and ``paper.csv``; nothing if no environment has a scale."""
-    found = scores_by_algorithm(runs)
-    if not found:
-        return
-    if len({frozenset(own) for own in found.values()}) > 1:  # means over different tasks are no comparison: say which
-        found = {f"{name} ({', '.join(own)})": own for name, own in found.items()}
-    rows = [("interquartile mean", name, "", everywhere(own), interval(everywhere, own)) for name, own in found.items()]
-    for (first, x), (second, y) in itertools.combinations(found.items(), 2):
+class PaperRow(NamedTuple):
+    """A quantity of the table: of an algorithm, or of one over another."""
+
+    quantity: str
+    name: str
+    over: str
+    """Empty, except for a probability of improvement."""
+    value: float
+    limits: np.ndarray | None
+    """95 % limits, ``[2]``; None with few seeds."""
+
+
+def paper_rows(scores: Mapping[str, Scores]) -> list[PaperRow]:
+    """Return the interquartile mean of each name, and the probability of improvement of each pair."""
+    rows = []
+    for name, of_name in scores.items():
+        limits = interval(everywhere, of_name)
+        rows.append(PaperRow("interquartile mean", name, "", float(everywhere(of_name)), limits))
+    for (first, x), (second, y) in itertools.combinations(scores.items(), 2):
         if x.keys() & y.keys():
             limits = interval(probability_of_improvement, x, y)
-            rows.append(("probability of improvement", first, second, probability_of_improvement(x, y), limits))
+            probability = float(probability_of_improvement(x, y))
+            rows.append(PaperRow("probability of improvement", first, second, probability, limits))
+    return rows
+
+
+def write_paper(run_dir: Path, scores: Mapping[str, Scores]) -> None:
+    """Write the numbers, ``paper.csv`` and ``paper.tex``; the figure is `algos.comparison.figures.draw_scores`."""
+    rows = paper_rows(scores)
     with (run_dir / "paper.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["quantity", "algorithm", "over", "value", "low", "high"])
-        writer.writerows([*row[:3], float(row[3]), *map(float, row[4] if row[4] is not None else [])] for row in rows)
+        for row in rows:
+            low_and_high = [] if row.limits is None else row.limits.tolist()
+            writer.writerow([row.quantity, row.name, row.over, row.value, *low_and_high])
     (run_dir / "paper.tex").write_text(_latex(rows), encoding="utf-8")
-    _draw(run_dir, found, rows)
 
 
-def _latex(rows: Sequence[tuple]) -> str:
-    """A ``tabular`` for booktabs."""
+def _latex(rows: Sequence[PaperRow]) -> str:
+    """Return a ``tabular`` for booktabs."""
     about = (
         "% Normalised score: 0 untrained, 1 solved (reward_threshold, else the best here). CI: stratified bootstrap."
     )
     lines = [about, r"\begin{tabular}{lll}", r"\toprule", r"quantity & algorithm & value (95\% CI) \\", r"\midrule"]
-    for quantity, name, over, value, limits in rows:
-        label = re.sub(r"([_%&#$])", r"\\\1", " over ".join(filter(None, (name, over))))
-        spread = "" if limits is None else f" ({limits[0]:.2f} to {limits[1]:.2f})"
-        lines.append(rf"{quantity} & {label} & {value:.2f}{spread} \\")
+    for row in rows:
+        name = f"{row.name} over {row.over}" if row.over else row.name
+        label = re.sub(r"([_%&#$])", r"\\\1", name)
+        spread = "" if row.limits is None else f" ({row.limits[0]:.2f} to {row.limits[1]:.2f})"
+        lines.append(rf"{row.quantity} & {label} & {row.value:.2f}{spread} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _draw(run_dir: Path, found: dict[str, Scores], rows: Sequence[tuple]) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    panels = 2 + (len(found) > 1)
-    figure, axes = pyplot.subplots(
-        1, panels, figsize=(4 * panels, 1.5 + 0.35 * max(4, len(rows))), layout="constrained"
-    )
-    colours = dict(zip(found, itertools.cycle(PALETTE), strict=False))
-    for axis, title in zip(axes[::2], ("interquartile mean", "probability of improvement"), strict=False):
-        chosen = [row for row in rows if row[0] == title][::-1]
-        for place, (_, name, _, value, limits) in enumerate(chosen):
-            if limits is not None:
-                axis.plot(limits, [place, place], color=colours[name], lw=6, alpha=0.4, solid_capstyle="butt")
-            elif title == "interquartile mean":
-                seeds = np.concatenate([*found[name].values()])
-                axis.plot(seeds, [place] * len(seeds), ".", color=colours[name], alpha=0.4)
-            axis.plot(value, place, "|", color=colours[name], ms=14, mew=2)
-        axis.set_ylim(-0.6, len(chosen) - 0.4)
-        axis.set_yticks(range(len(chosen)), [f"{row[1]} over {row[2]}" if row[2] else row[1] for row in chosen])
-        axis.set(xlabel=f"{title}, {'normalised score' if title == 'interquartile mean' else 'P(X > Y)'}")
-    for axis in axes[2:]:
-        axis.axvline(0.5, color="grey", lw=1, ls=":")
-        axis.set_xlim(-0.02, 1.02)
-    for name, own in found.items():
-        axes[1].plot(TAUS, profile(own), color=colours[name], label=name)
-        if (band := interval(profile, own)) is not None:
-            axes[1].fill_between(TAUS, *band, color=colours[name], alpha=0.2, lw=0)
-    axes[1].set(xlabel="normalised score τ", ylabel="fraction of runs with score > τ", ylim=(0, 1.02))
-    axes[1].legend(frameon=False)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which journals ask for
-        figure.savefig(run_dir / "paper.pdf")
-    figure.savefig(run_dir / "paper.svg")
-    pyplot.close(figure)

@@ -4,18 +4,18 @@ import csv
 import html
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algos.comparison.page import bands, page_data, read_pictures, render
-from algos.comparison.paper import write_paper
+from algos.comparison.page import RETURN, bands, page_data, read_pictures, render
+from algos.comparison.paper import scores_by_algorithm, write_paper
 from algos.comparison.runs import differences, listed, read_runs
 from algos.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, summary
 from algos.comparison.words import in_words
 from algos.insight.finding import Finding
 from algos.training.run_folder import replacing
-from textenv.rendering import printable
+from textenv.rendering import printable, text_of
 
 SHOWN = 100
 """Maximum number of a finding's rows in a page; the CSV file has all of them."""
@@ -77,45 +77,82 @@ def _spread(counts: Iterable[int]) -> str:
     return single if all(few) else f"{whole} or {single}" if any(few) else whole
 
 
-def print_summaries(summaries: Summaries) -> None:
-    """Print the main quantities to the terminal, one line per case; the page has all of them."""
-    from rich.console import Console
+CHIEF = {
+    "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
+    "update/kl": "KL of an update", "last kl": "KL to the reference", "steps_per_second": "steps per second",
+}  # fmt: skip
+"""Quantities of the table in the terminal; the page has all of them."""
+OF_TRAINING = {"last return": "return of the last tenth of the training", "last kl": "KL to the reference"}
+"""The same of runs that were not evaluated afterwards."""
+
+
+def summaries_table(summaries: Summaries) -> str:
+    """Return the main quantities as a table for the terminal, a row for each case.
+
+    It is as wide as the terminal; if the output is none, such as a file, as wide as its contents.
+    """
     from rich.table import Column, Table
     from rich.text import Text
 
-    chief = {
-        "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
-        "update/kl": "KL of an update", "last kl": "KL to the reference", "steps_per_second": "steps per second",
-    }  # fmt: skip
+    evaluated = all("mean_return" in metrics for metrics in summaries.values())
+    chief = CHIEF if evaluated else OF_TRAINING
     chief = {name: label for name, label in chief.items() if any(name in metrics for metrics in summaries.values())}
-    seeds = [len(metrics["mean_return"].values) for metrics in summaries.values()]
+    counts = [len(next(iter(metrics.values())).values) for metrics in summaries.values()]
+    when = "After training" if evaluated else "While training"
+    title = f"{when}: means over the seeds, and {_spread(counts)}"
     names = Column("", overflow="fold", min_width=min(28, max(map(len, summaries))))  # a narrow terminal cuts no name
     columns = [names, *(Column(name, overflow="fold") for name in chief.values())]
-    table = Table(*columns, title=f"After training: means over the seeds, and {_spread(seeds)}")
+    table = Table(*columns, title=title)
     for case, metrics in summaries.items():
-        cells = [_format_figure(metrics.get(name)) for name in chief]
-        shown = (f"{text}\n[dim]{small}[/dim]" if small else text for text, small in cells)
-        table.add_row(Text(printable(case)), *shown)
-    Console().print(table)
+        cells = []
+        for name in chief:
+            text, small = _format_figure(metrics.get(name))
+            cells.append(f"{text}\n[dim]{small}[/dim]" if small else text)
+        table.add_row(Text(printable(case)), *cells)
+    return text_of(table)
 
 
 def write_report(run_dir: Path, runs: Sequence[RunResult]) -> Path:
-    """Write page, ``curves.csv``, ``summary.csv`` and `write_paper`'s files; return the page's path."""
-    cases = by_case(runs)
-    rows = [
-        _identity(own[0], seeds=len(own), quantity=quantity, **figure._asdict())
-        | {"values": " ".join(map(str, figure.values))}
-        for own in cases.values()
-        for quantity, figure in summary(own, study=runs).items()
-    ]
+    """Write page, CSV files and figures of a comparison; return the page's path.
+
+    Figures of scores, and `write_paper`'s files, are left out if no environment has a scale of scores.
+    """
+    from algos.comparison.figures import curve_rows, draw_curves, draw_scores, identity, save_figure
+
+    # Tables
+    rows = []
+    for of_case in by_case(runs).values():
+        for quantity, figure in summary(of_case, study=runs).items():
+            row = identity(of_case[0]) | {"seeds": len(of_case), "quantity": quantity} | figure._asdict()
+            rows.append(row | {"values": " ".join(map(str, figure.values))})
     _write_csv(run_dir / "summary.csv", rows)
-    _write_csv(run_dir / "curves.csv", [_identity(run, seed=run.seed) | row for run in runs for row in run.history])
-    write_paper(run_dir, runs)
+    _write_csv(run_dir / "curves.csv", curve_rows(runs))
+
+    # Figures
+    if any(RETURN in row for run in runs for row in run.history):
+        save_figure(draw_curves(runs), [run_dir / "curves.pdf", run_dir / "curves.svg"])
+    scores = scores_by_algorithm(runs)
+    if scores:
+        write_paper(run_dir, scores)
+        save_figure(draw_scores(scores), [run_dir / "paper.pdf", run_dir / "paper.svg"])
+
     return write_page(run_dir / "report.html", runs)
 
 
 class Report(dict[str, Any]):
-    """Results, with the path of their page under ``report``; a notebook shows the page."""
+    """Results, with the path of their page under ``report``; printed, it is a table, and a notebook shows the page.
+
+    Args:
+        results: the results by name.
+        summaries: `algos.comparison.summary.summary` of each case, for the table.
+    """
+
+    def __init__(self, results: Mapping[str, Any], *, summaries: Summaries) -> None:
+        super().__init__(results)
+        self.summaries = summaries
+
+    def __str__(self) -> str:
+        return summaries_table(self.summaries).rstrip("\n")
 
     def _repr_html_(self) -> str:
         page = html.escape(Path(self["report"]).read_text(encoding="utf-8"))
@@ -136,7 +173,8 @@ def report(*folders: str | Path, out: str | Path | None = None) -> Report:
     runs = read_runs(folders)
     page = Path(out or Path(folders[0] if len(folders) == 1 else ".") / "report.html").resolve()
     write_page(page, runs)
-    return Report({"report": str(page), "runs": [run.folder for run in runs]})
+    summaries = {case: summary(of_case, study=runs) for case, of_case in by_case(runs).items()}
+    return Report({"report": str(page), "runs": [run.folder for run in runs]}, summaries=summaries)
 
 
 def write_page(path: Path, runs: Sequence[RunResult]) -> Path:
@@ -181,10 +219,6 @@ def _small(rows: Iterable[Sequence[Any]]) -> list[list[tuple[str, str]]]:
 
 def _made(run: RunResult) -> str:
     return f"{run.policy}, {run.parameters:,} parameters" if run.parameters else run.policy
-
-
-def _identity(run: RunResult, **others: Any) -> dict[str, Any]:
-    return {"environment": run.env, "algorithm": run.algorithm} | others
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

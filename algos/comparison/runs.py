@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from algos.comparison.summary import RunResult, by_case
+from algos.comparison.record import read_record, result_from
+from algos.comparison.summary import Case, RunResult, by_case, name_cases
 from algos.sharing.run_summary import METRICS, describe_run, read_options
 from algos.training.run_folder import status
 from textenv.json_files import json_lines, read_json
@@ -53,32 +54,60 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
 
 
 def read_study(path: Path) -> list[RunResult]:
-    """Results of a comparison; raises a ValueError if the file is damaged."""
+    """Read the results of a comparison; raises a ValueError if the file is damaged."""
     rows = read_json(path, what="the results of a comparison", kind=list)
-    try:
-        runs = [RunResult(**row | {"samples": [tuple(x) for x in row["samples"]]}) for row in rows]
-    except (TypeError, KeyError) as error:
-        advice = "expected the results of a comparison: remove it, or give another folder"
-        raise ValueError(f"{path} is damaged, {advice}: {error!r:.200}") from error
-    return [dataclasses.replace(run, folder=str(path.parent / folder_name(run.case, run.seed))) for run in runs]
+    runs = []
+    for row in rows:
+        try:
+            run = result_from(row, folder=Path())
+            folder = Path(row["folder"]).name
+        except (TypeError, KeyError, ValueError) as error:
+            advice = "expected the results of a comparison: remove it, or give another folder"
+            raise ValueError(f"{path} is damaged, {advice}: {error!r:.200}") from error
+        if not run.label and not run.case.endswith(f"{run.env}:{run.algorithm}"):
+            run.label = run.case  # of version 0.9, which stored no label
+        runs.append(dataclasses.replace(run, folder=str(path.parent / folder)))
+    return runs
 
 
-def folder_name(case: str, seed: int) -> str:
-    """Name of a run's folder in that of its comparison."""
-    return f"{case.replace('/', '-').replace(':', '-')}-{seed}"
+def folder_name(case: Case, seed: int) -> str:
+    """Return the name of a run's folder in that of its comparison."""
+    name = f"{case.env_name}-{case.name}" if case.name else str(case)
+    return f"{name.replace('/', '-').replace(':', '-')}-{seed}"
 
 
 def _run(folder: Path) -> RunResult:
-    found, history = describe_run(folder), json_lines(folder / METRICS)
-    env, algorithm = (found.get("environment") or {}).get("id"), str(found.get("algorithm") or "?").lower()
-    seed = (found.get("config") or {}).get("seed", 0)
-    numbers = [{name: x for name, x in row.items() if isinstance(x, (int, float))} for row in history]
-    history, env = [row for row in numbers if isinstance(row.get("steps"), int)], env or "an environment without an id"
-    return RunResult(env, algorithm, seed, found.get("policy", ""), 0, None, {}, {}, history, folder=str(folder))
+    """Read a run from its folder: what `compare` keeps there or, of another run, its metrics and settings."""
+    record = read_record(folder)
+    if record is not None and record.result is not None:
+        return record.result
+
+    # History
+    rows = []
+    for line in json_lines(folder / METRICS):
+        if isinstance(line.get("steps"), int):
+            rows.append({name: value for name, value in line.items() if isinstance(value, (int, float))})
+
+    # Environment, algorithm, seed
+    description = describe_run(folder)
+    env = (description.get("environment") or {}).get("id")
+    algorithm = str(description.get("algorithm") or "?").lower()
+    seed = (description.get("config") or {}).get("seed", 0)
+    if record is not None:  # a run of `compare` under way
+        env = str(record.settings.get("env")).rpartition(":")[2]
+        algorithm = str(record.settings.get("algorithm")).rpartition(".")[2]
+        seed = record.seed
+    env = env or "an environment without an id"
+    run = RunResult(env, algorithm, seed, description.get("policy", ""), 0, None, {}, {}, rows, folder=str(folder))
+    if record is not None:
+        run.label = record.name
+        run.name = record.name or f"{env}:{algorithm}"
+    return run
 
 
 def _named(runs: list[RunResult]) -> list[RunResult]:
     """Name the cases: environment and algorithm, with what else differs between those that share both."""
+    name_cases(runs)
     settings = {run.folder: settings_of(run) for run in runs}
     for case in by_case(runs).values():
         own = [run for run in case if not run.name]
@@ -98,6 +127,7 @@ def _named(runs: list[RunResult]) -> list[RunResult]:
     twice = [key for key, count in Counter((run.case, run.seed) for run in runs).items() if count > 1]
     for run in [run for run in runs if (run.case, run.seed) in twice]:
         run.name = f"{run.case} in {run.folder}"
+        run.label = ""  # which the other folder's run has too
     return runs
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from algos.agent import Agent
+    from textenv.kl.coefficients import CoefficientLike
 
 POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
@@ -51,26 +52,38 @@ class Case:
 
     env: str | Callable[[int], VectorEnv]
     """Gymnasium id, ``module:id``, or a function of the number of slots."""
-    algorithm: str = "ppo"
+    algorithm: str | type[Agent] = "ppo"
+    """Name of an algorithm, or a class of your own, which inherits `Agent`."""
     policy: Callable[[VectorEnv, int], Any] | None = None
     """Function of environment and seed; None takes the recipe's policy."""
     config: Config | None = None
     total_steps: int | None = None
     num_envs: int | None = None
-    kl_coef: float | None = None
-    """Text only: reward charged per nat of KL."""
+    kl_coef: CoefficientLike | None = None
+    """Reward charged per nat of KL: a number, a function of the steps so far, or a changing coefficient."""
     env_kwargs: Mapping[str, Any] | None = None
     """Arguments of the environment, if it is given by id; ``wrappers`` too."""
     name: str = ""
-    """Name in tables and files; by default environment and algorithm."""
+    """Name in tables, figures and files; by default environment and algorithm. Cases of several environments may share
+    a name, such as "λ = .9": a figure for a paper then puts them together."""
 
     def __str__(self) -> str:
-        return self.name or f"{self.env_name}:{self.algorithm}"
+        return self.name or f"{self.env_name}:{self.algorithm_name}"
 
     @property
     def env_name(self) -> str:
-        """Id of the environment, or name of its function."""
+        """Id of the environment with its module, if it was given, or name of its function."""
         return self.env if isinstance(self.env, str) else self.env.__name__
+
+    @property
+    def env_id(self) -> str:
+        """Id of the environment without a module, or name of its function."""
+        return self.env_name.rpartition(":")[2]
+
+    @property
+    def algorithm_name(self) -> str:
+        """Name of the algorithm, or of its class."""
+        return self.algorithm if isinstance(self.algorithm, str) else self.algorithm.__name__
 
 
 @dataclass
@@ -92,13 +105,37 @@ class RunResult:
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Text only: prompt, answer before, answer after."""
     name: str = ""
+    """Name of the case in a table, where no two cases share one; see `name_cases`."""
     folder: str = ""
     """Folder of the run, if it has one."""
+    label: str = ""
+    """Name that the case was given (`Case.name`), which cases of several environments may share; else empty."""
 
     @property
     def case(self) -> str:
         """Name of the case."""
         return self.name or f"{self.env}:{self.algorithm}"
+
+    @property
+    def line(self) -> str:
+        """Name of the case where its environment is said already, as in a panel of a figure."""
+        if self.label:
+            return self.label
+        return self.algorithm if self.case.endswith(f"{self.env}:{self.algorithm}") else self.case
+
+
+def name_cases(runs: Sequence[RunResult]) -> None:
+    """Give cases their names in tables: their own; where several environments have the same one, with the environment.
+
+    Changes ``name`` of runs that have a ``label``.
+    """
+    environments: dict[str, set[str]] = {}
+    for run in runs:
+        environments.setdefault(run.label, set()).add(run.env)
+    for run in runs:
+        if run.label:
+            shared = len(environments[run.label]) > 1
+            run.name = f"{run.label}, {run.env}" if shared else run.label
 
 
 def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
@@ -158,6 +195,28 @@ def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, f
         return []
     last = run.history[-1]["steps"]
     return [(row["steps"] / last, scale(row[key])) for row in run.history if key in row and math.isfinite(row[key])]
+
+
+def steps_grid(runs: Sequence[RunResult]) -> np.ndarray:
+    """Return `POINTS` steps from 0 up to the longest run's last."""
+    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), POINTS)
+
+
+def on_grid(runs: Sequence[RunResult], name: str, score: Score | None = None) -> np.ndarray:
+    """Return a quantity on `steps_grid`, ``[seeds, POINTS]``: NaN before a run's first and after its last measurement.
+
+    A run of at least `SAME_LENGTH` of the longest is extended to the same end. ``score``: applied to the values.
+    """
+    grid = steps_grid(runs)
+    values = np.full((len(runs), POINTS), np.nan)
+    for row, run in zip(values, runs, strict=True):
+        points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
+        if points:
+            steps, measured = np.array(points, dtype=float).T
+            row[:] = np.interp(grid, steps, measured, left=np.nan)
+            if steps[-1] < SAME_LENGTH * grid[-1]:
+                row[grid > steps[-1]] = np.nan
+    return values if score is None else np.vectorize(score)(values)
 
 
 def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:

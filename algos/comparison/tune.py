@@ -14,6 +14,7 @@ import yaml
 
 from algos.config import field_values
 from algos.evaluation import EvaluateEvery
+from algos.make import absolute_paths
 from algos.presets import Recipe
 from algos.training.run_folder import hold, replacing
 from algos.training.save import describe
@@ -43,7 +44,9 @@ SIZES = (
 
 def searched_fields(recipe: Recipe) -> dict[str, float]:
     """Return the fields that are searched, with the recipe's values: those that have a range and are in use."""
-    own = field_values(recipe.config) | {"kl_coef": recipe.kl_coef or None}
+    own = field_values(recipe.config) | {"kl_coef": None}
+    if isinstance(recipe.kl_coef, (int, float)) and recipe.kl_coef:  # not a changing one
+        own["kl_coef"] = recipe.kl_coef
     if recipe.algorithm == "trpo":
         del own["ent_coef"]
     return {name: own[name] for name in (*RANGES, *SIZES) if own.get(name) is not None}
@@ -113,7 +116,10 @@ def tune(
         raise ValueError(f"the search has {counts}, expected at least 1 of each")
     agent = recipe.build(seed=1)  # raises now if environment, policy and config do not fit
     agent.env.close()
-    recipe, run_dir = replace(recipe, config=agent.config), Path(run_dir)
+    # Absolute paths, as an environment may change the working folder.
+    env_kwargs = absolute_paths({"model": recipe.model} | dict(recipe.env_kwargs))
+    recipe = replace(recipe, config=agent.config, model=env_kwargs.pop("model"), env_kwargs=env_kwargs)
+    run_dir = Path(run_dir).absolute()
     options: dict[str, Any] = {"seeds": seeds, "num_episodes": num_episodes}
     with hold(run_dir, resumed=(run_dir / "study.log").exists()):
         study = _study(run_dir, _flags(recipe) | options)

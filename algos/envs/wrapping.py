@@ -18,7 +18,7 @@ def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: 
     """
     env = gymnasium.make(spec, **arguments)
     for wrapper in wrappers:
-        from textenv.rewards.calling import load_function  # a worker without wrappers does not load textenv
+        from textenv.importing import load_function  # a worker without wrappers does not load textenv
 
         function = load_function(wrapper) if isinstance(wrapper, str) else wrapper
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 LARGEST_FLAT = 2**16
 """Maximum number of elements up to which gradients are concatenated, so that their norm is one call."""
@@ -59,14 +60,26 @@ class Adam(torch.optim.AdamW):
         self._scales |= dict.fromkeys(groups, ((norm + 1e-6) / max_norm).clamp_(min=1.0))
         return norm
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step, with the gradients divided by the factor of `clip_grad_norm_`."""
+        if self.has_hooks():
+            _step_with_hooks(self)
+        else:
+            self._step()
+
+    # Otherwise torch wraps `step` in a profiler's context and a search for hooks, which costs as much as the step
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def has_hooks(self) -> bool:
+        """Whether something is to be called before or after each step (`torch.optim.Optimizer` registers it)."""
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks)
+        return any(hooks) or bool(_global_optimizer_pre_hooks) or bool(_global_optimizer_post_hooks)
+
+    @torch.no_grad()
+    def _step(self) -> None:
         for number, kinds in enumerate(self._kinds):
             for (device, _), parameters in kinds.items():
                 self._step_kind(self.param_groups[number], device, parameters, self._scales[number])
-
-    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch wraps it in a profiler's context
 
     def _step_kind(
         self, group: dict[str, Any], device: torch.device, parameters: list[nn.Parameter], scale: Tensor
@@ -111,3 +124,7 @@ class Adam(torch.optim.AdamW):
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         }
         return self.state[parameter]
+
+
+_step_with_hooks = torch.optim.Optimizer.profile_hook_step(Adam._step)
+"""`Adam._step` as torch wraps it: hooks before and after, in a profiler's context."""

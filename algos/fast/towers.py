@@ -8,6 +8,8 @@ single tower, because its calls have less overhead than torch's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import contains
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 Plain = Callable[..., Any]
 # A Python number would be converted to a tensor at every use, which costs more than the sum.
@@ -31,6 +34,10 @@ class _Layers:
     """Modules of the tower when it was inspected."""
     linear: tuple[nn.Linear, ...]
     """Its linear layers; empty if it is not a tower."""
+    hooks: tuple[dict[int, Any], ...]
+    """Hooks of the tower and its modules, as they are now: the dictionaries are the modules' own."""
+    attributes: tuple[dict[str, Any], ...]
+    """Attributes of the tower and its modules, as they are now."""
     places: list[Any] = field(default_factory=list)
     """Memory address, shape and strides of the weights that `arrays` reads."""
     arrays: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
@@ -54,16 +61,28 @@ def act(plain: Plain, observation: np.ndarray, tower: nn.Module) -> Tensor:
     Returns:
         ``[*, outputs]``.
     """
-    arrays = _arrays(_look_at(tower), len(observation)) if observation.ndim == 2 else []
-    return torch.from_numpy(_array_output(observation, arrays)) if arrays else plain(observation, tower)
+    layers = _look_at(tower)
+    if observation.ndim == 2:
+        arrays = _arrays(layers, len(observation))
+        if arrays:
+            return torch.from_numpy(_array_output(observation, arrays))
+    if not layers.linear:
+        return plain(observation, tower)
+    weight = layers.linear[0].weight
+    return _torch_output(torch.from_numpy(observation).to(weight.device), layers.linear)
+
+
+def value(plain: Plain, observation: Tensor, tower: nn.Module) -> Tensor:
+    """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
+    linear = _look_at(tower).linear
+    if not linear:
+        return plain(observation, tower)
+    return _torch_output(observation, linear)
 
 
 @torch.no_grad()
-def value(plain: Plain, observation: Tensor, tower: nn.Module) -> Tensor:
-    """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
-    linear, x = _look_at(tower).linear, observation
-    if not linear:
-        return plain(x, tower)
+def _torch_output(x: Tensor, linear: Sequence[nn.Linear]) -> Tensor:
+    """Output of linear layers with tanh between them, without a gradient."""
     for layer in linear[:-1]:
         x = tanh(F.linear(x, layer.weight, layer.bias))
     return F.linear(x, linear[-1].weight, linear[-1].bias)
@@ -162,11 +181,28 @@ def _weights(tower: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return [(x._parameters["weight"], x._parameters["bias"]) for x in _look_at(tower).linear]  # type: ignore[misc]
 
 
+_NOT_A_TOWER = _Layers(modules=(), linear=(), hooks=(), attributes=())
+
+
 def _look_at(tower: nn.Module) -> _Layers:
-    modules, known = tuple(tower._modules.values()), _SEEN.get(tower)
-    if known is None or known.modules != modules:
-        known = _SEEN[tower] = _Layers(modules, linear_layers(tower, nn.Tanh))
-    return known
+    """Structure of a tower; without layers if it is none, or if a hook or another `forward` changes what it does."""
+    modules = tuple(tower._modules.values())
+    layers = _SEEN.get(tower)
+    if layers is None or layers.modules != modules:
+        everything = [tower, *(module for module in modules if module is not None)]
+        layers = _SEEN[tower] = _Layers(
+            modules=modules,
+            linear=_linear_layers(tower, nn.Tanh),
+            hooks=tuple(hooks for module in everything for hooks in _hooks_of(module)),
+            attributes=tuple(module.__dict__ for module in everything),
+        )
+    if any(layers.hooks) or _has_any_global_hook() or any(map(contains, layers.attributes, repeat("forward"))):
+        return _NOT_A_TOWER
+    return layers
+
+
+def _hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
 def _arrays(seen: _Layers, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -197,12 +233,29 @@ def _array_output(x: np.ndarray, layers: Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Linear, ...]:
-    """Linear layers of a tower with this activation between them; empty for any other module."""
+    """Linear layers of a tower with this activation between them.
+
+    Empty for any other module, and if a hook or another `forward` changes what the tower or one of its modules does.
+    """
+    if _has_any_global_hook():
+        return ()
+    for module in tower.modules():
+        if any(_hooks_of(module)) or "forward" in module.__dict__:
+            return ()
+    return _linear_layers(tower, activation)
+
+
+def _linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Linear, ...]:
+    """Like `linear_layers`, by the types of the modules alone."""
+    if type(tower) is not nn.Sequential:
+        return ()
     layers = tuple(tower._modules.values())
     linear = tuple(layer for layer in layers[::2] if type(layer) is nn.Linear and layer.bias is not None)
-    alternate = len(layers) % 2 == 1 and all(type(layer) is activation for layer in layers[1::2])
-    known = type(tower) is nn.Sequential and alternate and 2 * len(linear) == len(layers) + 1
-    return linear if known else ()
+    activations = layers[1::2]
+    alternate = len(linear) == len(activations) + 1 and len(layers) == len(linear) + len(activations)
+    if not alternate or any(type(layer) is not activation for layer in activations):
+        return ()
+    return linear
 
 
 def tanh(x: Tensor) -> Tensor:

@@ -108,14 +108,14 @@ def sft(
     tokens, start = _num_targets(training), time.perf_counter()
     shown = make_loggers(loggers) + ([LiveView(config.num_epochs * tokens)] if progress else [])
     described = {"algorithm": "SFT", "environment": None} | asdict(config)
-    with hold(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described) as logs:
+    with hold(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described, before=history) as logs:
         for epoch in range(1, config.num_epochs + 1):
             metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, optimizer, generator)
             if measured is not None:
                 metrics |= _measure(lm, measured, config)
             seconds = time.perf_counter() - start
             metrics |= {"time/seconds": seconds, "time/steps_per_second": epoch * tokens / seconds}
-            logs.write(metrics, step=epoch * tokens)
+            logs.write(metrics, step=epoch * tokens, iteration=epoch)
             history.append(metrics)
     return history
 

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES
 from textenv.acceleration import accelerated
 
 LOG_2PI = math.log(2 * math.pi)
@@ -172,6 +173,7 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
     Raises:
         ValueError: if the space is not supported.
     """
+    _check_numbers(space)
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -182,6 +184,22 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
         f"action_space is {space}, expected Discrete, Box, MultiDiscrete or MultiBinary: "
         "convert it with gymnasium.wrappers.TransformAction"
     )
+
+
+def _check_numbers(space: spaces.Space) -> None:
+    """Raise a ValueError if torch cannot compute with the actions of a space."""
+    dtypes = BOX_DTYPES if isinstance(space, spaces.Box) else INTEGER_DTYPES
+    known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if isinstance(space, known) and str(space.dtype) not in dtypes:
+        raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected one of {', '.join(dtypes)}")
+    largest = 0
+    if isinstance(space, spaces.Discrete):
+        largest = int(space.start) + int(space.n) - 1
+    elif isinstance(space, spaces.MultiDiscrete):
+        starts = space.start.ravel().tolist()
+        largest = max(start + count - 1 for start, count in zip(starts, space.nvec.ravel().tolist(), strict=True))
+    if largest >= 2**63:
+        raise ValueError(f"action_space is {space} with the action {largest}, expected numbers below 2**63")
 
 
 def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -17,11 +18,26 @@ from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
+from textenv.envs.limits import Ends
+from textenv.envs.turn import Turn
 from textenv.lm.decoding import Decoder
-from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_model
+from textenv.lm.loading import (
+    ADAPTER_CONFIG,
+    BASE,
+    EMBEDDED,
+    add_lora,
+    check_same_logits,
+    is_adapted,
+    load_causal_lm,
+    merged,
+    save_model,
+    trial_logits,
+)
 from textenv.lm.model import LanguageModel
+from textenv.lm.origin import ORIGIN_FILE
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
+from textenv.names import check_names
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
@@ -56,6 +72,8 @@ class LMPolicy(nn.Module, Policy):
         top_k: sample only from the k most probable tokens. For generation: such a policy cannot be trained, because
             the support of its distribution changes with the weights.
         top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only.
+        stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`). An agent
+            adds those of its environment, and they are saved with the policy.
         seed: seed of token sampling.
 
     Raises:
@@ -69,6 +87,7 @@ class LMPolicy(nn.Module, Policy):
     sequential = True
     token_head: Tensor
 
+    @check_names
     def __init__(
         self,
         model: PreTrainedModel,
@@ -81,6 +100,7 @@ class LMPolicy(nn.Module, Policy):
         autocast: torch.dtype | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        stop: Sequence[str | int] = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -94,7 +114,12 @@ class LMPolicy(nn.Module, Policy):
             )
         self.top_k, self.top_p = top_k, top_p
         self.lm = LanguageModel(
-            model, tokenizer, temperature=temperature, gradient_checkpointing=gradient_checkpointing, autocast=autocast
+            model,
+            tokenizer,
+            temperature=temperature,
+            gradient_checkpointing=gradient_checkpointing,
+            autocast=autocast,
+            stop=stop,
         )
         self.detach_value, self.critic = detach_value, critic
         if critic is None:
@@ -108,6 +133,7 @@ class LMPolicy(nn.Module, Policy):
         self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
+    @check_names
     def load(
         cls,
         name: str | Path = EMBEDDED,
@@ -179,6 +205,11 @@ class LMPolicy(nn.Module, Policy):
         """The model's tokenizer; the environment needs the same one."""
         return self.lm.tokenizer
 
+    @property
+    def ends(self) -> Ends:
+        """What ends a turn, in `generate` and where the policy is served: the model's own ends, and ``stop``."""
+        return Ends(self.tokenizer, self.lm.stop, self.lm.turn_ends)
+
     def reference(self) -> LanguageModel:
         """Frozen copy of the model for a KL penalty; only trained weights are copied (with LoRA, the adapter)."""
         return self.lm.frozen_copy()
@@ -216,6 +247,7 @@ class LMPolicy(nn.Module, Policy):
             self.memory["streams"].begin(rows, seeds)
 
     @torch.no_grad()
+    @check_names
     def generate(
         self, prompts: Sequence[Any], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
     ) -> list[str]:
@@ -224,12 +256,12 @@ class LMPolicy(nn.Module, Policy):
         Args:
             prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`. A chat that ends
                 with an assistant's message is continued after it.
-            max_new_tokens: maximum length of a completion, in tokens; EOS or the model's context ends it earlier.
+            max_new_tokens: maximum length of a completion, in tokens; `ends` or the model's context end it earlier.
             deterministic: take the most probable token instead of a sample.
             seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
 
         Returns:
-            The completions, without special tokens.
+            The completions, without special tokens and stop texts.
 
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
@@ -239,14 +271,25 @@ class LMPolicy(nn.Module, Policy):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        ids = [prompt_ids(as_prompt(i, prompt), self.tokenizer) for i, prompt in enumerate(prompts)]
+        asked = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
+        ids = [prompt_ids(prompt, self.tokenizer) for prompt in asked]
         start = np.array([len(each) for each in ids])
         longest = max(start, default=0)
         most = longest + max_new_tokens if self.lm.context is None else max(self.lm.context, longest + 1)
         tokens = np.zeros((len(ids), min(longest + max_new_tokens, most)), dtype=np.int64)
         for row, each in enumerate(ids):
             tokens[row, : len(each)] = each
-        player, length, running = self.fork(), start.copy(), np.ones(len(ids), dtype=bool)
+        length = start.copy()
+        limit = np.minimum(start + max_new_tokens, most)
+        ends = self.ends
+
+        def turn(row: int) -> Turn:
+            answer = tokens[row, start[row] : length[row]].tolist()
+            return Turn(asked[row], ids[row], [], answer, False, self.tokenizer, ends.stop_texts)
+
+        # Token by token, until every answer has ended
+        running = np.ones(len(ids), dtype=bool)
+        player = self.fork()
         player.decoder = None
         player.reset(seeds=np.random.SeedSequence(seed).generate_state(len(ids)).astype(np.int64))
         while running.any():
@@ -254,9 +297,12 @@ class LMPolicy(nn.Module, Policy):
             chosen = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = chosen[running]
             length += running
-            running &= (chosen != self.tokenizer.eos_token_id) & (length < np.minimum(start + max_new_tokens, most))
-        rows = zip(tokens.tolist(), start.tolist(), length.tolist(), strict=True)
-        return [str(self.tokenizer.decode(row[a:b], skip_special_tokens=True)) for row, a, b in rows]
+            ended = ends.token[chosen]
+            if ends.texts:
+                for row in np.flatnonzero(running & ~ended & ends.may_complete[chosen]).tolist():
+                    ended[row] = turn(row).completed(ends.texts) is not None
+            running &= ~ended & (length < limit)
+        return [turn(row).completion for row in range(len(ids))]
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
@@ -308,12 +354,37 @@ class LMPolicy(nn.Module, Policy):
     def merge(self, folder: str | Path) -> Path:
         """Write the policy with its adapter (LoRA) merged into the weights, as a plain `transformers` folder.
 
-        The value head or critic is added as in `save`.
+        The value head or critic is added as in `save`. Nothing is written unless the model that is read back has the
+        logits of the policy.
+
+        Raises:
+            ValueError: if the merged model has other logits, by more than rounding.
         """
         folder = Path(folder)
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(merged(self.lm.model), folder)
+        try:
+            with TemporaryDirectory(prefix=".merged-", dir=folder) as draft:
+                self._write(merged(self.lm.model), Path(draft))
+                self._check_merged(draft)
+                of_earlier_policy = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, HEAD, CRITIC)
+                new = [path.name for path in Path(draft).iterdir()]
+                for name in {*of_earlier_policy, *new}:
+                    _remove(folder / name)
+                for name in new:
+                    (Path(draft) / name).replace(folder / name)
+        except Exception:
+            if is_new:
+                _remove(folder)
+            raise
         return folder
+
+    def _check_merged(self, folder: str) -> None:
+        """Raise a ValueError if the model in a folder has other logits than this policy's."""
+        expected = trial_logits(self.lm.model)
+        written: Any = load_causal_lm(folder)
+        found = trial_logits(written.to(self.lm.device))
+        check_same_logits(expected, found, dtype=self.lm.model.dtype, what="what was written")
 
     def _write(self, model: Any, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -325,6 +396,7 @@ class LMPolicy(nn.Module, Policy):
             "detach_value": self.detach_value,
             "gradient_checkpointing": self.lm.gradient_checkpointing,
             "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+            "stop": list(self.lm.stop),
         }
         metadata = {"options": json.dumps(options)}
         # Otherwise `load` would restore the value head or critic of a policy saved here earlier.
@@ -344,6 +416,13 @@ class LMPolicy(nn.Module, Policy):
         """Sum of the embeddings of the answer's tokens so far, float32 ``[B, L, embedding size]``."""
         answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
         return (self.lm.model.get_input_embeddings()(tokens).float() * answer[..., None]).cumsum(1)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _now_and_next(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:

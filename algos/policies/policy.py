@@ -15,7 +15,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.config import CONTROL_RATE
-from algos.envs.flatten import flat_shape, flatten
+from algos.envs.batching import as_batch
+from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
+from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
 from algos.policies.distributions import Gaussian
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
@@ -79,6 +81,71 @@ class Policy(Protocol):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """Choose an action for each slot, and keep the recurrent state for the next call."""
         raise _missing(self, "act")
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: Any,
+        state: Mapping[str, Any] | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        *,
+        action_mask: Any = None,
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """Choose actions for ``env.step``, for one observation or several, as ``predict`` of Stable-Baselines3 does.
+
+        The policy's own `memory` is neither read nor changed, so this may be called at any time, also in training.
+
+        Args:
+            observation: what one environment shows, or a batch of it: numbers, arrays, tensors, or a dictionary or
+                tuple of these.
+            state: recurrent state that the last call returned; None at the start.
+            episode_start: bool, or bool ``[N]``: where a new episode begins, so that its state is cleared.
+            deterministic: take the most probable action instead of a sample by `generator`.
+            action_mask: bool or int8 ``[n]`` or ``[N, n]`` of the available actions, as in ``info["action_mask"]``.
+
+        Returns:
+            The action, or for a batch the actions ``[N, *]``: NumPy, of the dtype and shape of the action space, and
+            within the bounds of a Box (agents saved before version 0.10 know none). And the state to pass to the next
+            call: arrays by name; None if the policy has no memory.
+
+        Raises:
+            TypeError: if the policy has no spaces, as a language model (see `LMPolicy.generate`).
+            ValueError: if the observation or the mask does not fit the spaces.
+        """
+        observed, chosen = self.observation_space, self.action_space
+        if observed is None or chosen is None:
+            raise TypeError(
+                f"a {type(self).__name__} has no observation_space and action_space, which predict needs: set both in "
+                "its constructor; a language model answers by generate(prompts)"
+            )
+        batch, is_single = as_batch(observed, observation)
+        flat = flatten(observed, batch)
+        slots = len(flat)
+
+        # A copy with the memory of the last call
+        player = self.fork()
+        if state is not None:
+            player.memory = {name: _tensor(value) for name, value in state.items()}
+        if episode_start is not None:
+            player.reset(np.array(np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)))
+
+        mask = None
+        if action_mask is not None:
+            mask = torch.from_numpy(np.array(action_mask, dtype=bool).reshape(slots, -1))
+            if mask.shape[1] != self.num_actions:
+                raise ValueError(
+                    f"action_mask has shape {np.shape(action_mask)}, expected one entry for each action of {chosen}"
+                )
+        step = player.act(flat, action_mask=mask, deterministic=deterministic)
+        check_step(step, self, slots=slots, action_shape=chosen.shape)
+
+        actions = fit_actions(chosen, step.action.cpu().numpy())
+        state_after = {name: _array(value) for name, value in player.memory.items()} or None
+        if not is_single:
+            return actions, state_after
+        # Of a Discrete a number, which can be a key of a dictionary
+        return (actions[0] if isinstance(chosen, spaces.Discrete) else np.asarray(actions[0])), state_after
 
     @property
     def device(self) -> torch.device:
@@ -159,6 +226,16 @@ class Policy(Protocol):
         raise _missing(self, "save")
 
 
+def _tensor(value: Any) -> Any:
+    """Tensor of an array of a policy's memory; other values unchanged."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _array(value: Any) -> Any:
+    """Array of a tensor of a policy's memory; other values unchanged."""
+    return value.cpu().numpy() if isinstance(value, Tensor) else value
+
+
 def _missing(policy: object, method: str) -> NotImplementedError:
     return NotImplementedError(f"{type(policy).__name__}.{method} is missing: define it as algos.Policy.{method} says")
 
@@ -192,13 +269,64 @@ def check_policy(policy: Any, *, call: str) -> None:
         )
 
 
+def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, ...] | None = ()) -> None:
+    """Check what a policy's `act` returned, so that a mistake is found where it was made.
+
+    Args:
+        step: what it returned.
+        policy: the policy, for the message.
+        slots: number of slots, N.
+        action_shape: shape of one action; None for a Dict or Tuple, which have none.
+
+    Raises:
+        TypeError: if it is no `Step` of tensors.
+        ValueError: if an action or log-probability has another shape, or the latter a gradient.
+    """
+    name = f"{type(policy).__name__}.act"
+    if not isinstance(step, Step):
+        raise TypeError(
+            f"{name} returned {step!r:.100}, expected an algos.policies.Step(action, log_prob): return one, not a tuple"
+        )
+    shapes: dict[str, tuple[int, ...]] = {"log_prob": (slots,)}
+    if action_shape is not None:
+        shapes["action"] = (slots, *action_shape)
+    for part, shape in shapes.items():
+        value = getattr(step, part)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} returned a Step whose {part} is a {type(value).__name__}, expected a torch.Tensor {shape}"
+            )
+        if value.shape != shape:
+            raise ValueError(
+                f"{name} returned a Step whose {part} has shape {tuple(value.shape)}, expected {shape}, one for each "
+                f"of {slots} slots"
+            )
+    if step.log_prob.requires_grad:
+        raise ValueError(
+            f"{name} returned a Step whose log_prob has a gradient, expected none: decorate it with @torch.no_grad()"
+        )
+
+
+def refuse_strings(env: VectorEnv) -> None:
+    """Raise a ValueError if an environment that is stepped reads or writes strings."""
+    strings = isinstance(env.single_observation_space, spaces.Text) or isinstance(env.single_action_space, spaces.Text)
+    if strings and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
+            "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
+            "tokenizer=policy.tokenizer, num_envs=64), and train an LMPolicy on it"
+        )
+
+
 def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
     Raises:
-        TypeError: if a control policy is used with a text environment.
-        ValueError: if the policy has the batched spaces of all slots, or those of another environment.
+        TypeError: if a control policy is used with a text environment, or a language model with another one.
+        ValueError: if the policy has the batched spaces of all slots, or those of another environment; or if the
+            environment reads and writes strings.
     """
+    refuse_strings(env)
     read, chosen = policy.observation_space, policy.action_space
     if read is None or chosen is None:
         return
@@ -213,33 +341,30 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
         )
     # Equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
     parts = type(read) is type(single) and isinstance(read, (spaces.Dict, spaces.Tuple))
-    same_parts = not parts or describe_space(read) == describe_space(single)
+    same_parts = not parts or reads_alike(read, single)
     if flat_shape(read, name) != flat_shape(single, name) or not same_parts:
-        raise ValueError(f"the {name} reads {read}, but the environment has {single}: make it from the same space")
-    if not _same_actions(chosen, env.single_action_space):
+        order = ", whose parts are in the same order" if parts else ""
+        raise ValueError(
+            f"the {name} reads {read}, but the environment has {single}: make it from the same space{order}"
+        )
+    if not acts_alike(chosen, env.single_action_space):
         raise ValueError(
             f"the {name} chooses from {chosen}, but the environment takes {env.single_action_space}: make it from the "
             "same space"
         )
 
 
-def _same_actions(one: spaces.Space, other: spaces.Space) -> bool:
-    """True if two action spaces match; bounds of a Box are ignored, since they are not saved with a policy."""
-    both = isinstance(one, spaces.Box) and isinstance(other, spaces.Box)
-    return one.shape == other.shape if both else one == other
-
-
 WEIGHTS = "policy.safetensors"
 """File name of a control policy's weights."""
-BOX_DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
-"""Dtypes that a saved Box may have."""
 
 
 class ControlPolicy(nn.Module, Policy):
     """Base of policies for control; a subclass adds ``distribution`` and ``critic``, and the methods that raise here.
 
-    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`); `act` also those of an
-    environment, which `_flatten` flattens. `algos.policies.registry` names the policies of ``--policy``.
+    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`), `act` also those of an
+    environment. `read` makes the network's input of both, and `algos.envs.flatten.unflatten` gives the parts of a Dict
+    back. `choose` and `evaluation` are the last lines of `act` and `evaluate`. `arguments` names what `load` hands to
+    the constructor besides the spaces. `algos.policies.registry` names the policies of ``--policy``.
 
     Args:
         observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
@@ -269,10 +394,12 @@ class ControlPolicy(nn.Module, Policy):
     ) -> None:
         super().__init__()
         self._shape = flat_shape(observation_space, type(self).__name__)
+        self.input_size = math.prod(self._shape)
+        """Length of what `read` returns for one observation."""
         self.observation_space, self.action_space = observation_space, action_space
         self.generator = torch.Generator().manual_seed(seed)
         self.memory: dict[str, Any] = {}
-        self.normalizer = ObservationNormalizer(math.prod(self._shape)) if normalize_observations else None
+        self.normalizer = ObservationNormalizer(self.input_size) if normalize_observations else None
 
     @property
     def num_actions(self) -> int | None:
@@ -339,71 +466,45 @@ class ControlPolicy(nn.Module, Policy):
         load_model(policy, str(folder / WEIGHTS))
         return policy
 
-    def _step(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes."""
+    def choose(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes: the end of `act`.
+
+        Raises:
+            ValueError: if the mask allows no action in a slot.
+        """
+        if action_mask is not None and not action_mask.any(-1).all():
+            slot = int((~action_mask.any(-1)).nonzero()[0, 0])
+            raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
         mask = None if action_mask is None else action_mask.to(output.device)
         return Step(
             *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
         )
 
-    def _evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
-        """Score a rollout's actions by a network's outputs: ``[*, size]``, and values ``[*, 1]``."""
+    def evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
+        """Score a rollout's actions by a network's output ``[*, size]`` and values ``[*, 1]``; ends `evaluate`."""
         log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
         return Evaluation(log_prob, entropy, value.squeeze(-1))
+
+    def read(self, observation: Observation | Tensor) -> Tensor:
+        """Network input of observations: flat, float32, normalized, on the policy's device, ``[*, input_size]``.
+
+        Args:
+            observation: ``[*, *]`` of a rollout, or what `act` gets.
+        """
+        if not isinstance(observation, Tensor):
+            observation = torch.from_numpy(self._flatten(observation))
+        flat = self._flat(observation)
+        return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flatten(self, observation: Observation) -> np.ndarray:
         """Observations of an environment as one array ``[N, *]`` (`algos.envs.flatten`)."""
         return np.asarray(flatten(self.observation_space, observation))
-
-    def _read(self, observation: Tensor) -> Tensor:
-        """Network input: flat, float32, normalized."""
-        flat = self._flat(observation)
-        return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flat(self, observation: Tensor) -> Tensor:
         """Flatten the observation's own dimensions and keep the leading ones; float32, on the policy's device."""
         if len(self._shape) != 1:
             observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
         return observation.to(self.device, torch.float32)
-
-
-def describe_space(space: spaces.Space) -> dict[str, Any]:
-    """Describe a space for JSON, as input of `restore_space`."""
-    if isinstance(space, spaces.Dict):
-        return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"tuple": [describe_space(part) for part in space]}
-    if isinstance(space, spaces.Discrete):
-        return {"n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {"choices": space.nvec.tolist(), "start": space.start.tolist()}
-    if isinstance(space, spaces.MultiBinary):
-        return {"binary": list(space.shape)}
-    return {"shape": list(space.shape or ()), "dtype": str(space.dtype)}
-
-
-def restore_space(saved: dict[str, Any]) -> spaces.Space:
-    """Rebuild a space from `describe_space`; the bounds of a Box are not restored.
-
-    Raises:
-        ValueError: if the dtype of a Box is not in `BOX_DTYPES`.
-    """
-    if "dict" in saved:
-        return spaces.Dict({name: restore_space(part) for name, part in saved["dict"]})
-    if "tuple" in saved:
-        return spaces.Tuple([restore_space(part) for part in saved["tuple"]])
-    if "n" in saved:
-        return spaces.Discrete(saved["n"], start=saved.get("start", 0))
-    if "choices" in saved:
-        choices = np.array(saved["choices"])
-        return spaces.MultiDiscrete(choices, start=np.array(saved.get("start", np.zeros_like(choices))))
-    if "binary" in saved:
-        return spaces.MultiBinary(saved["binary"])
-    dtype = saved.get("dtype", "float32")
-    if dtype not in BOX_DTYPES:
-        raise ValueError(f"a Box of {dtype!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
-    low, high = (-np.inf, np.inf) if dtype.startswith("float") else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(low, high, tuple(saved["shape"]), np.dtype(dtype).type)
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:

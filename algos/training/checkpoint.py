@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from algos.training.run_folder import checkpoints, force_to_disk, remove, replacing
+from algos.training.run_folder import (
+    agent_steps,
+    checkpoint_steps,
+    checkpoints,
+    force_to_disk,
+    remove,
+    replacing,
+    run_of,
+    was_broken_off,
+)
 from algos.training.serialization import from_json, to_json
 from textenv.embedded.cache import sha256
 from textenv.json_files import read_json
@@ -102,6 +111,37 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"the checkpoint {folder} holds a {type(state).__name__}, expected the state of a run")
     return state
+
+
+def goes_back(resume: str | Path) -> str | None:
+    """Return what a run's folder holds that was trained for longer than the checkpoint to resume; None if nothing.
+
+    Args:
+        resume: folder of the run, or of one of its checkpoints.
+    """
+    folder = run_of(resume)
+    present = checkpoints(folder)
+    if not present:
+        return None
+    chosen = Path(resume).resolve()
+    if chosen == folder:
+        chosen = present[-1]
+    steps = checkpoint_steps(chosen)
+    trained = agent_steps(folder)
+    if trained is not None and trained > steps and not was_broken_off(folder):
+        return f"an agent that was trained for {trained} steps"
+    for checkpoint in present[::-1]:
+        if checkpoint_steps(checkpoint) > steps and _is_intact(checkpoint):
+            return f"the checkpoint {checkpoint.name}"
+    return None
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        _verify(folder)
+    except ValueError:
+        return False
+    return True
 
 
 def _verify(folder: Path) -> None:

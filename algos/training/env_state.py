@@ -1,8 +1,10 @@
-"""Save and restore mid-episode state of Gymnasium environments."""
+"""Save and restore mid-episode state of Gymnasium environments, and the states of the objects that they call."""
 
+import json
 import logging
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -10,7 +12,11 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from algos.training.serialization import Stateful, attributes, set_attributes
+from algos.training.run_folder import OBJECTS, remove, replacing
+from algos.training.serialization import attributes, from_json, set_attributes, to_json
+from textenv.json_files import parse_json
+from textenv.rollout import is_episode_env
+from textenv.state import Stateful, copy_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
 KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
@@ -82,6 +88,68 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
             set_attributes(part, saved["state"])
             for name, values in saved["objects"].items():
                 set_attributes(vars(part)[name], values)
+
+
+def user_objects(env: Any) -> dict[str, Any]:
+    """Return the objects that an environment calls, such as its task with the rewards; none in control."""
+    return env.user_objects if is_episode_env(env) else {}
+
+
+def share_objects(training_env: Any, env: Any) -> None:
+    """Put the rewards and other objects of an environment for evaluation into the state of the training's."""
+    copy_states(user_objects(training_env), user_objects(env))
+
+
+def restore_objects(env: Any, state: list[dict[str, Any]] | None) -> None:
+    """Restore only the states of the objects that an environment calls, from a result of `env_state`."""
+    for saved in state or ():
+        if isinstance(saved.get("state"), dict):
+            set_states(user_objects(env), saved["state"].get("objects", {}))
+
+
+def save_objects(env: Any, folder: Path) -> None:
+    """Write the states of the objects that an environment calls into a folder, if any has a state.
+
+    Raises:
+        OSError, SafetensorError: if the file cannot be written.
+        TypeError: if a state holds something that cannot be saved.
+    """
+    from safetensors.torch import save_file
+
+    states = states_of(user_objects(env))
+    if not states:
+        remove(folder / OBJECTS)
+        return
+    tensors: dict[str, Any] = {}
+    text = json.dumps(to_json(states, tensors))
+    with replacing(folder / OBJECTS) as new:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, metadata={"states": text})
+
+
+def load_objects(folder: str | Path, env: Any) -> None:
+    """Put the rewards and other objects of an environment into the state in which a saved agent was trained.
+
+    An object whose path or class is another than in the training is left as it is.
+
+    Args:
+        folder: of the saved agent; without states in it, nothing happens.
+        env: for example for an evaluation.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    from safetensors import safe_open
+
+    path = Path(folder) / OBJECTS
+    if not path.is_file():
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            states = from_json(parse_json(file.metadata()["states"]), tensors)
+        set_states(user_objects(env), states)
+    except Exception as error:  # complete, but not written by `save_objects`: anything may fail
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _known(part: Any) -> bool:

@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from textenv.errors import InvariantError as InvariantError
-from textenv.rollout import Evaluation, ratio_tolerance
+from textenv.lm.model import language_model_of
+from textenv.rollout import Evaluation, median_note, ratio_gap, start_tolerance
 
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that count as rounding of an entropy."""
@@ -161,7 +162,7 @@ def check_first(
         batch: the minibatch.
         evaluation: the policy's evaluation of the batch.
         policy: the policy; it computes in `scoring_dtype`.
-        tolerance: maximum difference of log-probabilities, nats; None: `ratio_tolerance` of the dtype.
+        tolerance: maximum of `textenv.rollout.ratio_gap`, nats; None: `start_tolerance` of the dtype.
 
     Raises:
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
@@ -170,18 +171,22 @@ def check_first(
     """
     if log_ratio.isnan().any():
         return
+    language_model = language_model_of(policy)
+    choices = () if language_model is None else language_model.hard_choices
     if tolerance is None:
-        tolerance = ratio_tolerance(scoring_dtype(policy))
+        tolerance = start_tolerance(scoring_dtype(policy), choices)
     gap = log_ratio.detach().abs()
-    worst = gap.max().item() if gap.numel() else 0.0
-    if not worst <= tolerance:
-        bad, scored = ~(gap <= tolerance), evaluation.log_prob.detach()
+    if not ratio_gap(gap, mask=batch["mask"], choices=choices) <= tolerance:
+        bad = ~(gap <= tolerance)
+        scored = evaluation.log_prob.detach()
+        median = median_note(choices)
         raise InvariantError(
-            f"before the first update the policy scores its own actions {worst:.3g} nats away from the log-probability "
-            f"they were sampled with (tolerance {tolerance}; sampled {batch['log_prob'][bad][:3].tolist()}, scored "
-            f"{scored[bad][:3].tolist()}): evaluate() and act() disagree. Does dropout, temperature, a mask or state "
-            "differ between them? If it is only rounding, which a low temperature amplifies, raise ratio_tolerance in "
-            "the config; if another model or engine sampled them, set max_importance_weight.",
+            f"before the first update the policy scores its own actions {gap.max().item():.3g} nats away from the "
+            f"log-probability they were sampled with (tolerance {tolerance}{median}; sampled "
+            f"{batch['log_prob'][bad][:3].tolist()}, scored {scored[bad][:3].tolist()}): evaluate() and act() "
+            "disagree. Does dropout, temperature, a mask or state differ between them? If it is only rounding, which a "
+            "low temperature amplifies, raise ratio_tolerance in the config; if another model or engine sampled them, "
+            "set max_importance_weight.",
             tensor="log_prob",
             batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,

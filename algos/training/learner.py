@@ -30,6 +30,8 @@ class Learner(Protocol):
     shards: Shards | None
     progress: float
     """Training progress from 0 to 1."""
+    steps: int
+    """Steps of the training so far."""
 
     @property
     def config(self) -> Any:

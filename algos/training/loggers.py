@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, runtime_checkable
@@ -145,7 +145,8 @@ class Logs:
         run_dir: existing folder for the two files; None writes none.
         loggers: further loggers.
         config: as in `Logger.start`.
-        before: metrics of the iterations before a resume; later ones in the files are removed.
+        before: metrics of the iterations so far; later ones in the files are removed. A file that disappears is
+            written again from them, so they are to grow with the run.
     """
 
     def __init__(
@@ -158,31 +159,66 @@ class Logs:
     ) -> None:
         self.failures = 0
         """Errors of loggers so far."""
+        self._before = before
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         self._files: dict[str, IO[str]] = {}
-        folder, step = None if run_dir is None else Path(run_dir), int(before[-1]["steps"]) if before else 0
-        if folder is not None:
-            kept = {name: _kept(folder / name, step if before else -1) for name in (SAMPLES, TOKENS)}
-            for name, lines in ({METRICS: map(json.dumps, before)} | kept).items():
-                with replacing(folder / name) as new:  # so that the old file is never lost
-                    new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-                self._files[name] = (folder / name).open("a", encoding="utf-8")
+        self._opened: dict[str, os.stat_result] = {}
+        """Status of each file when it was opened."""
+        self.folder = None if run_dir is None else Path(run_dir)
+        self._identity: tuple[int, int] | None = None
+        if self.folder is not None:
+            for name in (METRICS, SAMPLES, TOKENS):
+                self._open(name)
+            self._identity = _identity(self.folder)
         for logger in loggers:
             with self._counted(logger):
-                logger.start(folder, config, step=step)
+                logger.start(self.folder, config, step=int(before[-1]["steps"]) if before else 0)
                 self._loggers.append(logger)
+
+    def _open(self, name: str) -> None:
+        """Open a file to append to, with the lines of the iterations so far."""
+        assert self.folder is not None
+        path = self.folder / name
+        lines = [json.dumps(row) for row in self._before] if name == METRICS else _kept(path, len(self._before))
+        with replacing(path) as new:  # so that the old file is never lost
+            new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        self._files[name] = path.open("a", encoding="utf-8")
+        self._opened[name] = os.fstat(self._files[name].fileno())
 
     def __enter__(self) -> Self:
         return self
 
-    def write(self, values: Values, *, step: int) -> None:
-        """Log values everywhere."""
+    def lost_folder(self) -> str | None:
+        """Return where the folder is now, or that it is nowhere; None while it is in its place."""
+        if self.folder is None or _identity(self.folder) == self._identity:
+            return None
+        with suppress(OSError):
+            now = Path(os.readlink(f"/proc/self/fd/{self._files[METRICS].fileno()}"))  # of Linux
+            if now.exists():
+                return f"it is now {now.parent}"
+        return "it does not exist any more"
+
+    def write_again(self) -> None:
+        """Make the folder in its place again, with the metrics of all iterations so far."""
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in self._files:
+            self._files[name].close()
+            self._open(name)
+        self._identity = _identity(self.folder)
+
+    def write(self, values: Values, *, step: int, iteration: int) -> None:
+        """Log values everywhere; rows of tables that have no ``steps`` or ``iteration`` get these."""
+        for name, file in self._files.items():
+            self._check_open(name, file)
         if self._files:
+            self._replace_lost_files()
             for name, table in values.items():
                 if isinstance(table, list):
                     file = self._files[TOKENS if name == "tokens" else SAMPLES]
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
+                    rows = [{"steps": step, "iteration": iteration} | row for row in table]
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
             self._files[METRICS].write(json.dumps(numbers) + "\n" if numbers else "")
             for file in self._files.values():
@@ -191,14 +227,43 @@ class Logs:
             with self._counted(logger):
                 logger.log(values, step=step)
 
+    def _check_open(self, name: str, file: IO[str]) -> None:
+        """Raise an OSError if a file's descriptor is closed, or belongs to another file that was opened since."""
+        try:
+            opened = os.fstat(file.fileno())
+        except OSError:
+            opened = None
+        if opened is None or not os.path.samestat(opened, self._opened[name]):
+            raise OSError(
+                f"{name} was closed by other code in this process: does a reward, an environment or a callback close "
+                "file descriptors that it has not opened (os.close, os.closerange)?"
+            )
+
     def __exit__(self, *error: object) -> None:
         for logger in self._loggers:
             with self._counted(logger):
                 logger.close()
         for name, file in self._files.items():
+            with suppress(OSError):  # must not hide the error of a folder that has gone, or of a closed descriptor
+                file.close()
+                if name != METRICS and not Path(file.name).stat().st_size:
+                    Path(file.name).unlink()  # a run of control has no texts
+
+    def _replace_lost_files(self) -> None:
+        """Write files again that were removed while the run has its folder."""
+        if self.lost_folder() is not None:
+            return
+        for name, file in self._files.items():
+            path = Path(file.name)
+            if _identity(path) == _identity(file.fileno()):
+                continue
+            again = "it is written again from memory" if name == METRICS else "it begins anew"
+            try:
+                self._open(name)
+            except FileNotFoundError:  # the folder is being removed, which is found at the end of the iteration
+                return
             file.close()
-            if name != METRICS and not Path(file.name).stat().st_size:
-                Path(file.name).unlink()  # a run of control has no texts
+            _log.warning("%s was removed or replaced while the training writes into it: %s", path, again)
 
     @contextmanager
     def _counted(self, logger: Logger) -> Iterator[None]:
@@ -213,16 +278,28 @@ class Logs:
                 _log.warning("the logger %s failed, the run continues: %r", name, error)
 
 
-def _kept(path: Path, step: float) -> list[str]:
-    """Lines of a table's file up to a step; none if it is missing."""
-    written = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return [line for line in written.split("\n") if _step_of(line) <= step]
-
-
-def _step_of(line: str) -> float:
-    """Steps in a line of samples; infinite in a line that was cut off."""
+def _identity(path: Path | int) -> tuple[int, int] | None:
+    """Return what tells a file or folder from another one of the same name; None if it is missing."""
     try:
-        return float(parse_json(line)["steps"])
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _kept(path: Path, iterations: int) -> list[str]:
+    """Lines of a table's file from the first iterations; none if it is missing.
+
+    The steps of a row do not tell: a rollout is recorded with those before it, which the last kept iteration ended at.
+    """
+    written = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line for line in written.split("\n") if _iteration_of(line) <= iterations]
+
+
+def _iteration_of(line: str) -> float:
+    """Iteration of a row of a table; infinite in a line that was cut off."""
+    try:
+        return float(parse_json(line)["iteration"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
 

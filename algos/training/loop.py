@@ -1,10 +1,14 @@
 """The learning loop of every algorithm: collect, penalise, update, log, save."""
 
 import json
+import logging
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGINT
 from types import NoneType
 from typing import Any, SupportsFloat
 
@@ -13,8 +17,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos import parallel
-from algos.config import field_values
+from algos.config import ClippedConfig, PolicyGradientConfig, field_values
 from algos.training.callbacks import RecordSamples
+from algos.training.checkpoint import goes_back
 from algos.training.diagnose import write_violation
 from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
@@ -23,13 +28,27 @@ from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.made_by import commit
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
-from algos.training.run_folder import UNFINISHED, hold, remove, run_of, starts_again
+from algos.training.run_folder import (
+    BROKEN_OFF,
+    FAILED,
+    STOPPED,
+    UNFINISHED,
+    checkpoint_steps,
+    hold,
+    remove,
+    run_of,
+    starts_again,
+)
 from algos.training.save import spec_of
-from algos.training.signals import noted_signals
+from algos.training.signals import SIGNALS, Interrupted, Request, noted_signals
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.names import check_names
+from textenv.processes import end_if_forked
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
+
+logger = logging.getLogger(__name__)
 
 
 @check_names
@@ -62,13 +81,15 @@ def learn(
             (`algos.training.loggers.Logger`).
         sample_every: iterations between tables of what the policy writes (`RecordSamples`); 0 records none.
         diagnose: called with the agent and each rollout after the update; its result is logged.
-        checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; one more is
-            written at the end. Ctrl-C or SIGTERM ends training after the iteration and a checkpoint.
+        checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; None: a tenth of
+            the training. Others are written after the first iteration and at the end. Ctrl-C, SIGTERM or SIGHUP ends
+            training after the iteration and a checkpoint; without a folder, Ctrl-C ends it after the iteration.
         resume: folder of a run, or of one of its checkpoints, to continue: the rest of the training is the same as
             without the interruption, to the last bit on a CPU (except for environments that `algos.training.env_state`
             cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
             no agent yet, training starts from the beginning: the same call starts and resumes a run.
-        overwrite: first remove the run in ``run_dir``; if False, such a folder is an error.
+        overwrite: first remove the run in ``run_dir``; if False, such a folder is an error. With ``resume``, replace
+            what the run's folder holds that was trained for longer than the checkpoint.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean return paid by
@@ -77,22 +98,31 @@ def learn(
     Raises:
         Interrupted: a KeyboardInterrupt, after a signal.
         FileNotFoundError: if there is no checkpoint to resume.
-        FileExistsError: if ``run_dir`` holds a run, unless it is resumed or overwritten.
+        FileExistsError: if ``run_dir`` holds a run, unless it is resumed or overwritten; or if it holds an agent that
+            was trained for longer than the checkpoint to resume, unless it is overwritten.
         BlockingIOError: if another process trains in ``run_dir``.
-        OSError: if the disk is full or read-only; names the last good checkpoint.
+        OSError: if the disk is full or read-only; names the last good checkpoint. Or if the folder was removed or
+            moved, after everything that can be saved was written into its place.
         ValueError: if the checkpoint is damaged, or of another agent.
         InvariantError: if an invariant is violated (`algos.training.invariants`); the offending batch is then in the
             run's folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
-    if resume is not None and overwrite:
-        raise ValueError("resume continues a run and overwrite removes it: give only one of them")
-    here = resume is not None and run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    if run_dir is not None:
+        run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
+    here = False
+    goes_on = resume is not None
+    if resume is not None:
+        here = check_resume(resume, run_dir, overwrite=overwrite)
+        goes_on = not (here and starts_again(resume))
     others = parallel.rank() > 0  # logs, files and callbacks belong to rank 0
     shown = [] if others else make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
+    if on_iteration is not None and not callable(on_iteration):
+        advice = "an algos.Callback goes into the list callbacks=[...]"
+        raise TypeError(f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; {advice}")
     if run_dir is not None:
         commit()  # read now, written with the agent
     home = run_dir
@@ -101,11 +131,24 @@ def learn(
     parallel.share_of(agent.config.num_episodes or 0, "num_episodes")
     parallel.check_same(agent.config, agent.policy.parameters())
     with hold(run_dir, resumed=here, overwrite=overwrite):
-        run = Run(agent, total_steps=total_steps, run_dir=run_dir, callbacks=watching)
-        if resume is not None and not (here and starts_again(resume)):
-            run.restore(resume)
+        # State of the run, from the beginning or from a checkpoint
+        listeners = {"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)}
+        in_folder = home is not None
+        run = Run(
+            agent,
+            total_steps=total_steps,
+            run_dir=run_dir,
+            callbacks=watching,
+            listeners=listeners,
+            in_folder=in_folder,
+        )
+        if resume is not None and goes_on:
+            run.restore(resume, here=here)
         logs = Logs(run_dir, shown, config=_configuration(run), before=run.history)
-        with logs, _rescue(run, home), noted_signals(on=checkpoint_every is not None) as request:
+
+        # Training; without a folder, other signals than Ctrl-C have nothing to save
+        noted = SIGNALS if in_folder else (SIGINT,)
+        with logs, _rescue(run, home), noted_signals(noted) as request:
             run.logs = logs
             for callback in watching:
                 callback.on_start(run)
@@ -115,15 +158,19 @@ def learn(
                     stop = _iteration(run, diagnose, start=start)
                     stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
                 over = parallel.agreed(stop) or run.steps >= total_steps
-                if checkpoint_every is not None:
-                    run.checkpoint(run_dir, every=checkpoint_every, over=over, request=request)
+                _check_folder(logs)
+                run.checkpoint(every=checkpoint_every, over=over, request=request)
                 if over:
                     break
             for callback in watching:
                 callback.on_end(run)
-        if run_dir is not None:
-            agent.save(run_dir)
-            remove(Path(run_dir) / UNFINISHED)
+
+            # The agent; a signal that came too late to shorten the training still ends the program
+            if run_dir is not None:
+                agent.save(run_dir)
+                remove(Path(run_dir) / UNFINISHED)
+            if request.name is not None:
+                raise run.interruption(request.name)
     return list(run.history)
 
 
@@ -131,9 +178,11 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
     """Run one iteration and record it, even if a callback fails; return True if one ends the training."""
 
     def on_rollout(rollout: TensorDict) -> None:
+        run.collected = int(rollout["mask"].sum())
         for callback in run.callbacks:
             callback.on_rollout(run, rollout)
 
+    process = os.getpid()
     run.agent.progress = run.steps / run.total_steps
     metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
@@ -141,6 +190,7 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
         ends = [callback.on_iteration(run, metrics) for callback in run.callbacks]  # call them all
         return any(ends)
     finally:
+        end_if_forked(process, "a callback")
         run.record(metrics)
 
 
@@ -149,7 +199,28 @@ def _configuration(run: Run) -> dict[str, Any]:
     spec, config = spec_of(run.agent.env), field_values(run.agent.config)
     plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
     algorithm = type(run.agent).__name__
+    if isinstance(run.agent.env, TextVectorEnv):
+        plain["turns_end_with"] = str(run.agent.env.ends)
     return {"environment": spec.id if spec else None, "algorithm": algorithm, "total_steps": run.total_steps} | plain
+
+
+def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: bool) -> bool:
+    """Check that nothing is lost by a resume; return True if the run goes on in its own folder.
+
+    Raises:
+        FileExistsError: if the folder holds something that was trained for longer, unless ``overwrite``.
+        ValueError: if there is nothing to overwrite.
+    """
+    here = run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    longer = goes_back(resume) if here else None
+    if overwrite and longer is None:
+        raise ValueError("resume continues a run and overwrite removes it: give only one of them")
+    if longer is not None and not overwrite:
+        raise FileExistsError(
+            f"{run_of(resume)} holds {longer}, which going on from {resume} would replace: give another folder "
+            "(--run-dir, in Python run_dir=...), or replace it (--overwrite, in Python overwrite=True)"
+        )
+    return here
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
@@ -161,21 +232,50 @@ def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str 
         )
 
 
+class FolderLostError(OSError):
+    """The folder of a run was removed or moved while it trained."""
+
+
+def _check_folder(logs: Logs) -> None:
+    """Raise an error if the folder of the run is not in its place any more."""
+    where = logs.lost_folder()
+    if where is not None:
+        raise FolderLostError(f"the folder {logs.folder} was removed or moved while the training used it: {where}")
+
+
 @contextmanager
 def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
     """If training fails, save its results: the agent, unscored answers, the offending batch."""
+    process = os.getpid()
     try:
         yield
-    except BaseException as error:  # Ctrl-C too
-        when = {"iteration": len(run.history) + 1, "steps": run.steps}
+    except KeyboardInterrupt as interrupt:  # Ctrl-C at once is reported as after an iteration, without its place
+        end_if_forked(process, "other code")
+        interruption = interrupt
+        if not isinstance(interrupt, Interrupted):
+            interruption = run.interruption("SIGINT")
+        _rescue_results(interruption, run, run_dir)
+        raise interruption from None
+    except BaseException as error:
+        end_if_forked(process, "other code")
+        if isinstance(error, SystemExit):  # of an environment or a callback; Python ends without a word
+            location = traceback.extract_tb(error.__traceback__)[-1]
+            logger.warning("line %s of %s ended the training by sys.exit", location.lineno, location.filename)
         if isinstance(error, InvariantError):
-            error.add_note(f"in iteration {when['iteration']}, after {when['steps']} steps")
-        if run_dir is not None:
-            try:
-                _save_what_is_left(error, run, Path(run_dir), when)
-            except OSError as failure:  # a full disk may be the first error too
-                error.add_note(f"not everything could be saved in {run_dir}: {failure}")
+            error.add_note(f"in iteration {len(run.history) + 1}, after {run.steps} steps")
+        _rescue_results(error, run, run_dir)
         raise
+
+
+def _rescue_results(error: BaseException, run: Run, run_dir: str | Path | None) -> None:
+    """Save what is left of a training that an error ends; what fails then is a note of this error."""
+    if run_dir is None:
+        return
+    when = {"iteration": len(run.history) + 1, "steps": run.steps}
+    try:
+        _save_what_is_left(error, run, Path(run_dir), when)
+    except OSError as failure:  # a full disk may be the first error too
+        error.add_note(f"not everything could be saved in {run_dir}: {failure}")
 
 
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
@@ -190,11 +290,21 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
-    (run_dir / UNFINISHED).write_text("stopped" if isinstance(error, KeyboardInterrupt) else "failed", encoding="utf-8")
+    if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
+        run.logs.write_again()
+    if isinstance(error, FolderLostError):  # at the end of an iteration
+        run.checkpoint(every=None, over=True, request=Request())
+        error.add_note(f"in its place is a new one, with the metrics and a checkpoint: --resume {run_dir} goes on")
+    ending = FAILED
+    if isinstance(error, KeyboardInterrupt):
+        saved_steps = 0 if run.newest is None else checkpoint_steps(run.newest)
+        ending = STOPPED if saved_steps == run.steps else BROKEN_OFF
+    (run_dir / UNFINISHED).write_text(ending, encoding="utf-8")
     # An agent that has learnt nothing is kept on request only: the folder of a failure stays free for the next try.
     if run.steps or isinstance(error, (KeyboardInterrupt, StopTraining)):
         run.agent.save(run_dir)
-        error.add_note(f"the agent in its present state is saved in {run_dir}")
+        if not isinstance(error, Interrupted):
+            error.add_note(f"the agent in its present state is saved in {run_dir}")
 
 
 def iterate(
@@ -208,7 +318,11 @@ def iterate(
     if not (isinstance(agent.progress, SupportsFloat) and 0 <= agent.progress <= 1):
         raise ValueError(f"agent.progress is {agent.progress!r}, expected the finished part of the training, 0 to 1")
     clock = [time.perf_counter()]
-    rollout = agent.collect() if rollout is None else rollout
+    process = os.getpid()
+    try:
+        rollout = agent.collect() if rollout is None else rollout
+    finally:
+        end_if_forked(process, "an environment or a task")
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= parallel.mean(agent.env.metrics)
@@ -241,9 +355,17 @@ def iterate(
 def _charge(agent: Learner, rollout: TensorDict) -> None:
     """Charge the KL penalty."""
 
+    # What may differ at the first rollout; a penalty of one's own needs to know it only if the config says so
+    config = agent.config
+    options: dict[str, Any] = {}
+    if isinstance(config, PolicyGradientConfig) and config.ratio_tolerance is not None:
+        options["tolerance"] = config.ratio_tolerance
+    if isinstance(config, ClippedConfig) and config.max_importance_weight is not None:
+        options["other_sampler"] = True
+
     def charged(part: TensorDict) -> list[Tensor]:
         assert agent.penalty is not None
-        agent.penalty(part, agent.policy)
+        agent.penalty(part, agent.policy, **options)
         return [part[name] for name in names]
 
     names = ("reward", "reference_log_prob", "kl")

@@ -2,24 +2,27 @@
 
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
 from tensordict import TensorDict
+from torch import nn
 
 from algos import parallel
 from algos.training.checkpoint import read_checkpoint, write_checkpoint
-from algos.training.env_state import env_state, set_env_state
+from algos.training.env_state import env_state, restore_objects, set_env_state
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
-from algos.training.run_folder import run_of
-from algos.training.serialization import attributes, set_attributes
+from algos.training.run_folder import checkpoint_steps, checkpoints, run_of
+from algos.training.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.signals import Interrupted, Request
+from algos.training.unsaved import UnsavedState
 from textenv.acceleration import TAKEN
+from textenv.state import set_states, states_of
 
 logger = logging.getLogger(__name__)
 OF_RANK = ("policy_generator", "policy_memory", "collector")
@@ -125,6 +128,8 @@ class Run:
         total_steps: length of the training.
         run_dir: folder of the run, if it has one.
         callbacks: whose state is saved too.
+        listeners: other objects of the user that the training calls, by name, whose states are saved too.
+        in_folder: True if the run has a folder, on this rank or on rank 0, which writes into it.
     """
 
     def __init__(
@@ -134,14 +139,27 @@ class Run:
         total_steps: float = 0,
         run_dir: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
+        listeners: Mapping[str, Any] | None = None,
+        in_folder: bool = False,
     ) -> None:
-        self.agent, self.total_steps, self.callbacks = agent, total_steps, callbacks
+        self.agent = agent
+        self.total_steps = total_steps
+        self.callbacks = callbacks
+        self.listeners = listeners or {}
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.logs: Logs | None = None
-        self.steps = 0
+        self.steps = self.agent.steps = 0
         """Steps (True entries) so far."""
+        self.collected = 0
+        """Steps of a rollout that is not counted yet, since its iteration has not ended."""
         self.saved = 0
-        """Steps at the last checkpoint."""
+        """Steps at the last checkpoint that was due."""
+        self.newest: Path | None = None
+        """Newest checkpoint in the run's folder."""
+        self.in_folder = in_folder
+        """True if the run has a folder, on this rank or on rank 0."""
+        self.unsaved = UnsavedState(agent)
+        self._has_warned = False
         self.seconds = 0.0
         """Training time so far, in seconds."""
         self.history = History()
@@ -149,14 +167,23 @@ class Run:
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
+        self.frozen = frozen_checksum(agent.policy) if isinstance(agent.policy, nn.Module) else None
+        """Checksum of the policy's weights that are not trained, which a checkpoint does not hold."""
 
     def log(self, values: Values) -> None:
-        """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name, at the present step."""
-        if self.logs is not None:
-            self.logs.write(values, step=self.steps)
+        """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name.
 
-    def restore(self, folder: str | Path) -> None:
+        They belong to the iteration under way, and have the step count of its end.
+        """
+        if self.logs is not None:
+            self.logs.write(values, step=self.steps + self.collected, iteration=len(self.history) + 1)
+
+    def restore(self, folder: str | Path, *, here: bool = False) -> None:
         """Restore agent, environment, counters, callbacks and history from a checkpoint.
+
+        Args:
+            folder: of a checkpoint, or of a run: its newest one.
+            here: it is one of this run's own folder.
 
         Raises:
             FileNotFoundError: if there is no checkpoint.
@@ -170,6 +197,9 @@ class Run:
         except Exception as error:  # another agent's checkpoint may fail in any way
             reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
+        if here:
+            present = {checkpoint_steps(path): path for path in checkpoints(run_of(folder))}
+            self.newest = present.get(self.steps)
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
         agent = self.agent
@@ -190,10 +220,17 @@ class Run:
             said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
             logger.warning(said, len(ranks) + 1, parallel.world_size())
             environment = None
+            restore_objects(agent.env, state["environment"])
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:
             set_env_state(agent.env, environment)
         agent.load_state_dict(state["agent"])
+        if state.get("frozen", self.frozen) != self.frozen:
+            logger.warning(
+                "the weights of the policy that are not trained are other ones than in the run %s, so it goes on as "
+                "another policy: load the same base model, and change it in the same way",
+                folder,
+            )
         # Seeds that depend on the steps, so that resuming twice from here gives the same run.
         anew = parallel.own_seed(agent.config.seed) + int(state["steps"])
         if not same:
@@ -204,7 +241,7 @@ class Run:
         else:
             agent.collector.observation = None
             agent.collector.seed = anew
-        self.steps = self.saved = int(state["steps"])
+        self.steps = self.saved = agent.steps = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History.from_state(state["history"])
         path = run_of(folder) / "metrics.jsonl"
@@ -220,10 +257,15 @@ class Run:
             for callback in [each for each in waiting if type(each).__name__ == name][:1]:
                 callback.load_state_dict(saved)
                 waiting.remove(callback)
+        different = set_states(self.listeners, state.get("listeners", {}))  # absent before version 0.10
+        if different:
+            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
 
     def count(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
         """Count an iteration's steps; return its metrics with step count, iteration number and times."""
         self.steps += int(metrics["rollout/steps"])
+        self.agent.steps = self.steps
+        self.collected = 0
         self.seconds = seconds
         path = metrics.pop("update/path", int(bool(TAKEN)))
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
@@ -235,24 +277,64 @@ class Run:
         """Add the metrics of an iteration to history and logs."""
         if self.logs is not None and self.logs.failures:
             metrics["log/failures"] = self.logs.failures
-        self.history.append(metrics)
         self.log(metrics)
+        self.history.append(metrics)
         self.watch.look(metrics)
 
-    def checkpoint(self, run_dir: str | Path | None, *, every: int, over: bool, request: Request) -> None:
-        """Write a checkpoint if one is due: after ``every`` steps, at the end, or after a signal to stop, on any rank.
+    def checkpoint(self, *, every: int | None, over: bool, request: Request) -> None:
+        """Write a checkpoint if one is due: after the first iteration, then regularly, at the end, or after a signal.
+
+        Args:
+            every: steps between checkpoints; None: a tenth of the training, and an agent that cannot be saved in a
+                checkpoint is trained without.
+            over: the training is complete.
+            request: signal to stop, if there was one on this rank.
 
         Raises:
-            Interrupted: after a signal.
+            Interrupted: after a signal on any rank, unless the training is complete.
         """
         signal = next((name for name in parallel.gather(request.name) if name is not None), None)
-        if not over and signal is None and self.steps - self.saved < every:
-            return
-        self.saved = self.steps
-        agent, environment = self.agent.state_dict(), env_state(self.agent.env)
-        own = {name: agent[name] for name in OF_RANK} | {"environment": environment}
-        _, *ranks = parallel.gather(own)
-        state: dict[str, Any] = {
+        interval = max(1, int(self.total_steps) // 10) if every is None else every
+        regular = self.steps - self.saved >= interval
+        first = self.newest is None  # tells early that one cannot be written, and leaves one for an early failure
+        if self.in_folder and (first or regular or over or signal is not None):
+            if regular:
+                self.saved = self.steps
+            self.newest = self._write_checkpoint(asked=every is not None) or self.newest
+        if signal is not None and not over:
+            raise self.interruption(signal)
+
+    def interruption(self, signal: str) -> Interrupted:
+        """Return the exception for a signal, which says what is left of the training."""
+        if not self.in_folder:
+            return Interrupted(signal, f"stopped by {signal} after {self.steps} steps", resumable=False)
+        where = "before its first checkpoint" if self.newest is None else f"see {self.newest}"
+        return Interrupted(signal, f"stopped by {signal} after {self.steps} steps, {where}")
+
+    def _write_checkpoint(self, *, asked: bool) -> Path | None:
+        """Write a checkpoint and return its folder; None, with a warning, if it was not asked for and is impossible."""
+        self.unsaved.warn()
+        try:
+            state = self._state()
+            folder = None
+            if self.run_dir is not None:
+                folder = write_checkpoint(self.run_dir, state, steps=self.steps)
+        except TypeError as error:
+            if asked:
+                raise
+            if not self._has_warned:
+                logger.warning("no checkpoint can be written, so this run cannot be resumed: %s", error)
+            self._has_warned = True
+            folder = None
+        return parallel.agreed(folder)
+
+    def _state(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs; the other ranks' part comes from them."""
+        agent = self.agent.state_dict()
+        environment = env_state(self.agent.env)
+        of_this_rank = {name: agent[name] for name in OF_RANK} | {"environment": environment}
+        _, *ranks = parallel.gather(of_this_rank)
+        return {
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
             "seconds": self.seconds,
@@ -260,11 +342,10 @@ class Run:
             "seed": self.agent.config.seed,
             "history": self.history.state(),
             "agent": agent,
+            "frozen": self.frozen,
             "environment": environment,
             "ranks": ranks,
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
+            "listeners": states_of(self.listeners),
             "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
         }
-        folder = parallel.agreed(None if run_dir is None else write_checkpoint(run_dir, state, steps=self.steps))
-        if signal is not None and not over:
-            raise Interrupted(signal, f"stopped by {signal} after {self.steps} steps, see {folder}")

@@ -1,6 +1,7 @@
 """Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -11,16 +12,23 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from textenv.json_files import read_json
+from textenv.json_files import json_lines, read_json
 
+logger = logging.getLogger(__name__)
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 """Results of a run in its folder, which a new run must not replace."""
 UNFINISHED = ".failed"
-"""File of a run that failed or was stopped, with that word; without a checkpoint, a new run may start in its folder."""
+"""File of a run that did not end by itself, with `FAILED`, `STOPPED` or `BROKEN_OFF`."""
+FAILED, STOPPED, BROKEN_OFF = "failed", "stopped", "stopped in mid-iteration"
 RUN = "run.yaml"
 """File of options of ``algos train`` that repeat the run, and resume it."""
+OBJECTS = "objects.safetensors"
+"""File with the states of rewards and of other objects that the environment calls, beside a saved agent."""
+COMPARISON = "comparison.json"
+"""File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
 OTHERS = (
-    UNFINISHED, RUN, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id", "frontier.png",
+    UNFINISHED, RUN, OBJECTS, COMPARISON, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id",
+    "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""
@@ -87,7 +95,8 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
             (folder / HOLDER).unlink(missing_ok=True)
             if created and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing has begun
                 remove(folder)
-        lock.release()
+        with suppress(OSError):  # a reward may have closed the lock's descriptor, which releases it too
+            lock.release()
 
 
 def status(folder: Path) -> str:
@@ -99,7 +108,7 @@ def status(folder: Path) -> str:
         except OSError:  # Timeout is one; so is the lock of another user
             return "running"
     if (folder / UNFINISHED).exists():
-        return "stopped" if (folder / UNFINISHED).read_bytes() == b"stopped" else "failed"
+        return "stopped" if (folder / UNFINISHED).read_bytes().startswith(b"stopped") else "failed"
     return "finished" if (folder / "config.json").exists() else "ended"
 
 
@@ -114,8 +123,14 @@ def run_of(folder: str | Path) -> Path:
     return folder.parent.parent if folder.parent.name == "checkpoints" else folder
 
 
+def checkpoint_steps(checkpoint: Path) -> int:
+    """Return the steps in the name of a checkpoint; 0 if it has another name."""
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
+
+
 def starts_again(resume: str | Path) -> bool:
-    """True if a run's own folder has no checkpoint yet, so that training starts from the beginning.
+    """True if a run's own folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
         FileExistsError: if it holds an agent whose training ended without a checkpoint.
@@ -124,12 +139,37 @@ def starts_again(resume: str | Path) -> bool:
     if folder != run_of(resume) or checkpoints(folder):
         return False
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
-    if left and not (folder / UNFINISHED).exists():
+    steps = agent_steps(folder)
+    if left and steps != 0:
+        trained = "a trained agent" if steps is None else f"an agent trained for {steps} steps"
         raise FileExistsError(
-            f"{folder} holds a trained agent ({', '.join(left)}) but no checkpoint to resume: a new run would "
-            "replace it. Give another folder, or remove what is there (--overwrite, in Python overwrite=True)"
+            f"{folder} holds {trained} ({', '.join(left)}) but no checkpoint to resume: a new run would replace it. "
+            "To train this agent on, load its policy (algos.load) and give another folder; to begin again, remove "
+            "what is there (--overwrite, in Python overwrite=True)"
         )
+    if holds_run(folder):
+        logger.warning("%s has no checkpoint yet: its training starts again, from step 0", folder)
     return True
+
+
+def agent_steps(folder: Path) -> int | None:
+    """Return the steps for which the agent in a folder was trained, 0 without one; None if they are not known."""
+    if not (folder / "config.json").is_file():
+        return None if (folder / "policy").exists() else 0
+    try:
+        steps = read_json(folder / "config.json", what="the description of an agent", kind=dict).get("steps")
+        if steps is None and not (folder / HOLDER).exists():  # written before version 0.10, and not by a killed run
+            rows = json_lines(folder / "metrics.jsonl")
+            steps = rows[-1]["steps"] if rows else 0
+        return None if steps is None else int(steps)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def was_broken_off(folder: Path) -> bool:
+    """True if the agent in a folder is from the middle of an iteration, whose training goes on from a checkpoint."""
+    path = folder / UNFINISHED
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") != STOPPED
 
 
 @contextmanager

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import EnvSpec
 
 from algos.sharing.hub import agent_folder, download
+from algos.training.env_state import save_objects
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
+from textenv.importing import name_of
 from textenv.json_files import read_json
+from textenv.kl.coefficients import as_coefficient
 from textenv.names import OURS
-from textenv.rewards.calling import reward_name
+from textenv.plain import plain
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +36,15 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    Earlier files in the folder stay until the new ones are complete.
+    States of rewards and of other objects of the environment go to `OBJECTS`, for `load_objects`. Earlier files in the
+    folder stay until the new ones are complete.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
     """
     from safetensors import SafetensorError
+
+    from textenv.envs.vector_env import TextVectorEnv
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,13 +57,17 @@ def save(agent: Learner, folder: str | Path) -> Path:
                 "environment": _describe_environment(spec_of(agent.env)),
                 "algorithm": type(agent).__name__,
                 "config": dataclasses.asdict(agent.config),
+                "steps": agent.steps,
                 "policy": type(agent.policy).__name__,
                 "policy_arguments": agent.policy.save(weights),
                 "reward_normalizer": None if rewards is None else rewards.state_dict(),
                 "penalty": None if penalty is None else penalty.state_dict(),
                 "made_by": made_by(),
             }
+            if isinstance(agent.env, TextVectorEnv):
+                description["turns_end_with"] = str(agent.env.ends)  # for readers; the policy's folder has the ids
             config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
+        save_objects(agent.env, folder)
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
     return folder
@@ -173,14 +183,17 @@ def _describe_environment(spec: Any) -> dict[str, Any] | None:
     if spec is None:
         return None
     arguments = {
-        name: str(x) if isinstance(x, Path) else x for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
+        name: str(x) if isinstance(x, Path) else plain(x) for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
     }
+    kl_coef: Any = arguments.get("kl_coef")
+    if kl_coef is not None:  # of a changing one, what it is at the start: it only says that a KL is measured
+        arguments["kl_coef"] = as_coefficient(kl_coef).value
     if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
         arguments["model"] = str(Path(arguments["model"]).resolve())
     try:
         json.dumps(arguments)
     except TypeError:
         return None
-    names = [x if isinstance(x, str) else f"{x.__module__}:{reward_name(x)}" for x in spec.kwargs.get("wrappers", ())]
+    names = [x if isinstance(x, str) else name_of(x) for x in spec.kwargs.get("wrappers", ())]
     module = getattr(spec, "module", None)
     return {"id": spec.id, "kwargs": arguments, "module": module} | ({"wrappers": names} if names else {})

@@ -4,13 +4,17 @@ Values become JSON and tensors. Nothing is pickled, and reading executes no code
 """
 
 import dataclasses
+import zlib
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from textenv.lm.origin import checksum
+from textenv.state import Stateful
 
 _KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
@@ -19,17 +23,6 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices that torch's generators may be on."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
 """Sequence types by their names in JSON; `torch.Size` is a tuple too, so it comes first."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that saves its own state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, of values that `to_json` accepts."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Restore what `state_dict` returned."""
 
 
 def saved_state(owner: Any) -> dict[str, Any] | None:
@@ -78,11 +71,19 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         if isinstance(value, sequence):
             return {name: [to_json(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[to_json(key, tensors), to_json(item, tensors)] for key, item in value.items()]}
+        return {"dict": [[to_json(key, tensors), _entry_to_json(key, item, tensors)] for key, item in value.items()]}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = [field.name for field in dataclasses.fields(value)]
         return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
+
+
+def _entry_to_json(key: Any, item: Any, tensors: dict[str, Tensor]) -> Any:
+    """Convert an entry of a dictionary; an error names its key."""
+    try:
+        return to_json(item, tensors)
+    except TypeError as error:
+        raise TypeError(f"{key}: {error}") from None
 
 
 def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -158,6 +159,12 @@ def trained_weights(module: Any) -> dict[str, Tensor]:
     if not isinstance(module, nn.Module):
         raise TypeError(f"a {type(module).__name__} cannot be saved: checkpoints need a torch.nn.Module as policy")
     return {name: x for name, x in module.named_parameters() if x.requires_grad} | dict(module.named_buffers())
+
+
+def frozen_checksum(module: nn.Module) -> int | None:
+    """Checksum of the weights that `trained_weights` leaves out; None if there are none."""
+    checksums = [checksum(x) for _, x in module.named_parameters() if not x.requires_grad]
+    return zlib.crc32(str(checksums).encode()) if checksums else None
 
 
 @torch.no_grad()

@@ -1,13 +1,15 @@
-"""Ctrl-C and SIGTERM during training: the current iteration is finished first."""
+"""Ctrl-C, SIGTERM and SIGHUP: a training finishes its iteration first; other work ends at once, in a sentence."""
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a training."""
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -16,12 +18,14 @@ class Interrupted(KeyboardInterrupt):
     Args:
         name: name of the signal.
         message: step count of the run and its checkpoint.
+        resumable: True if the training can go on from its folder.
     """
 
-    def __init__(self, name: str, message: str) -> None:
+    def __init__(self, name: str, message: str, *, resumable: bool = True) -> None:
         super().__init__(message)
         self.status = 128 + signal.Signals[name]
         """Exit status of a program ended by this signal."""
+        self.resumable = resumable
 
 
 class Request:
@@ -31,28 +35,49 @@ class Request:
 
 
 @contextmanager
-def noted_signals(*, on: bool) -> Iterator[Request]:
-    """Record the first of each signal; a second acts at once, as outside this context.
+def noted_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[Request]:
+    """Record the first of each of these signals; a second acts at once, as outside this context.
 
-    Args:
-        on: False, or a thread that is not the main one, leaves signals unchanged.
+    A second SIGHUP is ignored: when a terminal closes, the kernel and the shell both send one. A thread that is not the
+    main one leaves signals unchanged.
     """
     request = Request()
-    if not on or threading.current_thread() is not threading.main_thread():
-        yield request
-        return
 
     def note(number: int, frame: FrameType | None) -> None:
         request.name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            return
         signal.signal(number, before[signal.Signals(number)])
         with suppress(OSError):  # nobody reads it: the terminal has gone
             os.write(2, b"the training ends after this iteration; the same signal once more ends it now\n")
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        signal.signal(number, note)
-    try:
+    with _handled(numbers, note) as before:
         yield request
+
+
+@contextmanager
+def interrupted_by_signals(message: str) -> Iterator[None]:
+    """Context in which each signal raises an `Interrupted` at once, with this message."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Interrupted(name, f"stopped by {name} {message}", resumable=False)
+
+    with _handled(SIGNALS, interrupt):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[dict[signal.Signals, object]]:
+    """Set a handler for these signals, but for those that are ignored, as under ``nohup``; yield the former ones."""
+    before: dict[signal.Signals, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: former for number, former in before.items() if former is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield before
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ import algos
 from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
 from algos.cli import main
 from algos.envs.flatten import flatten, flatten_one
+from algos.envs.spaces import describe_space, restore_space
 from algos.make import make_policy
 from algos.policies.distributions import action_distribution
-from algos.policies.policy import describe_space, restore_space
 from tests.helpers.errors import refused
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algos import presets
-from algos.config import GROUPED
+from algos.config import compares_groups
 from algos.make import find_algorithm, is_text, make_policy, make_vector_environment
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
@@ -17,7 +17,7 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
     if env_id.startswith("LunarLander"):
         pytest.importorskip("Box2D")
     recipe = presets.recipe(env_id, algorithm)
-    env = make_vector_environment(env_id, recipe.num_envs, seed_each=algorithm in GROUPED)
+    env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm))
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
     shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}

@@ -458,11 +458,11 @@ def test_an_epoch_of_minibatches_holds_every_true_entry_once(batch, size, sequen
     assert torch.equal(rollout["number"], number)
     units = sum(map(any, mask)) if sequential else len(entries(mask))
     expected = [number[b, t].item() for b, t in entries(mask)]
-    sizes = (
-        []
-        if not units
-        else ([units] if size is None else [size] * (units // size) + [units % size] * (units % size > 0))
-    )
+    sizes = [units] if units else []
+    if size is not None:
+        sizes = [size] * (units // size) + [units % size] * (units % size > 0)
+        if sizes[1:] and sizes[-1] == 1 < size and not sequential:  # a step that is left over is not alone
+            sizes[-2:] = [size + 1]
     assert [len(part) for part in found] == sizes * epochs
     for epoch in range(epochs):
         parts = found[epoch * len(sizes) : (epoch + 1) * len(sizes)]

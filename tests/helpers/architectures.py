@@ -131,7 +131,7 @@ OWN = dict.fromkeys(
     "llama4_text": dict(layer_types=["chunked_attention", "full_attention"]),
     "longcat_flash": LATENT | dict(num_layers=1, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=16),
     "mamba2": dict(num_heads=8, expand=2),
-    "minicpm3": LATENT | dict(dim_model_base=WIDTH),
+    "minicpm3": LATENT | dict(dim_model_base=WIDTH // 2),
     "prophetnet": dict(
         num_hidden_layers=None, num_encoder_layers=LAYERS, num_decoder_layers=LAYERS, num_encoder_attention_heads=HEADS,
         num_decoder_attention_heads=HEADS,

@@ -8,7 +8,7 @@ import pytest
 
 import textenv  # noqa: F401 (registers the environments)
 from algos import PPO, LMPolicy, MLPPolicy, evaluate, presets
-from algos.config import GROUPED
+from algos.config import compares_groups
 from algos.make import find_algorithm, make_policy, make_vector_environment
 from textenv import KLPenalty
 from textenv.embedded.grammar import accepts
@@ -57,7 +57,7 @@ def test_every_other_algorithm_solves_cartpole_by_its_recipe_on_two_seeds_of_thr
 
 def solved_by(algo, seed):
     recipe = presets.recipe("CartPole-v1", algo)
-    env = make_vector_environment("CartPole-v1", recipe.num_envs, seed_each=algo in GROUPED)
+    env = make_vector_environment("CartPole-v1", recipe.num_envs, seed_each=compares_groups(algo))
     policy = make_policy(env, policy=recipe.policy, seed=seed, **recipe.policy_kwargs)
     history = find_algorithm(algo)(env, policy, dataclasses.replace(recipe.config, seed=seed)).learn(recipe.total_steps)
     test_env = gymnasium.make_vec("CartPole-v1", num_envs=20)

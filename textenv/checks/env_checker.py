@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from textenv.checks.env_driver import MAX_STEPS, EnvDriver, Seen, ids_of
+from textenv.prompts.plain_text import plain_text
 from textenv.rollout import allowed_tokens, is_episode_env
 
 NO_EOS = "EOS is forbidden here or unknown (it is read from env.tokenizer)"
@@ -117,7 +118,7 @@ def _check_ids(driver: EnvDriver) -> str:
 
 
 def _check_end_tokens(driver: EnvDriver) -> str:
-    """EOS ends a turn, pad does not (unless pad is EOS), and only padding follows the text."""
+    """What ends the model's turns ends a turn, pad does not (unless it does), and only padding follows the text."""
     for _ in range(2):
         driver.reset(None)
         length = len(driver.ids)
@@ -125,15 +126,20 @@ def _check_end_tokens(driver: EnvDriver) -> str:
         _demand(len(beyond) <= 1, f"after its {length} ids a state has {sorted(beyond)}, expected one padding id")
     if not driver.may(driver.eos):
         return NO_EOS
-    before = driver.ids
-    seen = driver.step(driver.eos)
-    _demand(
-        seen.done or len(seen.ids) > len(before) + 1 or driver.conversation,
-        f"EOS (id {driver.eos}) did not end the turn: the next state is {seen.ids}",
-    )
+    for end in driver.turn_ends:
+        before = driver.reset(0)
+        if not driver.may(end):
+            continue
+        seen = driver.step(end)
+        name = "EOS" if end == driver.tokenizer.eos_token_id else driver.tokenizer.convert_ids_to_tokens(end)
+        _demand(
+            seen.done or len(seen.ids) > len(before) + 1 or driver.conversation,
+            f"{name} (id {end}) did not end the turn: the next state is {seen.ids}. The model ends its turns with it "
+            "(textenv.lm.ends.turn_ends)",
+        )
     pad = driver.pad
     driver.reset(0)
-    if pad != driver.eos and driver.may(pad) and not driver.step(driver.word(1)).done:
+    if pad not in driver.turn_ends and driver.may(pad) and not driver.step(driver.word(1)).done:
         driver.reset(0)
         _demand(not driver.step(pad).done, f"the pad token (id {pad}) ended the episode, only EOS and stop tokens may")
     return ""
@@ -145,7 +151,7 @@ def _check_score_placement(driver: EnvDriver) -> str:
     for step in range(40):
         token = driver.word(step, words=3 if step % 4 == 3 else np.inf)
         seen = driver.step(token)
-        turn_over = token == driver.eos or seen.done or len(seen.ids) > len(before) + 1
+        turn_over = token in driver.turn_ends or seen.done or len(seen.ids) > len(before) + 1
         _demand(
             turn_over or seen.reward == 0,
             f"step {step} gave reward {seen.reward} in the middle of a turn: give it at the end of the turn",
@@ -211,6 +217,8 @@ def _check_no_leak(driver: EnvDriver) -> str:
             return NO_EOS_HERE
         answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
         expected = driver.tokenizer.decode(chosen, skip_special_tokens=True)
+        if driver.ours is not None:
+            expected = plain_text(chosen, driver.tokenizer)
         if answer is None:
             return "info has no 'completion' at the end of an episode"
         _demand(

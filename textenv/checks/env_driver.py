@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from textenv.envs.text_env import TextEnv
 from textenv.envs.vector_env import Conversation, TextVectorEnv
+from textenv.lm.ends import turn_ends
 
 MAX_STEPS = 4000
 """Steps after which an episode counts as endless."""
@@ -64,9 +65,12 @@ class EnvDriver:
         """The environment if it is a `TextVectorEnv`."""
         holder = self.ours or own
         self.tokenizer: Any = holder.tokenizer if isinstance(holder, _HasTokenizer) else None
-        self.eos: int | None = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        self.turn_ends = _turn_ends(self.ours, self.tokenizer)
+        """Token ids each of which ends a turn; empty if they are unknown."""
+        self.eos: int | None = next(iter(self.turn_ends), None)
+        """Token that ends the script's turns: EOS, or without it another of `turn_ends`."""
         self.pad: int | None = None if self.tokenizer is None else self.tokenizer.pad_token_id
-        self.ends = {self.eos, self.pad}
+        self.ends = {*self.turn_ends, self.pad}
         """Tokens that the script avoids: sure and possible ends of a turn, and padding."""
         if self.ours is not None:
             self.ends |= {*self.ours.ends.ids, *np.flatnonzero(self.ours.ends.may_complete)}
@@ -194,6 +198,17 @@ class EnvDriver:
         self._masks = [None] * self.vector.num_envs
         if "action_mask" in info:
             self._masks = list(np.asarray(info["action_mask"]).astype(bool))
+
+
+def _turn_ends(ours: TextVectorEnv | None, tokenizer: Any) -> list[int]:
+    from transformers import PreTrainedTokenizerBase
+
+    if ours is not None:
+        return list(ours.ends.own.ids)
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return list(turn_ends(tokenizer).ids)
+    eos = None if tokenizer is None else tokenizer.eos_token_id  # of a tokenizer of another library
+    return [] if eos is None else [eos]
 
 
 def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from textenv.envs.turn import Turn
+from textenv.lm.ends import turn_ends
 from textenv.lm.loading import vocabulary_size
 from textenv.optional import package
 
@@ -14,9 +15,10 @@ class Guided:
     """Rule for ``allowed=``: the tokens after which a turn can still become a text of a grammar (by ``llguidance``).
 
     ``form`` is ``"json_schema"`` (JSON without white space unless its ``x-guidance`` allows it), ``"regex"`` (for the
-    whole turn) or ``"lark"``, as in ``allowed=Guided("regex", "yes|no")``. EOS is allowed where the text is complete,
-    and only there. A turn that reaches ``max_new_tokens`` is cut off: bound the texts (``maxLength``, ``{1,20}``).
-    A ValueError says why llguidance refuses a grammar or, at the first token, a tokenizer.
+    whole turn) or ``"lark"``, as in ``allowed=Guided("regex", "yes|no")``. What ends the model's turns, such as EOS, is
+    allowed where the text is complete, and only there. A turn that reaches ``max_new_tokens`` is cut off: bound the
+    texts (``maxLength``, ``{1,20}``). A ValueError says why llguidance refuses a grammar or, at the first token, a
+    tokenizer.
     """
 
     def __init__(self, form: Literal["json_schema", "regex", "lark"], grammar: Any) -> None:
@@ -44,5 +46,11 @@ class Guided:
         if not self._matcher.consume_tokens(turn.completion_ids):  # half a microsecond a token
             self._tokenizer = None  # a matcher stays in its error
             raise ValueError(f"{turn.completion!r:.200} does not fit the grammar: {self._matcher.get_error():.200}")
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return np.flatnonzero(np.unpackbits(mask, count=self._n, bitorder="little"))
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = np.unpackbits(bits, count=self._n, bitorder="little")
+
+        # Where llguidance allows EOS, the turn may end in any way
+        eos = turn.tokenizer.eos_token_id
+        if eos is not None and mask[eos]:
+            mask[list(turn_ends(turn.tokenizer).ids)] = 1
+        return np.flatnonzero(mask)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from textenv.envs.turn import Turn
+from textenv.lm.ends import turn_ends
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import is_chat, prompt_ids, render, reply_ids, without_end
 from textenv.rewards.scores import shown
@@ -74,6 +75,8 @@ class Tools:
         if self.tokenizer.response_template:
             found = self.tokenizer.parse_response(said, prefix=before, tools=self.schemas)
             return [call["function"] for call in found.get("tool_calls") or []]
+        if said and said[-1] in turn_ends(self.tokenizer).ids:
+            said = said[:-1]
         texts = _CALL.findall(without_end(str(self.tokenizer.decode(said)), self.tokenizer))
         calls = [attempt(partial(json.loads, text)) for text in texts]
         return [one for call in calls for one in (call if isinstance(call, list) else [call])]

@@ -13,8 +13,9 @@ from textenv.envs.action_masks import ActionMasks
 from textenv.envs.limits import Ends, Limits
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Turn
+from textenv.lm.ends import closing_ids
 from textenv.prompts.prompts import Prompt
-from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, without_end
+from textenv.prompts.tokenize import is_chat, prompt_ids, reply_ids, text_ids, without_end
 from textenv.rendering import draw, shade
 from textenv.rewards.scores import Scores
 
@@ -59,8 +60,6 @@ class Transcript:
         """Row of ``masks.sets`` for the next token."""
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
-        self.stopped = np.zeros(rows, dtype=bool)
-        """Rows whose turn ended with a stop text."""
         self.end_reason: list[str] = [""] * rows
         self.applies = np.zeros(rows, dtype=bool)
         """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
@@ -79,7 +78,7 @@ class Transcript:
         self.prompt_length[row] = len(ids)
         self._begin_turn(row, len(ids))
         self.turn[row] = 0
-        self.terminated[row] = self.truncated[row] = self.stopped[row] = self.applies[row] = False
+        self.terminated[row] = self.truncated[row] = self.applies[row] = False
         if self._unpaid:  # from an abandoned episode
             self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
         self.prompts[row], self.group[row], self.end_reason[row], self.tool_calls[row] = prompt, group, "", []
@@ -117,7 +116,7 @@ class Transcript:
             self.allowed.reshape(-1)[flat] = self.open[rows]
         self.length[rows] = length
 
-        # A turn is ended by EOS or by a stop text, which only some tokens can complete
+        # A turn is ended by some tokens, or by a stop text, which only some tokens can complete
         ended = self.ends.token[actions]
         if self.ends.texts:
             enough = length - self.turn_start[rows] >= self.limits.min_new_tokens
@@ -125,7 +124,6 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.completed(self.ends.texts) is not None
-                self.stopped[indices[i]] = ended[i]
         self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
 
         # It is over at a limit, too; the others go on
@@ -148,14 +146,16 @@ class Transcript:
 
     def write(self, row: int, completion: Any) -> None:
         """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""
-        # Token ids; a text is ended by EOS, if there is one
+        # Token ids; a text is ended as the chat template ends a message, or by EOS, if there is one
         ids = completion
-        adds_eos = False
+        end: list[int] = []
         if isinstance(completion, str):
-            ids = text_ids(without_end(completion, self.tokenizer), self.tokenizer)
-            adds_eos = self.tokenizer.eos_token_id is not None
+            prompt = self.prompts[row]
+            end = closing_ids(self.tokenizer, chat=prompt is not None and is_chat(prompt))
+            text = without_end(completion, self.tokenizer).removesuffix(str(self.tokenizer.decode(end)))
+            ids = text_ids(text, self.tokenizer)
         ids = np.asarray(ids)
-        if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or adds_eos):
+        if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or end):
             raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")
 
         # One by one, as the policy would choose them
@@ -164,17 +164,19 @@ class Transcript:
         for position in range(len(ids)):
             if over:
                 raise ValueError(
-                    f"it has {len(ids)} tokens, but ends after {position} by EOS, a stop or "
+                    f"it has {len(ids)} tokens, but ends after {position} by EOS, the end of a turn, a stop or "
                     f"max_new_tokens={self.limits.max_new_tokens}: cut off the rest (padding, too)"
                 )
             token = self.masks.check(ids[position : position + 1], slice(None), self.open[rows])
             over = len(self.append(rows, token)) > 0
 
-        # The end of a turn that is not over: EOS, or where the ids end, unless that is padding
+        # The end of a turn that is not over: that of a text, or where the ids end, unless that is padding
         if over:
             return
-        if adds_eos:
-            self.append(rows, np.array([self.tokenizer.eos_token_id]))
+        if end:
+            for end_id in end:
+                if not over:
+                    over = len(self.append(rows, np.array([end_id]))) > 0
         elif ids[-1] == self.pad:
             raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
@@ -187,8 +189,9 @@ class Transcript:
     def finish(self, turns: Mapping[int, Turn]) -> None:
         """End the episodes after their only turn, for a task without ``reply``."""
         for row, turn in turns.items():
-            at_eos = turn.completion_ids[-1] == self.tokenizer.eos_token_id
-            reason = ("eos" if at_eos else "stop") if turn.terminated else "length"
+            reason = "length"
+            if turn.terminated:
+                reason = "eos" if turn.completion_ids[-1] in self.ends.own.ids else "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
     def answer(self, row: int, turn: Turn, reply: Any) -> None:
@@ -218,7 +221,7 @@ class Transcript:
         self.tokens[row, at : at + len(ids)] = ids
         self._begin_turn(row, at + len(ids))
         self.turn[row] += 1
-        self.terminated[row] = self.stopped[row] = False
+        self.terminated[row] = False
         self._look_ahead(np.array([row]))
 
     @property
@@ -297,7 +300,8 @@ class Transcript:
         self.turn_limit[row] = min(at + self.limits.max_new_tokens, self.tokens.shape[1])
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
-        ids, start = self.tokens[row, : self.length[row]].tolist(), self.turn_start[row]
+        ids = self.tokens[row, : self.length[row]].tolist()
+        start = self.turn_start[row]
         prompt = self.prompts[row]
         assert prompt is not None, "call begin first"
         return Turn(
@@ -307,7 +311,7 @@ class Transcript:
             completion_ids=ids[start:],
             terminated=terminated,
             tokenizer=self.tokenizer,
-            stop=self.ends.texts if self.stopped[row] else (),
+            stop=self.ends.stop_texts if terminated else (),
             index=int(self.turn[row]),
             tool_calls=self.tool_calls[row],
         )

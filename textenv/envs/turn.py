@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from textenv.prompts.plain_text import plain_text
 from textenv.prompts.prompts import Prompt
+from textenv.prompts.special_tokens import first_special_token, special_tokens
 from textenv.rewards.scores import Scores, total
 
 if TYPE_CHECKING:
@@ -27,12 +29,12 @@ class Turn:
     context_ids: list[int]
     """Token ids before this turn: the prompt, and in a conversation the turns and replies since."""
     completion_ids: list[int]
-    """The tokens that the policy chose, EOS included."""
+    """The tokens that the policy chose, the one that ended the turn included."""
     terminated: bool
-    """True if the policy ended its turn (EOS or a stop sequence), False if a limit did."""
+    """True if the policy ended its turn (by one of its ends, or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
     stop: tuple[str, ...] = ()
-    """Stop texts, if one of them ended the turn: `completion` excludes that one."""
+    """Stop texts: `completion` excludes the one that the last token completed, if it completed one."""
     index: int = 0
     """Number of the turn in its episode, from 0."""
     last: bool = True
@@ -48,18 +50,43 @@ class Turn:
 
     @functools.cached_property
     def completion(self) -> str:
-        """Text of this turn without context, special tokens and stop text."""
+        """Text of this turn without context, special tokens (but with tags, see `plain_text`) and stop text."""
         return self.text[: self.completed(self.stop)] if self.stop else self.text
 
     def completed(self, texts: Sequence[str]) -> int | None:
         """Position in `text` of the first of these texts that the last token completed; None if it completed none.
 
-        A stop text completed by an earlier token is ignored: the turn was still too short to end.
+        A stop text completed by an earlier token is ignored: the turn was still too short to end. A special token in a
+        stop text stands for the token, which `text` does not show.
         """
-        earlier = dataclasses.replace(self, completion_ids=self.completion_ids[:-1]).text
+        earlier = self._up_to(len(self.completion_ids) - 1)
         stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # an incomplete character
-        found = [self.text.find(text, max(0, stable + 1 - len(text))) for text in texts]
-        return min((at for at in found if at >= 0), default=None)
+        positions = []
+        for text in texts:
+            token = first_special_token(text, self.tokenizer)
+            if token:
+                positions.append(self._completed_around(token, *text.split(token, 1)))
+            else:
+                positions.append(self.text.find(text, max(0, stable + 1 - len(text))))
+        return min((position for position in positions if position >= 0), default=None)
+
+    def _completed_around(self, token: str, head: str, rest: str) -> int:
+        """Position in `text` where ``head``, this special token and ``rest`` begin, if now complete; else -1."""
+        last = len(self.completion_ids) - 1
+        for index, token_id in enumerate(self.completion_ids):
+            if token_id != special_tokens(self.tokenizer)[token]:
+                continue
+            before = str(self.tokenizer.decode(self.completion_ids[:index]))
+            after = str(self.tokenizer.decode(self.completion_ids[index + 1 :]))
+            earlier = str(self.tokenizer.decode(self.completion_ids[index + 1 : last]))
+            is_new = index == last or not earlier.startswith(rest)
+            if before.endswith(head) and after.startswith(rest) and is_new:
+                return len(self._up_to(index)) - len(head)
+        return -1
+
+    def _up_to(self, count: int) -> str:
+        """Text of the first tokens of this turn."""
+        return dataclasses.replace(self, completion_ids=self.completion_ids[:count]).text
 
     @functools.cached_property
     def text(self) -> str:
@@ -77,7 +104,7 @@ class Turn:
         return self._decode(self.context_ids[start:]) + self.completion
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return plain_text(ids, self.tokenizer)
 
 
 def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 from textenv.device import move
-from textenv.envs.action_masks import ActionMasks, Rule
+from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
@@ -24,13 +24,18 @@ from textenv.envs.tools import Tools
 from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
+from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
 from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
+from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
+from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
+from textenv.rewards.training import evaluation
 from textenv.rollout import EpisodeEnv
+from textenv.state import frozen_states, set_states, states_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,9 +73,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_turns: maximum turns of a conversation, ``truncated`` after the last (calls count); None: 1, with tools 6.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
-        stop: texts and token ids that end a turn, in addition to EOS.
+        stop: texts and token ids that end a turn, in addition to what ends the model's own: EOS, the ids of its
+            ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
         forbidden: token ids that no turn may contain (such as EOS, for a fixed length).
-        allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
+        allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
+            until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns of `advance` in another thread while others are generated, in
             several calls of at least a quarter of the episodes; for slow rewards. The scores are the same.
@@ -105,7 +112,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_length: int | None = None,
         stop: Sequence[str | int] = (),
         forbidden: Sequence[int] = (),
-        allowed: Rule | None = None,
+        allowed: Rule | Sequence[str | int] | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         score_while_generating: bool = False,
         penalty: KLPenalty | None = None,
@@ -132,12 +139,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         )
         self.ends = Ends(tokenizer, self._limits.stop)
         self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
+        n, ends = self.ends.num_tokens, self.ends.ids
+        rule = as_rule(allowed, tokenizer, num_tokens=n, ends=ends, longest=max_new_tokens)
         self._masks = ActionMasks(
             self.ends.num_tokens,
             forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
             ends=self.ends.ids,
             min_new_tokens=min_new_tokens,
-            rule=allowed,
+            rule=rule,
         )
         self._slots = self._transcript(num_envs)
         self.max_length = self._limits.width
@@ -147,6 +156,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Number of prompts that ``overlong="skip"`` leaves out."""
         if isinstance(self.task, PromptList):
             self.task = self._checked_prompts(self.task)
+            if is_chat(self.task.prompt(0)):
+                warn_of_opened_tag(tokenizer)
         elif overlong == "skip":
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
@@ -217,21 +228,51 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def prompt_order(self, saved: dict[str, int] | None) -> None:
         self._order.state = saved
 
+    @property
+    def user_objects(self) -> dict[str, Any]:
+        """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
+        tools = {} if self.tools is None else self.tools.functions
+        return {"task": self.task, "tools": tools, "allowed": self._masks.rule}
+
     def state_dict(self) -> dict[str, Any]:
-        """Prompt order and random generator, between rollouts; episodes of `step` are not saved: they restart."""
-        return {"prompt_order": self.prompt_order, "np_random": self.np_random}
+        """Prompt order, random generator and the states of `user_objects`, between rollouts.
+
+        Episodes of `step` are not saved: they restart.
+        """
+        return {
+            "prompt_order": self.prompt_order,
+            "np_random": self.np_random,
+            "objects": states_of(self.user_objects),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
-        self.prompt_order, self.np_random = state["prompt_order"], state["np_random"]
+        """Restore the state that `state_dict` returned; logs which objects have another state than the saved ones."""
+        self.prompt_order = state["prompt_order"]
+        self.np_random = state["np_random"]
+        different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
+        if different:
+            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
         move(self.task, device)
 
-    def fork(self) -> AbstractContextManager[None]:
-        """Context in which prompts come from a separate order (for evaluation); see `PromptOrder.apart`."""
-        return self._order.apart()
+    def end_turns_like(self, own: TurnEnds) -> None:
+        """End turns also where a model ends its own; agents call it with their policy's before they play.
+
+        Raises:
+            ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
+        """
+        if {*own.ids} <= {*self.ends.own.ids} and {*own.texts} <= {*self.ends.own.texts}:
+            return
+        self.ends.add(own)
+        self._masks.forbid_before_minimum(self.ends.ids)
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """Context of an evaluation; see `EpisodeEnv.fork`."""
+        with self._order.apart(), frozen_states(self.user_objects), evaluation():
+            yield
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
@@ -266,8 +307,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Returns:
             Observation, reward float32 ``[num_envs]`` (the score where a turn ended), terminated, truncated, info.
             Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
-            ``"eos"``, ``"stop"`` or ``"length"``, in a conversation ``"task"``, ``"turns"`` or ``"length"``. In
-            SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the final prefix.
+            ``"eos"`` (an end of the model's own), ``"stop"`` or ``"length"``, in a conversation ``"task"``,
+            ``"turns"`` or ``"length"``. In SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the
+            final prefix.
 
         Raises:
             ValueError: on an invalid action, an episode that is over, or a closed environment.
@@ -401,7 +443,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         Args:
             prompts: as of the constructor; equal ones are a group.
-            completions: token ids, truncated unless they end with EOS or a stop; or texts, which are ended by EOS.
+            completions: token ids, truncated unless they end with what ends a turn; or texts, which are ended as the
+                chat template ends a message, or by EOS if the prompt is no chat.
             scores: one entry per completion, as a reward function returns them.
 
         Raises:

@@ -1,7 +1,8 @@
-"""Coefficient β of a KL penalty: fixed, adapted to a target KL, or linear in the steps taken."""
+"""Coefficient β of a KL penalty: fixed, adapted to a target KL, linear in the steps taken, or any function of them."""
 
 import math
-from typing import Protocol, SupportsFloat
+from collections.abc import Callable
+from typing import Protocol, SupportsFloat, cast
 
 LARGEST_ERROR = 0.2
 """Clip range for the relative error in `AdaptiveCoefficient` (Ziegler et al. 2019)."""
@@ -89,8 +90,8 @@ class AdaptiveCoefficient(_Saved):
         for name, x, most in (("initial", initial, math.inf), ("target", target, math.inf), ("gain", gain, 5.0)):
             if not 0 < x < most:
                 raise ValueError(f"{name} is {x}, expected a number above 0 and below {most}")
-        super().__init__(value=initial)
-        self.target, self.gain = target, gain
+        super().__init__(value=float(initial))
+        self.target, self.gain = float(target), float(gain)
 
     @property
     def value(self) -> float:
@@ -141,6 +142,71 @@ class ScheduledCoefficient(_Saved):
         self._state = {"seen": self._state["seen"] + steps}
 
 
-def as_coefficient(coefficient: float | Coefficient) -> Coefficient:
-    """Return a coefficient object; a number becomes a `FixedCoefficient`."""
-    return FixedCoefficient(float(coefficient)) if isinstance(coefficient, SupportsFloat) else coefficient
+class FunctionCoefficient(_Saved):
+    """Coefficient given by a function of the number of steps (True mask entries) so far.
+
+    Only the number of steps is saved: a resumed run needs the same function again.
+
+    Args:
+        function: β for a number of steps: a number of at least 0.
+
+    Raises:
+        TypeError, ValueError: if the function does not return such a number for 0 steps, and whenever it does not.
+
+    Example:
+        >>> coefficient = FunctionCoefficient(lambda steps: 0.1 * 0.5 ** (steps / 1000))
+        >>> coefficient.update(kl=None, steps=2000)
+        >>> coefficient.value
+        0.025
+    """
+
+    def __init__(self, function: Callable[[int], float]) -> None:
+        super().__init__(seen=0)
+        self.function = function
+        self._check()
+
+    @property
+    def value(self) -> float:
+        """See `Coefficient.value`."""
+        return self._check()
+
+    def update(self, *, kl: float | None, steps: int) -> None:
+        """See `Coefficient.update`."""
+        self._state = {"seen": self._state["seen"] + steps}
+
+    def _check(self) -> float:
+        """Return the function's value now; raise an error that says what it returned."""
+        steps = int(self._state["seen"])
+        expected = "a function of the number of steps so far that returns a number of at least 0 (reward per nat)"
+        try:
+            value = self.function(steps)
+        except TypeError as error:  # another number of arguments
+            raise TypeError(f"kl_coef is {self.function!r:.200}, expected {expected}: {error}") from error
+        if isinstance(value, bool) or not isinstance(value, SupportsFloat) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"kl_coef returned {value!r:.200} for {steps} steps, expected {expected}")
+        return float(value)
+
+
+CoefficientLike = float | Coefficient | Callable[[int], float]
+"""What is taken as a coefficient: a number, a changing coefficient, or a function of the number of steps so far."""
+
+
+def as_coefficient(coefficient: CoefficientLike) -> Coefficient:
+    """Return a coefficient object; a number becomes a `FixedCoefficient`, a function a `FunctionCoefficient`.
+
+    Raises:
+        TypeError: if it is none of these, or a function that takes other arguments.
+        ValueError: if a number is negative or not finite.
+    """
+    if isinstance(coefficient, SupportsFloat) and not isinstance(coefficient, bool):
+        return FixedCoefficient(float(coefficient))
+    if not isinstance(coefficient, type):
+        if all(hasattr(coefficient, name) for name in ("value", "update", "state_dict", "load_state_dict")):
+            return cast("Coefficient", coefficient)
+        if callable(coefficient):
+            return FunctionCoefficient(coefficient)
+    raise TypeError(
+        f"kl_coef is {coefficient!r:.200}, expected a number (reward per nat), a function of the number of steps so "
+        "far, such as lambda steps: 0.1 * 0.5 ** (steps / 10_000), or one of textenv.kl.coefficients, such as "
+        "AdaptiveCoefficient(0.1, target=6.0)"
+    )

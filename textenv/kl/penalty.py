@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from textenv.errors import InvariantError
-from textenv.kl.coefficients import Coefficient, as_coefficient
+from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
-from textenv.rollout import Reference, ratio_tolerance
+from textenv.rollout import Reference, median_note, ratio_gap, start_tolerance
 
 
 class KLPenalty:
@@ -42,7 +42,8 @@ class KLPenalty:
     Args:
         reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
             function without arguments that returns one, called at first use.
-        coef: β ≥ 0, reward per nat; or a changing coefficient from `textenv.kl.coefficients`.
+        coef: β ≥ 0, reward per nat; a function of the number of steps so far; or a changing coefficient from
+            `textenv.kl.coefficients`.
         estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (sum over all actions by ``policy.divergence``; needs a
             reference of the policy's kind), or a function of the log-ratio.
         place: ``"reward"`` or ``"loss"``.
@@ -64,7 +65,7 @@ class KLPenalty:
     def __init__(
         self,
         reference: Reference | Callable[[], Reference],
-        coef: float | Coefficient,
+        coef: CoefficientLike,
         estimator: str | Estimator = "k1",
         place: Literal["reward", "loss"] = "reward",
     ) -> None:
@@ -88,12 +89,18 @@ class KLPenalty:
         return self._coefficient.value
 
     @torch.no_grad()
-    def __call__(self, rollout: TensorDict, policy: Any) -> None:
+    def __call__(
+        self, rollout: TensorDict, policy: Any, *, tolerance: float | None = None, other_sampler: bool = False
+    ) -> None:
         """Add the KL to the rollout in place; the coefficient does not change.
 
         Args:
             rollout: rollout with ``log_prob``; see `textenv.rollout`.
             policy: the policy that acted; the reference gets its temperature, and moves to the rollout's device.
+            tolerance: at the first call, the largest KL of equal weights, nats: ``ratio_tolerance`` of a config. None:
+                by the dtype.
+            other_sampler: another engine may have sampled, and the update corrects for it: the first call then compares
+                the reference with the policy's own scores instead of ``log_prob``.
         """
         reference, mask = self.reference, rollout["mask"]
         if (module := _scoring_module(reference)) is not None:
@@ -109,8 +116,14 @@ class KLPenalty:
         rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
         if self.place == "reward":
             rollout["reward"] = rollout["reward"] - self.coef * rollout["kl"]
-        if first:
-            _check_start(rollout, log_ratio, policy, reference)
+        if first and _start_alike(policy, reference):
+            kl = rollout["kl"]
+            if other_sampler:
+                scorer = policy if own is None else own
+                scored = scorer.evaluate(rollout).log_prob
+                log_ratio = torch.where(mask, scored - reference_log_prob, 0.0)
+                kl = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
+            _check_start(rollout, log_ratio, kl, policy, tolerance)
 
     def loss(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> Tensor:
         """Return β times the KL, one number per entry, 0 where the mask is False; for ``place="loss"``.
@@ -162,7 +175,7 @@ class KLPenalty:
 def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
     """Hash each tensor of the reference (if not a module, it has none); raise if one has changed."""
     module, own = _scoring_module(reference), _scoring_module(policy)
-    # The state of a frozen adapter's model also lists trained weights: skip them (`_check_start` refuses shared ones).
+    # The state of a frozen adapter's model also lists trained weights: skip them (`_start_alike` refuses shared ones).
     trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
     named = {} if module is None else module.state_dict()
     tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
@@ -181,33 +194,51 @@ def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollo
     return found
 
 
-def _check_start(rollout: TensorDict, log_ratio: Tensor, policy: Any, reference: Any) -> None:
-    """Raise if the reference shares trained weights, or if equal weights give a KL other than 0.
+def _start_alike(policy: Any, reference: Any) -> bool:
+    """Return True if the reference has the policy's weights; frozen ones may be shared.
 
-    Frozen weights may be shared.
+    Raises:
+        ValueError: if it shares trained weights.
     """
-    own, other = _scoring_module(policy), _scoring_module(reference)
-    if own is None or other is None:
-        return
-    trained = {p.data_ptr() for p in own.parameters() if p.requires_grad}
-    if trained & {p.data_ptr() for p in other.parameters()}:
+    policy_module = _scoring_module(policy)
+    reference_module = _scoring_module(reference)
+    if policy_module is None or reference_module is None:
+        return False
+    trained = {p.data_ptr() for p in policy_module.parameters() if p.requires_grad}
+    if trained & {p.data_ptr() for p in reference_module.parameters()}:
         raise ValueError(
             "the reference shares the policy's weights, so its KL would always be 0: pass policy.reference(), "
             "or a deep copy of the policy"
         )
-    weights, others = own.state_dict(), other.state_dict()
-    if weights.keys() != others.keys() or not all(torch.equal(weights[name], others[name]) for name in weights):
-        return
-    # Check the log-ratio and the KL: a user's estimator may violate KL(π‖π) = 0.
-    gap = torch.maximum(log_ratio.abs(), rollout["kl"].abs())
-    worst = gap.max().item()
-    computed_in = (own.autocast if isinstance(own, LanguageModel) else None) or next(own.parameters()).dtype
-    tolerance = ratio_tolerance(computed_in)
-    if not worst <= tolerance:
+    weights = policy_module.state_dict()
+    reference_weights = reference_module.state_dict()
+    if weights.keys() != reference_weights.keys():
+        return False
+    return all(torch.equal(weights[name], reference_weights[name]) for name in weights)
+
+
+def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: Any, tolerance: float | None) -> None:
+    """Raise if a reference of equal weights has another log-probability, or a KL other than 0.
+
+    Both are checked, as an estimator of the user's may violate KL(π‖π) = 0. The tolerance is that of
+    `textenv.rollout.ratio_gap`, nats; None: by the dtype.
+    """
+    module = _scoring_module(policy)
+    assert module is not None
+    choices: tuple[str, ...] = ()
+    computed_in = next(module.parameters()).dtype
+    if isinstance(module, LanguageModel):
+        choices = module.hard_choices
+        computed_in = module.autocast or computed_in
+    if tolerance is None:
+        tolerance = start_tolerance(computed_in, choices)
+    gap = torch.maximum(log_ratio.abs(), kl.abs())
+    if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
         raise InvariantError(
             f"policy and reference have the same weights, but their log-probabilities or the KL differ from 0 "
-            f"by up to {worst:.3g} nats (tolerance {tolerance}): is dropout on, or do temperature or forbidden tokens "
-            "differ?",
+            f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{median_note(choices)}): is dropout on, or do "
+            "temperature or forbidden tokens differ? If it is only rounding, which a low temperature amplifies, raise "
+            "ratio_tolerance in the config.",
             tensor="kl",
             batch=rollout,
             bad=~(gap <= tolerance),

@@ -21,6 +21,7 @@ from textenv.lm.caches import SlotCache
 from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.recording import Replayed
 from textenv.lm.scoring import rounding
+from textenv.rollout import ratio_gap
 
 if TYPE_CHECKING:
     from textenv.lm.model import LanguageModel
@@ -94,7 +95,8 @@ class Decoder:
     def _gap(self) -> tuple[float, float]:
         """Largest log-probability difference of slots and one plain pass over the longest text, nats; its tolerance.
 
-        One slot reads the text in pieces, with the last token alone; a second slot has a shorter prefix.
+        One slot reads the text in pieces, with the last token alone; a second slot has a shorter prefix. Of a model of
+        experts it is the median over the prefixes of their largest differences; see `textenv.lm.choices`.
         """
         longest, behind = self.shape[1], {3: 2, self.shape[1]: 3}
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
@@ -109,7 +111,9 @@ class Decoder:
             lengths.append(length)
         plain = self.lm.logits(hidden[torch.from_numpy(np.concatenate(lengths) - 1).to(self.device)])
         gap = torch.cat(found).log_softmax(-1) - plain.float().log_softmax(-1)
-        return gap.abs().max().item(), rounding(plain)
+        largest = gap.abs().amax(-1)
+        everywhere = torch.ones_like(largest, dtype=torch.bool)
+        return ratio_gap(largest, mask=everywhere, choices=self.lm.hard_choices), rounding(plain)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Clear these slots (bool ``[num_slots]``); None clears all, and drops recordings of replaced weights."""

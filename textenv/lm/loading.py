@@ -7,22 +7,33 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
+from textenv.lm.origin import (
+    ORIGIN_FILE,
+    Origin,
+    has_other_weights,
+    is_what_its_name_gives,
+    remember_origin,
+    write_origin,
+)
 from textenv.names import nearest
 from textenv.optional import package
 from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
@@ -33,7 +44,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-"""Subfolder, in an adapter's folder, for a base model that cannot be loaded by a name."""
+"""Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
 _SOURCES: dict[str, str] = {}
 """Name or GGUF file of each folder of the cache that this process loads from, which adapters give as their base."""
 
@@ -174,7 +185,10 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
         return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
     loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return from_pretrained(loader, name, use_safetensors=True, dtype=torch.float32 if dtype is None else dtype).eval()
+    dtype = torch.float32 if dtype is None else dtype
+    model: PreTrainedModel = from_pretrained(loader, name, use_safetensors=True, dtype=dtype).eval()
+    remember_origin(model)
+    return model
 
 
 def setting(config: Any, name: str) -> Any:
@@ -201,22 +215,122 @@ def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
 
 
 def check_adapter(model: Any) -> None:
-    """Raise if the adapter is not part of the trunk.
+    """Raise if a model has another adapter than one inside its trunk, which is all that a saved policy holds.
 
     Raises:
-        ValueError: on prompt tuning and related methods, which put virtual tokens before the text.
+        ValueError: on prompt tuning and related methods, which put virtual tokens before the text; on several adapters,
+            side by side or one over the other.
     """
-    if is_adapted(model) and model.active_peft_config.is_prompt_learning:
+    if not is_adapted(model):
+        return
+    if model.active_peft_config.is_prompt_learning:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
             "here do not support: use an adapter inside the layers, such as peft.LoraConfig"
         )
+    if is_adapted(model.get_base_model()):
+        raise ValueError(
+            "the model has an adapter over another adapter, of which only the outer one would be saved: merge the "
+            "inner one into the weights first (model.merge_and_unload()), and give its result an adapter"
+        )
+    if getattr(model.active_peft_config, "target_modules_to_tie", None):
+        raise ValueError(
+            "the adapter has ensure_weight_tying=True for tied layers among its target_modules, whose weights peft "
+            "keeps as two views of one memory: copies of the model would lose the tie. Leave ensure_weight_tying out, "
+            "or name the layers in modules_to_save"
+        )
+    if len(model.peft_config) > 1:
+        names = ", ".join(model.peft_config)
+        raise ValueError(
+            f"the model has {len(model.peft_config)} adapters ({names}), of which a saved policy holds one: remove the "
+            "others (model.delete_adapter(name)), or merge them into the weights first (model.merge_and_unload())"
+        )
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """Return a copy of the model, with the adapters merged into its weights."""
+    """Return a copy of the model, with the adapters merged into its weights.
+
+    Where the adapter changes one of two tied weights, such as the output layer and not the embedding, the copy has both
+    weights apart, and its configuration says so.
+
+    Raises:
+        ValueError: if the merged model has other logits than the adapted one.
+    """
     copied = copy.deepcopy(model)
-    return copied.merge_and_unload() if is_adapted(model) else copied
+    if not is_adapted(model):
+        return copied
+    expected = trial_logits(copied.eval())
+    config = plain_model(copied).config
+    is_tied = bool(setting(config, "tie_word_embeddings") or setting(config.get_text_config(), "tie_word_embeddings"))
+    try:
+        if is_tied:
+            _untie(copied)
+            _set_tied(plain_model(copied), False)  # before merging, as peft warns otherwise
+        plain = _without_layers_of_peft(copied.merge_and_unload)
+    except Exception as error:  # an adapter of a kind that peft cannot merge may raise anything
+        raise ValueError(
+            f"peft cannot merge this adapter ({type(error).__name__}: {error}): keep it as it is"
+        ) from error
+    if is_tied:
+        plain = _tied_if_equal(plain)
+    check_same_logits(expected, trial_logits(plain), dtype=model.dtype, what="the model with its adapter merged")
+    return plain
+
+
+def _untie(model: Any) -> None:
+    """Give every module weights of its own."""
+    from torch import nn
+
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if id(weight) in seen:
+                setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+            seen.add(id(weight))
+
+
+def _tied_if_equal(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with its embeddings tied again, if that changes no weight; else the model as it is."""
+    tied = _sharing_copy(model)
+    _set_tied(tied, True)
+    tied.tie_weights()
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    same = all(weight.equal(weights[name]) for name, weight in tied.named_parameters(remove_duplicate=False))
+    return tied if same else model
+
+
+def _set_tied(model: PreTrainedModel, tied: bool) -> None:
+    """Say in a model's configurations whether its output layer is its embedding."""
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = tied
+
+
+def trial_logits(model: Any) -> Tensor:
+    """Logits of a model for some tokens of its vocabulary, float32 on the CPU, to compare it with another one."""
+    import torch
+
+    config = model.config.get_text_config()
+    count = min(16, setting(config, "max_position_embeddings") or 16)
+    tokens = torch.linspace(0, config.vocab_size - 1, count, device=model.device).long()[None]
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits.float().cpu()
+
+
+def check_same_logits(expected: Tensor, found: Tensor, *, dtype: torch.dtype, what: str) -> None:
+    """Raise a ValueError if logits of `trial_logits` differ by more than rounding in a dtype explains."""
+    from textenv.rollout import rounding_tolerance
+
+    scale = max(1.0, expected.abs().max().item())
+    gap = (found - expected).abs().max().item()
+    if not gap <= rounding_tolerance(dtype) * scale:
+        raise ValueError(
+            f"{what} has other logits than the model with its adapter beside the weights (they differ by {gap:.3g}), "
+            "so it is not used: train an adapter that leaves embedding and output layer alone (targets=all-linear), or "
+            "keep the adapter as it is"
+        )
 
 
 def merged_trunk(model: Any) -> PreTrainedModel:
@@ -226,27 +340,67 @@ def merged_trunk(model: Any) -> PreTrainedModel:
 
 @no_progress_bars()
 def save_model(model: Any, folder: Path) -> None:
-    """Write a model; if adapted, only its adapter.
+    """Write a model; if adapted, only its adapter, and the base model where no name gives it.
 
-    An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. A base without
-    a name (built from a configuration, or loaded from a ``base/``) is saved in the subfolder ``base/``. Earlier
-    contents of the folder do not affect loading.
+    An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. The base is saved
+    in the subfolder ``base/`` if it has no name (built from a configuration, or loaded from a ``base/``), and if it is
+    no longer what its name gives: fine-tuned, with tokens added, changed by the start of the adapter (PiSSA, OLoRA).
+    Earlier contents of the folder do not affect loading.
+
+    Raises:
+        ValueError: if the adapter is merged into the weights at present.
     """
-    model.save_pretrained(folder)
-    if not is_adapted(model):
+    adapter = is_adapted(model)
+    if adapter and any(getattr(module, "merged", False) for module in model.modules()):
+        raise ValueError("the adapter is merged into the weights of its base: call model.unmerge_adapter() to save it")
+    with warnings.catch_warnings():  # of peft, about embeddings that it saves with the adapter
+        warnings.filterwarnings("ignore", message="Setting `save_embedding_layers`|Could not find a config file")
+        model.save_pretrained(folder)
+    if not adapter:
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
+        (folder / ORIGIN_FILE).unlink(missing_ok=True)
         return
-    name = plain_model(model).name_or_path
-    if not name or (Path(name).name == BASE and is_adapter(Path(name).parent)):
-        if not name or Path(name).resolve() != (folder / BASE).resolve():
-            # A copy, because unloading the adapter changes the modules.
-            copy.deepcopy(model).unload().save_pretrained(folder / BASE)
-        return
-    shutil.rmtree(folder / BASE, ignore_errors=True)
-    if Path(name).is_dir():
-        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
+        plain_model(model).generation_config.save_pretrained(folder)
+    base = _base_of(model)
+    name = str(base.name_or_path or "")
+    present = Origin.of(base)
+    unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
+    of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if unchanged and not of_an_adapter:
+        shutil.rmtree(folder / BASE, ignore_errors=True)
+        if Path(name).is_dir():
+            config["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
+    else:
+        in_its_place = of_an_adapter and Path(name).resolve() == (folder / BASE).resolve()
+        if not (unchanged and in_its_place):
+            base.save_pretrained(folder / BASE)
+        config["base_model_name_or_path"] = None  # another reader would take the base of that name
+        if isinstance(config.get("init_lora_weights"), str):
+            config["init_lora_weights"] = True  # otherwise the start of the adapter would change this base once more
+    write_origin(present, base, folder)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _base_of(model: Any) -> PreTrainedModel:
+    """Return the model under an adapter: copies of its modules, which share all weights with the model."""
+    return _without_layers_of_peft(_sharing_copy(model).unload)
+
+
+def _sharing_copy(model: Any) -> Any:
+    """Return a copy of a model's modules that shares all weights with the model."""
+    tensors = [*model.parameters(), *model.buffers()]
+    shared = {id(tensor): tensor for tensor in tensors}
+    return copy.deepcopy(model, shared)
+
+
+def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Unload an adapter; again where a layer was adapted in two ways, one inside the other."""
+    plain = unload()
+    while any(hasattr(module, "unload_and_optionally_merge_module") for module in plain.modules()):
+        plain = unload()
+    return plain
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -262,6 +416,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
         ValueError: if the base model cannot be found, or the adapter is not in safetensors.
     """
     import torch
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
 
     peft = package("peft", "lora")
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
@@ -275,8 +431,18 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
+    base_model = load_causal_lm(base, dtype=dtype)
+    if has_other_weights(base_model, Path(folder)):
+        logging.getLogger(__name__).warning(
+            "the adapter in %s was trained on other weights of its base model %r than those that are there now, so it "
+            "will not do what it did: give it the former model",
+            folder, base,
+        )  # fmt: skip
     with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        return peft.PeftModel.from_pretrained(load_causal_lm(base, dtype=dtype), str(folder), is_trainable=True)
+        model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
+    if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
+        plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
+    return model
 
 
 def add_lora(model: Any, lora: Any, *, seed: int) -> Any:

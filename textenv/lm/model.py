@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from textenv.lm.choices import hard_choices
+from textenv.lm.ends import TurnEnds, remember_model, turn_ends
 from textenv.lm.loading import (
     EMBEDDED,
     check_adapter,
@@ -44,7 +46,12 @@ FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
     **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
     **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
 }
-"""Functions of the logits x after the output layer, by configuration setting c (of Gemma, Cohere, Granite)."""
+"""Functions of the logits x after the output layer, by configuration setting c (Gemma, Cohere, Granite, MiniCPM3)."""
+
+FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float], Callable[[Tensor], Tensor]]] = {
+    ("hyperclovax", "logits_scaling"): lambda c: lambda x: x * c,
+}
+"""The same for the model types that read a setting of this name in another way than the others."""
 
 
 class LanguageModel(nn.Module):
@@ -60,6 +67,7 @@ class LanguageModel(nn.Module):
         gradient_checkpointing: recompute the activations inside layers in the backward pass instead of keeping them.
         autocast: ``torch.bfloat16`` for the matrix products of trunk and logits; weights keep their dtype (by default
             float32), and log-probabilities are float32. None computes in the dtype of the weights.
+        stop: texts and token ids that end the model's turns, in addition to its own ends (`turn_ends`).
 
     Raises:
         ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
@@ -78,6 +86,7 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         gradient_checkpointing: bool = False,
         autocast: torch.dtype | None = None,
+        stop: Sequence[str | int] = (),
     ) -> None:
         super().__init__()
         if not temperature > 0:
@@ -88,8 +97,13 @@ class LanguageModel(nn.Module):
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
+        self.stop = tuple(stop)
+        """Texts and token ids that end a turn, in addition to `turn_ends`; an agent adds those of its environment."""
+        remember_model(tokenizer, plain_model(model))
         self.num_tokens = vocabulary_size(tokenizer)
         self.seq2seq = Seq2Seq.of(model, tokenizer)  # None for a decoder-only model
+        self.hard_choices = hard_choices(plain_model(model))
+        """What the model takes by the order of scores, where rounding may make its outputs jump; see `hard_choices`."""
         self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}
@@ -117,6 +131,11 @@ class LanguageModel(nn.Module):
         if len({p.requires_grad for p in self.parameters()}) == 1:
             return copy.deepcopy(self).requires_grad_(False)
         return FrozenLanguageModel(self)
+
+    @property
+    def turn_ends(self) -> TurnEnds:
+        """What ends the model's own turns: EOS, the ids of its ``generation_config``, its chat template's end."""
+        return turn_ends(self.tokenizer, plain_model(self.model))
 
     @property
     def device(self) -> torch.device:
@@ -328,9 +347,9 @@ class FrozenLanguageModel(LanguageModel):
         # Not registered as submodules: their trainable parameters do not belong to this module.
         self._live: Caller
         self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
-        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
+        self.tokenizer, self.temperature, self.stop = lm.tokenizer, lm.temperature, lm.stop
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
-        self.seq2seq = lm.seq2seq
+        self.seq2seq, self.hard_choices = lm.seq2seq, lm.hard_choices
         self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
         trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
         self._names = list(trained)
@@ -392,9 +411,16 @@ def _context(config: Any) -> int | None:
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """Function that the model applies to logits after the output layer, else None; see `FINISHES`."""
-    settings = vars(vars(config).get("decoder", config))  # faster than getattr, and called at every step
-    return next((finish(settings[name]) for name, finish in FINISHES.items() if settings.get(name)), None)
+    """Function that the model applies to logits after the output layer, else None; see the tables of this file."""
+    decoder_config = vars(config).get("decoder", config)
+    settings = vars(decoder_config)  # faster than getattr, and called at every step
+    for name, finish in FINISHES.items():
+        setting_value = settings.get(name)
+        if isinstance(getattr(type(decoder_config), name, None), property):
+            setting_value = getattr(decoder_config, name)  # computed from other settings: MiniCPM3
+        if setting_value:
+            return FINISHES_OF_TYPE.get((decoder_config.model_type, name), finish)(setting_value)
+    return None
 
 
 @runtime_checkable

@@ -101,10 +101,11 @@ class Replayed:
 
 
 def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
-    """Return the model's weights and the settings of its modules: modes, names (such as of adapters), hooks."""
+    """Return the model's weights and what its modules compute: modes, names (such as of adapters), hooks, `forward`."""
     switches: list[Any] = []
     for module in model.modules():
-        switches += [module.__dict__.get("forward"), *module._forward_hooks, *module._forward_pre_hooks]
+        switches += [module.__dict__.get("forward"), type(module).forward]
+        switches += [*module._forward_hooks, *module._forward_pre_hooks]
         for value in module.__dict__.values():
             if isinstance(value, (bool, str)):
                 switches.append(value)

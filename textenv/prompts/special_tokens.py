@@ -24,6 +24,12 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return known[1]
 
 
+def first_special_token(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the special token that a text spells first (of several at one place the longest); empty if it has none."""
+    spelled = [token for token in special_tokens(tokenizer) if token and token in text]
+    return min(spelled, key=lambda token: (text.index(token), -len(token)), default="")
+
+
 def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
     """Token ids of a text; special tokens that it spells are read as plain text.
 

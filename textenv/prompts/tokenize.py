@@ -31,6 +31,8 @@ _START, _END = "\U000f0000", "\U000f0001"
 """Private-use characters around each control token that a message spells; templates pass them through."""
 _PRIVATE = range(0xF0002, 0xFFFFE)
 """Private-use characters; one stands for an assistant message, to find the text that follows it."""
+_LONGEST_END = 16
+"""Maximum number of tokens in which a template ends a message."""
 _warn = functools.cache(logging.getLogger(__name__).warning)
 
 
@@ -81,8 +83,21 @@ def reply_ids(reply: Any, prompt: Prompt, said: Sequence[int], tokenizer: PreTra
     answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
     ids = chat_ids((*chat, *replies), tokenizer, after=answer)
-    # The first token closes the assistant's message: drop it if the policy has already written it.
-    return ids[1:] if ids and said[-1] == ids[0] else ids
+    # The first tokens close the assistant's message: drop what the policy has written already
+    for count in range(min(len(ids), len(said), _LONGEST_END), 0, -1):
+        if list(said[-count:]) == ids[:count]:
+            return ids[count:]
+    after_space = _without_space(ids, tokenizer)
+    last_message = chat_ids(chat, tokenizer, after=answer, add_generation_prompt=False)
+    # A template may close the last message by another token than one inside a chat
+    if said[-1] in (*after_space[:1], *_without_space(last_message, tokenizer)[:1]):
+        return after_space[1:]
+    return ids
+
+
+def _without_space(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Leave out a first token that is white space."""
+    return ids[1:] if ids and not str(tokenizer.decode(ids[:1])).strip() else ids
 
 
 def chat_ids(

@@ -4,7 +4,7 @@ A reward function is ``f(prompts, completions, **columns) -> list[float | None]`
 row; see `textenv.rewards.composite.RewardFunction`. None means that the function does not apply to the row.
 """
 
-from textenv.rewards.calling import load_function
+from textenv.importing import load_function
 from textenv.rewards.composite import Rewards
 from textenv.rewards.lengths import length_window, repetition, unfinished
 from textenv.rewards.numeric import numeric_answer

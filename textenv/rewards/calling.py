@@ -1,29 +1,63 @@
-"""Call reward functions (also async ones) with the columns in their signatures, and load them from files."""
+"""Call reward functions (also async ones) with the columns in their signatures."""
 
 import asyncio
 import copy
 import functools
-import importlib.util
 import inspect
-import sys
+import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from textenv.names import nearest
+from textenv.processes import end_if_forked
 from textenv.rewards.scores import Rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
 
 
 def reward_name(function: Any) -> str:
-    """Return the name of a reward function for messages and tables."""
+    """Return the name of a reward function for messages and tables; of a partial one, that of the function in it."""
+    if isinstance(function, functools.partial):
+        return reward_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def distinct_names(functions: Sequence[Any]) -> list[str]:
+    """Return a name for each function; one whose name is taken gets that of its module before it, or ``_2``, ``_3``.
+
+    Raises:
+        ValueError: if a function is given twice.
+
+    Example:
+        >>> distinct_names([len, lambda completions: completions, lambda completions: completions])
+        ['len', '<lambda>', '<lambda>_2']
+    """
+    names: list[str] = []
+    for number, function in enumerate(functions):
+        is_method = inspect.ismethod(function)  # each access of a method makes another object
+        if any(function is x or (is_method and function == x) for x in functions[:number]):
+            raise ValueError(f"reward {reward_name(function)!r} is given twice: give each function once")
+        name = reward_name(function)
+        by_module = f"{_module_of(function)}.{name}"
+        alike = [x for x in functions[:number] if reward_name(x) == name]
+        if alike and by_module not in names and _module_of(function) not in map(_module_of, alike):
+            name = by_module
+        count = 2
+        while name in names:
+            name = f"{reward_name(function)}_{count}"
+            count += 1
+        names.append(name)
+    return names
+
+
+def _module_of(function: Any) -> str:
+    """Return the last part of the name of a function's module: the name of a file without ``.py``."""
+    if isinstance(function, functools.partial):
+        return _module_of(function.func)
+    return str(function.__module__).rpartition(".")[2]
 
 
 def is_async(function: Any) -> bool:
@@ -34,7 +68,8 @@ def is_async(function: Any) -> bool:
 def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
     """Call a reward function with the keyword arguments in its signature, and return its result.
 
-    A parameter ``step``, ``progress`` or ``log`` without a column of that name gets that of `textenv.rewards.training`.
+    A parameter ``step``, ``progress``, ``evaluating`` or ``log`` without a column of that name gets that of
+    `textenv.rewards.training`.
 
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
@@ -45,6 +80,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
 
     Raises:
         ValueError: if the function needs a column that is missing.
+        RuntimeError: if it calls ``sys.exit``.
     """
     parameters, now = _parameters(function), NOW.get()._asdict()
     now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
@@ -55,8 +91,14 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
     if tokenizer is not None and "tokenizer" in names:
         given["tokenizer"] = tokenizer
-    found = function(**given)
-    return _wait(found) if inspect.isawaitable(found) else found
+    process = os.getpid()
+    try:
+        returned = function(**given)
+        return _wait(returned, function) if inspect.isawaitable(returned) else returned
+    except SystemExit as error:  # it would end the training without a word
+        raise RuntimeError(f"ended by {error!r}") from error
+    finally:
+        end_if_forked(process, f"reward {reward_name(function)!r}")
 
 
 def call_logged(
@@ -64,7 +106,7 @@ def call_logged(
 ) -> tuple[Any, dict[str, list[float | None]]]:
     """Call a reward function at this point in the training; return its result and what it logged."""
     log = RewardLog(len(Rows(columns)))
-    with training(now.step, now.progress, log):
+    with training(now.step, now.progress, log, evaluating=now.evaluating):
         return call_reward(function, columns, tokenizer), log.columns()
 
 
@@ -109,76 +151,18 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("prompts", "completions")]
 
 
-def _wait(found: Any) -> Any:
+def _wait(awaitable: Any, function: Callable[..., Any]) -> Any:
+    """Return the result of an ``async`` reward function."""
+    process = os.getpid()
+
     async def result() -> Any:
-        return await found
+        try:
+            return await awaitable
+        finally:
+            end_if_forked(process, f"reward {reward_name(function)!r}")
 
     # A separate thread, because the caller may be inside an event loop (as in a notebook).
     (outcome,) = run_in_threads([lambda: asyncio.run(result())], None)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """Load the function named by ``"file.py:name"`` or ``"package.module:name"``, or make ``"textenv.rewards:name"``.
-
-    Raises:
-        ValueError: if the name has another form, if the module is missing or raises at import, or if it has no such
-            function.
-
-    Example:
-        >>> load_function("textenv.rewards:unfinished").__name__
-        'unfinished'
-    """
-    place, _, function_name = name.rpartition(":")
-    if not place or not function_name.isidentifier():
-        raise ValueError(
-            f"function is {name!r}, expected file.py:name or package.module:name, such as my_rewards.py:score or "
-            "minigrid.wrappers:ImgObsWrapper"
-        )
-    module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
-    found = getattr(module, function_name, None)
-    if not callable(found):
-        kinds = (FunctionType, type)
-        here = [key for key, x in vars(module).items() if isinstance(x, kinds) and x.__module__ == module.__name__]
-        kind = "no function" if found is None else f"a {type(found).__name__}, not a function,"
-        raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
-    return found() if place == "textenv.rewards" else found
-
-
-def _read_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
-    return _executed(path.resolve(), path.stat().st_mtime_ns)
-
-
-@functools.lru_cache
-def _executed(path: Path, modified: int) -> ModuleType:
-    """Run a file once for each time it was modified, as it may load a model."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module
-    with _explained(str(path), path.parent):
-        spec.loader.exec_module(module)
-    return module
-
-
-def read_module(name: str) -> ModuleType:
-    """Import a module, also ``name.py`` in the current folder; raise a ValueError with the reason if that fails."""
-    with _explained(name, Path.cwd()):
-        return importlib.import_module(name.removesuffix(".py"))
-
-
-@contextmanager
-def _explained(place: str, folder: Path) -> Iterator[None]:
-    """Put a folder first on ``sys.path``, and turn any exception into a ValueError that names the module."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    except Exception as error:  # a user's module may raise anything
-        said = f"{type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
-        raise ValueError(f"{place} could not be imported: {said}") from error
-    finally:
-        sys.path.remove(str(folder))

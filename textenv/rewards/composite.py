@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from textenv.device import move
+from textenv.names import check_names
 from textenv.rewards.calling import call_logged, is_async, reward_name
 from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, add, merge, read_scores, shown, total
 from textenv.rewards.training import NOW
 from textenv.rewards.transforms import depends_on_batch
 from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
+from textenv.state import stateful_objects
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
@@ -67,6 +69,7 @@ class Rewards:
         [-2.0]
     """
 
+    @check_names
     def __init__(
         self,
         functions: RewardFunction | Mapping[str, RewardFunction | tuple[RewardFunction, float]],
@@ -96,6 +99,14 @@ class Rewards:
             raise ValueError(
                 f"reward {alone[0]!r} needs whole batches (Normalize, whiten), but workers, processes and "
                 "on_error='skip' pass parts: put it outside, as in Normalize(Rewards(f, workers=8))"
+            )
+        kept = {name: stateful_objects(function) for name, (function, _) in self.functions.items()}
+        if processes and any(kept.values()):
+            name = next(name for name, objects in kept.items() if objects)
+            raise ValueError(
+                f"reward {name!r} has a state (state_dict), but with processes=True each call gets a copy, whose state "
+                "is lost: use threads (processes=False), or keep the state outside, as in Normalize(Rewards(f, "
+                "processes=True))"
             )
         self.by_batch = bool(alone)
         """True if the score of a row depends on other rows."""
@@ -137,6 +148,16 @@ class Rewards:
             for key, column in scores.logged.items()
         }
         return Scores(earned=earned, parts=named, raw=raw, failed=frozenset(broken), logged=logged)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of failures; the states of the functions are their own (`textenv.state`)."""
+        return {"seen": self.seen, "failed": self.failed, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.seen = int(state["seen"])
+        self.failed = int(state["failed"])
+        self._recent = deque((int(rows), int(failed)) for rows, failed in state["recent"])
 
     def to(self, device: Any) -> None:
         """Move the reward models among the functions to a device."""

@@ -1,9 +1,13 @@
 """Rewards for the form of a completion: pattern, tags in order, required words and forbidden words."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from textenv.rewards.answer import TextReward, any_of, by_text
+from textenv.rewards.answer import TextReward, answer_text, any_of, by_text
+
+LAST_IDS = 32
+"""Number of ids at the end of a prompt among which a tag that it opens is looked for."""
 
 
 def matches(pattern: str) -> TextReward:
@@ -27,7 +31,8 @@ def format_tags(*tags: str) -> TextReward:
     """Reward 1 if the completion is exactly these elements, in this order, with only white space around them, else 0.
 
     The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose tags ``"think", "answer"``
-    are the default.
+    are the default. What the prompt holds of the answer already belongs to it: a tag that the chat template opens
+    after the last message (``<think>``), or the last message, if it is the assistant's.
 
     Raises:
         ValueError: if a name is not a word.
@@ -36,11 +41,42 @@ def format_tags(*tags: str) -> TextReward:
         >>> answers = ["<think>2 and 2</think> <answer>4</answer>", "<answer>4</answer>"]
         >>> format_tags("think", "answer")(prompts=["2+2="] * 2, completions=answers)
         [1.0, 0.0]
+        >>> format_tags("think", "answer")(prompts=["2+2=<think>"], completions=["2 and 2</think> <answer>4</answer>"])
+        [1.0]
     """
     names = tags or ("think", "answer")
     if not all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in names):
         raise ValueError(f"tags are {names}, expected names without brackets such as 'think'")
-    return by_text("format_tags", lambda text: float(_is_tagged(text, names)))
+
+    def reward(
+        completions: list[Any],
+        prompts: Sequence[Any] = (),
+        prompt_ids: Sequence[list[int]] = (),
+        tokenizer: Any = None,
+        **columns: Any,
+    ) -> list[float]:
+        scores = []
+        for row, completion in enumerate(completions):
+            prompt = prompts[row] if len(prompts) else ""
+            ids = prompt_ids[row] if len(prompt_ids) else []
+            text = _begun(prompt, ids, tokenizer, names) + answer_text(completion)
+            scores.append(float(_is_tagged(text, names)))
+        return scores
+
+    reward.__name__ = "format_tags"
+    return reward
+
+
+def _begun(prompt: Any, ids: list[int], tokenizer: Any, names: tuple[str, ...]) -> str:
+    """Return the part of an answer that its prompt holds: an assistant's message, or one of these tags, opened."""
+    last = prompt if isinstance(prompt, (str, Mapping)) or not len(prompt) else prompt[-1]
+    if isinstance(last, Mapping) and last.get("role") == "assistant":
+        return answer_text([last])
+    end = last if isinstance(last, str) else ""
+    if tokenizer is not None and ids:
+        end = str(tokenizer.decode(ids[-LAST_IDS:]))
+    opened = [f"<{name}>" for name in names if end.rstrip().endswith(f"<{name}>")]
+    return opened[0] if opened else ""
 
 
 def _is_tagged(text: str, names: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from textenv.lm.ends import ids_after_end, template_end
 from textenv.lm.loading import EMBEDDED, from_pretrained, setting
 from textenv.prompts.messages import answered, read_messages, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
@@ -105,11 +106,17 @@ class RewardModel:
         is True where the policy ended the completion itself.
         """
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
-            pairs = zip(prompt_ids, completion_ids, strict=True)
-            return self.score_rows([self._cut([*asked, *said]) for asked, said in pairs]).tolist()
+            # In a chat a model reads what its template writes after the end of a message, too, as in `encode`
+            ends = template_end(self.tokenizer).ids
+            after_end = ids_after_end(self.tokenizer)
+            rows = []
+            for prompt, asked, said in zip(prompts, prompt_ids, completion_ids, strict=True):
+                closed = not isinstance(prompt, str) and said[-1] in ends
+                rows.append(self._cut([*asked, *said, *(after_end if closed else [])]))
+            return self.score_rows(rows).tolist()
         ended = terminated if terminated is not None and self.reads_ends else [False] * len(prompts)
-        rows = zip(prompts, completions, ended, strict=True)
-        return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in rows]).tolist()
+        texts = zip(prompts, completions, ended, strict=True)
+        return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in texts]).tolist()
 
     def to(self, device: torch.device | str) -> RewardModel:
         """Move the model to a device; return self."""

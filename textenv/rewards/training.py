@@ -1,4 +1,4 @@
-"""Arguments with which a reward function sees the training: ``step``, ``progress`` and ``log``."""
+"""Arguments with which a reward function sees the training: ``step``, ``progress``, ``evaluating`` and ``log``."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +52,8 @@ class Training(NamedTuple):
     """Steps (tokens) trained so far."""
     progress: float = 0.0
     """Fraction of the training, from 0 to 1."""
+    evaluating: bool = False
+    """True in an evaluation, which leaves the state of rewards as it was."""
     log: RewardLog | None = None
     """Log of the present call."""
 
@@ -60,13 +62,21 @@ NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: 
 
 
 @contextmanager
-def training(step: int, progress: float, log: RewardLog | None = None) -> Iterator[None]:
+def training(step: int, progress: float, log: RewardLog | None = None, *, evaluating: bool = False) -> Iterator[None]:
     """Context in which reward functions see this point in the training; `learn` sets it for each iteration."""
-    before = NOW.set(Training(step, progress, log))
+    before = NOW.set(Training(step, progress, evaluating, log))
     try:
         yield
     finally:
         NOW.reset(before)
+
+
+@contextmanager
+def evaluation() -> Iterator[None]:
+    """Context in which reward functions see that an evaluation calls them, at the present point in the training."""
+    now = NOW.get()
+    with training(now.step, now.progress, now.log, evaluating=True):
+        yield
 
 
 def log_again(columns: Mapping[str, Sequence[float | None]]) -> None:

@@ -4,6 +4,7 @@
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,9 @@ import numpy as np
 from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import RewardError, Rows, read_scores
-from textenv.rewards.training import log_again
+from textenv.rewards.training import NOW, log_again
+
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 class Transform:
@@ -60,7 +63,8 @@ class Normalize(Transform):
     """Normalize scores by their running mean and running standard deviation.
 
     Each batch first updates the statistics (parallel formula of Chan, Golub and LeVeque 1979), then is scaled by them.
-    The divisor is 1 while all scores are equal. None stays None and does not enter the statistics.
+    The divisor is 1 while all scores are equal. None stays None and does not enter the statistics. An evaluation scales
+    by the statistics of the training and leaves them as they are; before any training, by those of its own batch.
 
     Args:
         function: a reward function.
@@ -82,12 +86,25 @@ class Normalize(Transform):
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
     def _normalize(self, scores: np.ndarray) -> np.ndarray:
+        evaluating = NOW.get().evaluating
+        statistics = self.state_dict()
+        if evaluating and not self.count:
+            _warn_once("%s: no training has made statistics yet, so an evaluation normalizes by its own", self.__name__)
+        if not (evaluating and self.count):
+            self._update(scores)
+        mean = self.mean if self.center else 0.0
+        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
+        if evaluating:
+            self.load_state_dict(statistics)
+        return (scores - mean) / divisor
+
+    def _update(self, scores: np.ndarray) -> None:
+        """Count a batch of scores, float64 ``[k]``, k > 0."""
         self.count += len(scores)
-        share, delta = len(scores) / self.count, float(scores.mean()) - self.mean
+        share = len(scores) / self.count
+        delta = float(scores.mean()) - self.mean
         self.variance = (1 - share) * self.variance + share * float(scores.var()) + share * (1 - share) * delta**2
         self.mean += share * delta
-        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
-        return (scores - (self.mean if self.center else 0.0)) / divisor
 
     def state_dict(self) -> dict[str, float]:
         """Return the running statistics, ready for JSON."""

@@ -8,6 +8,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,10 @@ from textenv.envs.string_env import FAILED, StringGames
 from textenv.games.dialogue import text_space
 from textenv.optional import package
 
+SCHEMA_BYTES = 2**24
+"""Maximum size of a server's schemas."""
+TOOL_ACTIONS = ("call_tool", "list_tools")
+"""Values of the field ``type`` by which MCP environments know their actions."""
 _log = logging.getLogger(__name__)
 
 
@@ -25,7 +30,8 @@ class OpenEnv(StringGames):
 
     Prompt: the first observation: its only text field, else JSON. Actions: any text, for one field of the environment's
     action; errors of the action's schema are replies. Score: the environment's reward of the turn; ``done`` terminates.
-    If server or environment fail, the episode is broken off with a warning, and left out of the update.
+    Environments whose actions call tools (MCP: ``CallToolAction``) are refused: a text alone is no call. If server or
+    environment fail, the episode is broken off with a warning, and left out of the update.
 
     Args:
         split: ignored, as the protocol has none.
@@ -46,9 +52,10 @@ class OpenEnv(StringGames):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if local else None))
         try:
             with opener.open(f"http{base}/schema", timeout=timeout) as answer:
-                field = _find_field(json.load(answer)["action"], action_field)
-        except (OSError, LookupError, TypeError, json.JSONDecodeError) as error:
+                action_schema = json.loads(answer.read(SCHEMA_BYTES))["action"]
+        except (OSError, HTTPException, LookupError, TypeError, ValueError) as error:
             raise ConnectionError(f"http{base} is no running OpenEnv server ({error!r}): start it first") from error
+        field = _find_field(action_schema, action_field)
         begin = partial(connect, f"ws{base}/ws", open_timeout=timeout, close_timeout=5, proxy=None if local else True)
         super().__init__(partial(_Session, begin, field, timeout), tokenizer=tokenizer)
         self._map = ThreadPoolExecutor(32).map  # sessions wait for the server at the same time
@@ -119,12 +126,51 @@ def _text(data: dict[str, Any]) -> str:
     return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
-def _find_field(schema: dict[str, Any], wanted: str) -> str:
-    """Return the field of an action for the text; raise a ValueError if there is none, or others are required."""
-    fields = {name: x for name, x in schema["properties"].items() if name != "metadata" and "const" not in x}
-    texts = [name for name, x in fields.items() if "string" in [y.get("type") for y in (x, *x.get("anyOf", ()))]]
-    field, required = wanted or (texts[0] if len(texts) == 1 else ""), schema.get("required", [])
-    if field not in texts or {*required} - {field}:
-        found = f"the fields {', '.join(fields)} (texts: {', '.join(texts)}; required: {', '.join(required)})"
-        raise ValueError(f"action_field is {wanted!r}, and the action has {found}: expected a text, alone required")
-    return field
+def _find_field(schema: Any, wanted: str) -> str:
+    """Return the field of an action that takes the text.
+
+    Args:
+        schema: JSON schema of the environment's action.
+        wanted: the caller's ``action_field``; empty: the only text field.
+
+    Raises:
+        ValueError: if actions call tools (MCP), if no field or several can take the text, if other fields are required,
+            or if arguments of another field would always be left out and the caller did not name the field.
+    """
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        raise ValueError(f"the action's schema is {schema!r:.300}, expected one kind of action, with named fields")
+    named_fields = schema["properties"].items()
+    fields = {name: field for name, field in named_fields if name != "metadata" and isinstance(field, dict)}
+
+    # An MCP environment: the text would become the name of a tool, called without arguments.
+    calls_tools = any(field.get("const") in TOOL_ACTIONS for field in fields.values())
+    if calls_tools or "tool_name" in fields:
+        raise ValueError(
+            f"the environment's actions call tools ({', '.join(fields)}: an MCP environment), and a text alone "
+            "is no call of a tool: this version of textenv cannot play it. Take an environment whose action is a text."
+        )
+
+    # The field that takes the text.
+    choices = {name: field for name, field in fields.items() if "const" not in field}
+    text_fields = [name for name, field in choices.items() if "string" in _types(field)]
+    argument_fields = [name for name, field in choices.items() if "object" in _types(field)]
+    chosen = wanted
+    if not wanted and len(text_fields) == 1:
+        chosen = text_fields[0]
+    required = schema.get("required", [])
+    description = f"the fields {', '.join(choices)} (texts: {', '.join(text_fields)}; required: {', '.join(required)})"
+    if chosen not in text_fields or {*required} - {chosen}:
+        raise ValueError(
+            f"action_field is {wanted!r}, and the action has {description}: expected a text, alone required"
+        )
+    if argument_fields and not wanted:
+        raise ValueError(
+            f"the action has {description}, and {', '.join(argument_fields)} would always be left out: if the text "
+            f"alone is a complete action, say so by action_field={chosen!r}"
+        )
+    return chosen
+
+
+def _types(field: dict[str, Any]) -> set[Any]:
+    """Return the JSON types that a field of a schema may have."""
+    return {kind.get("type") for kind in (field, *field.get("anyOf", ()))}

@@ -1,22 +1,25 @@
 """`Prompts`: one's own prompts and rewards as a task, from files or from Python."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from textenv.envs.task import FunctionTask
+from textenv.importing import load_function, name_of
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
 from textenv.prompts.lengths import longest_prompt
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
-from textenv.rewards.calling import check_columns, load_function, reward_name
+from textenv.rewards.calling import check_columns, distinct_names, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
 FEW = 10
 """Number of held-out prompts below which an evaluation says little."""
+_warn_once = functools.cache(logging.getLogger(__name__).warning)  # for training and evaluation
 
 
 class Prompts(FunctionTask):
@@ -93,24 +96,24 @@ def read_rewards(reward: Any) -> Rewards:
     """Make `Rewards` from a function, names of functions with weights, or what `Rewards` takes.
 
     Raises:
-        ValueError: if a function cannot be loaded, a weight is not a number, or two functions have the same name.
+        ValueError: if a function cannot be loaded, a weight is not a number, or a function is given twice.
     """
     if isinstance(reward, Rewards):
         return reward
     if not isinstance(reward, (str, list, tuple)):
         return Rewards(reward)
-    found: dict[str, tuple[RewardFunction, float]] = {}
-    for entry in [reward] if isinstance(reward, str) else reward:
-        function, weight = _loaded(entry) if isinstance(entry, str) else (entry, 1.0)
-        name = reward_name(function)
-        if name in found:  # of another file
-            name = f"{function.__module__}.{name}"
-        if name in found or function in [other for other, _ in found.values()]:
-            raise ValueError(f"reward {entry!r} is given twice: give each function once")
-        found[name] = function, weight
-    if not any(weight for _, weight in found.values()):
+    entries = [reward] if isinstance(reward, str) else reward
+    weighted = [_loaded(entry) if isinstance(entry, str) else (entry, 1.0) for entry in entries]
+    functions = [function for function, _ in weighted]
+    if not any(weight for _, weight in weighted):
         raise ValueError(f"reward is {reward!r:.200}, whose weights are all 0, so nothing would be learnt: raise one")
-    return Rewards(function) if len(found) == 1 and weight == 1.0 else Rewards(found)
+    if len(weighted) == 1 and weighted[0][1] == 1.0:
+        return Rewards(functions[0])
+    names = distinct_names(functions)
+    for name, function in zip(names, functions, strict=True):
+        if name != reward_name(function):
+            _warn_once("several rewards have the name %s: %s is %s", reward_name(function), name, name_of(function))
+    return Rewards(dict(zip(names, weighted, strict=True)))
 
 
 def _loaded(named: str) -> tuple[RewardFunction, float]:

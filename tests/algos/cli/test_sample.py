@@ -83,3 +83,16 @@ def test_a_run_of_control_writes_no_texts(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["sample", str(folder), "--prompt", "x"])
     assert "only a language model writes texts" in capsys.readouterr().err
+
+
+def test_texts_that_ended_turns_in_training_end_answers_and_so_does_stop(tmp_path, capsys):
+    policy = LMPolicy.load("embedded")
+    PPO(make_vector_env("Periods", stop=["."]), policy, num_steps=None, num_episodes=2).save(tmp_path)
+    words = [tmp_path, "--prompt", "the film", "--max-new-tokens", "40", "--compare-to", "embedded"]
+    (whole,) = LMPolicy.load("embedded").generate(["the film"], max_new_tokens=40, seed=0)
+    assert "." in whole
+    (row,) = found(capsys, *words)
+    assert row[str(tmp_path)] == row["embedded"] == whole.partition(".")[0]
+    letter = whole[len(whole) // 2]
+    (row,) = found(capsys, *words, "--stop", letter, "--stop", "~")
+    assert row[str(tmp_path)] == row["embedded"] == whole.partition(letter)[0]

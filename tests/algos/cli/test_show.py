@@ -14,7 +14,7 @@ import torch
 
 import algos
 from algos.cli import main
-from algos.comparison.report import print_summaries
+from algos.comparison.report import summaries_table
 from algos.comparison.summary import summary
 from algos.config import PPOConfig
 from algos.training.made_by import commit, made_by
@@ -165,8 +165,7 @@ def test_no_table_cuts_a_name(width, runs, capsys, monkeypatch):
     rows = [line.split("│") for line in printed(capsys, "envs").splitlines() if line.startswith("│")]
     assert "".join(row[1].strip() for row in rows) == "".join(f"textenv/{name}-v0" for name in NAMES)
     case = [run_of(seed, returns=[1, 2], after=2.0) for seed in (1, 2)]
-    print_summaries({"textenv/TwentyQuestions-v0 reinforce": summary(case, study=case)})
-    assert "…" not in capsys.readouterr().out
+    assert "…" not in summaries_table({"textenv/TwentyQuestions-v0 reinforce": summary(case, study=case)})
 
 
 def test_every_text_environment_is_listed_with_a_line(capsys):

@@ -6,6 +6,7 @@ import shlex
 import pytest
 import yaml
 
+from algos import load
 from algos.cli import main
 from algos.config import CONFIGS
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
@@ -94,6 +95,20 @@ def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewar
         assert (known["max_new_tokens"], known["max_prompt_tokens"], known["algo"]) == (2, 4, algo)
         assert [name.rpartition(":")[2] for name in known["reward"]] == ["short"]
         assert (known["config"]["learning_rate"], known["config"]["normalize_advantage"]) == (1e-4, False)
+
+
+def test_stop_texts_end_turns_in_the_run_its_repetition_and_its_agent(here, capsys):
+    main([*f"{OWN} {SHORT} --stop good --stop c --run-dir {here / 'run'}".split()])
+    assert yaml.safe_load((here / "run" / "run.yaml").read_text())["stop"] == ["good", "c"]
+    assert "the text 'good', the text 'c'" in json.loads((here / "run" / "config.json").read_text())["turns_end_with"]
+    texts = [json.loads(line)["completion"] for line in (here / "run" / "samples.jsonl").read_text().splitlines()]
+    assert texts and not any("good" in text or "c" in text for text in texts)
+    main(["train", f"--config={here / 'run' / 'run.yaml'}", "--run-dir", str(here / "again"), "--json"])
+    assert rows(here / "again") == rows(here / "run")
+    assert load(here / "run").ends.texts == ("good", "c")
+    capsys.readouterr()
+    main(["evaluate", str(here / "run"), "--reward", "rewards.py:good", "--json"])
+    assert json.loads(capsys.readouterr().out)["mean_return"] == 0, "no answer holds what ends it"
 
 
 def test_an_adapter_with_a_critic_of_its_own_trains_in_mixed_precision_and_resumes(here, capsys):

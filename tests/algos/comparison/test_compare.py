@@ -1,12 +1,19 @@
 """The comparison study: its statistics against numbers worked out by hand, and a small one from end to end."""
 
 import csv
+import json
 import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from algos.comparison.compare import compare, parse_cases, train_all
+from algos.comparison.compare import compare, parse_cases, recipe_of, train_all
+from algos.comparison.report import write_report
+from algos.comparison.runs import read_runs
 from algos.comparison.summary import (
     Case,
     bootstrap_interval,
@@ -14,6 +21,8 @@ from algos.comparison.summary import (
     normalise,
     summary,
 )
+from algos.config import PPOConfig
+from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
 
 
@@ -166,3 +175,208 @@ def test_a_page_shows_markup_as_text(tmp_path):
     run.env, run.samples = "<b>bold</b>", [("<script>x</script>", "a", "b")]
     page = write_report(tmp_path, [run]).read_text()
     assert "<script>x" not in page and "&lt;script&gt;x" in page and "<b>" not in page and "&lt;b&gt;bold" in page
+
+
+SMALL = PPOConfig(num_steps=16, minibatch_size=32, num_epochs=1)
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def lambdas(*values, env="CartPole-v1", **options):
+    return [
+        Case(env, config=replace(SMALL, gae_lambda=x), num_envs=2, total_steps=64, name=f"λ = {x}", **options)
+        for x in values
+    ]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two named cases of PPO on two environments, which share the names."""
+    folder = tmp_path_factory.mktemp("study")
+    cases = [*lambdas(0.9, 0.5), *lambdas(0.9, 0.5, env="Acrobot-v1")]
+    return folder, compare(cases, seeds=[7, 3], run_dir=folder, processes=0, quiet=True)
+
+
+def test_the_files_name_the_cases(study):
+    folder, _ = study
+    for name in ("curves.csv", "summary.csv"):
+        rows = rows_of(folder / name)
+        assert {(row["environment"], row["case"]) for row in rows} == {
+            (env, case) for env in ("CartPole-v1", "Acrobot-v1") for case in ("λ = 0.9", "λ = 0.5")
+        }
+    assert {row["seed"] for row in rows_of(folder / "curves.csv")} == {"3", "7"}
+
+
+def test_environments_share_names_of_cases(study):
+    folder, report = study
+    assert {"λ = 0.9, CartPole-v1", "λ = 0.5, Acrobot-v1"} < report.keys()
+    page = (folder / "report.html").read_text()
+    assert "λ = 0.9, Acrobot-v1" in page
+    # A figure for a paper has both environments of a name together: none of them has a scale after 64 steps.
+    runs = read_runs([folder])
+    assert len(runs) == 8 and {run.line for run in runs} == {"λ = 0.9", "λ = 0.5"}
+
+
+def test_a_report_is_printed_as_a_table(study, monkeypatch):
+    _, report = study
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = str(report).splitlines()
+    assert sum(line.count("λ = 0.9, CartPole-v1") for line in lines) == 1
+    assert not isinstance(report["report"], dict) and json.loads(json.dumps(report)).keys() == report.keys()
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_contents(tmp_path):
+    runs = [run_of(seed, returns=[0.0, 5.0], after=5.0 + seed, **{"reference/kl": [0.1, 0.2]}) for seed in (1, 2)]
+    for run in runs:
+        run.name = "a case whose name is long enough to need more than the eighty characters of a narrow terminal"
+    write_report(tmp_path, runs)
+    program = (
+        "from algos.comparison.report import summaries_table\n"
+        "from algos.comparison.summary import by_case, summary\n"
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.helpers.finished_runs import run_of\n"
+        f"runs = [run_of(s, returns=[0.0, 5.0], after=5.0 + s, **{{'reference/kl': [0.1, 0.2]}}) for s in (1, 2)]\n"
+        f"print(summaries_table({{{runs[0].name!r}: summary(runs)}}))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert runs[0].name in done.stdout and "normalised score" in done.stdout
+
+
+def test_finished_runs_are_kept_and_others_are_refused(tmp_path):
+    def trained(cases, **options):
+        return train_all(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
+
+    (first,) = trained(lambdas(0.9), seeds=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    again, second = trained(lambdas(0.9), seeds=2)
+    assert (again, second.seed) == (first, 2) and {path: path.stat().st_mtime_ns for path in files} == files
+    other = replace(lambdas(0.9)[0], config=replace(SMALL, gae_lambda=0.9, gamma=0.5))
+    with pytest.raises(FileExistsError, match=r"other settings \(config.gamma: 0.99, not 0.5\)"):
+        trained([other], seeds=1)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    (replaced,) = trained([other], seeds=1, overwrite=True)
+    assert replaced.history[0]["value/loss"] != first.history[0]["value/loss"]
+
+
+@pytest.mark.long
+def test_the_same_call_keeps_finished_runs_and_adds_seeds_and_cases(tmp_path):
+    def compared(cases, **options):
+        return compare(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
+
+    first = compared(lambdas(0.9), seeds=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-1/metrics.jsonl")}
+    assert len(files) == 1
+    again = compared(lambdas(0.9), seeds=1)
+    more = compared(lambdas(0.9, 0.5), seeds=2)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert again["λ = 0.9"] == first["λ = 0.9"] and more.keys() > {"λ = 0.9", "λ = 0.5"}
+    trained = [(case, seed) for case in ("λ = 0.5", "λ = 0.9") for seed in "12"]
+    assert sorted({(row["case"], row["seed"]) for row in rows_of(tmp_path / "curves.csv")}) == trained
+    # Other seeds of the same case join the report; of another config they are refused.
+    compared(lambdas(0.9), seeds=[5])
+    assert {row["seed"] for row in rows_of(tmp_path / "curves.csv") if row["case"] == "λ = 0.9"} == {"1", "2", "5"}
+    other = replace(lambdas(0.9)[0], config=replace(SMALL, gae_lambda=0.9, gamma=0.5))
+    replaced = compared([other], seeds=1, overwrite=True)
+    assert {row["seed"] for row in rows_of(tmp_path / "curves.csv") if row["case"] == "λ = 0.9"} == {"1"}
+    assert replaced["λ = 0.9"]["steps"] == first["λ = 0.9"]["steps"]
+
+
+def test_a_folder_of_another_run_is_refused_and_stays(tmp_path):
+    (tmp_path / "CartPole-v1-ppo-1").mkdir()
+    (tmp_path / "CartPole-v1-ppo-1" / "metrics.jsonl").write_text('{"steps": 1}\n')
+    with pytest.raises(FileExistsError, match="not one of compare"):
+        compare("CartPole-v1", seeds=1, run_dir=tmp_path, processes=0, quiet=True)
+    assert (tmp_path / "CartPole-v1-ppo-1" / "metrics.jsonl").read_text() == '{"steps": 1}\n'
+
+
+@pytest.mark.long
+def test_an_interrupted_comparison_goes_on_and_ends_as_without(tmp_path):
+    """Killed in the middle of its second run of three: then bits as without, and the first run is not repeated."""
+    options = dict(seeds=3, total_steps=4_000, processes=0, quiet=True)
+    whole = compare("CartPole-v1:a2c", run_dir=tmp_path / "whole", **options)
+    program = (
+        "import os, algos\n"
+        "from algos.training.run import Run\n"
+        f"options = dict(seeds=3, total_steps=4_000, processes=0, run_dir={str(tmp_path / 'cut')!r}, quiet=True)\n"
+        "from algos.comparison import compare as module\n"
+        "report = module.update_kl\n"
+        "def stop(agent, rollout):\n"
+        "    if agent.config.seed == 2 and agent.progress > 0.5: os._exit(9)\n"
+        "    return report(agent, rollout)\n"
+        "module.update_kl = stop\n"
+        "algos.compare('CartPole-v1:a2c', **options)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 9, done.stderr
+    (first,) = (tmp_path / "cut").glob("*-1/metrics.jsonl")
+    written = first.stat().st_mtime_ns
+    assert list((tmp_path / "cut").glob("*-2/checkpoints/step-*")) and not list((tmp_path / "cut").glob("*-3"))
+    cut = compare("CartPole-v1:a2c", run_dir=tmp_path / "cut", **options)
+    assert first.stat().st_mtime_ns == written
+    for name in ("mean_return", "return before", "last return", "update/kl", "steps"):
+        assert cut["CartPole-v1:a2c"][name] == whole["CartPole-v1:a2c"][name], name
+
+
+def test_an_algorithm_is_a_class_too(tmp_path):
+    (run,) = train_all(
+        [Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64)], run_dir=tmp_path, seeds=1, processes=0, quiet=True
+    )
+    assert (run.case, run.line, type(run.history[0]["value/loss"])) == ("CartPole-v1:OnlyGood", "OnlyGood", float)
+    assert recipe_of(Case("CartPole-v1", NamedPPO)).config == recipe_of(Case("CartPole-v1", "ppo")).config
+    with pytest.raises(TypeError, match="expected one of ppo.* or a class that inherits algos.Agent"):
+        recipe_of(Case("CartPole-v1", dict))
+
+
+@pytest.mark.long
+def test_own_algorithms_are_imported_by_other_processes(tmp_path):
+    cases = [
+        Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64),
+        Case(short_cartpole, NamedPPO, config=SMALL, num_envs=2, total_steps=64),
+    ]
+    report = compare(cases, seeds=1, run_dir=tmp_path, processes=1, quiet=True)
+    assert {"CartPole-v1:OnlyGood", "short_cartpole:NamedPPO"} < report.keys()
+    assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
+
+
+def test_what_other_processes_cannot_import_is_said_before_the_training(tmp_path):
+    case = Case(lambda num_envs: short_cartpole(num_envs), config=SMALL, total_steps=64)
+    with pytest.raises(ValueError, match="give processes=0, or define them in a file"):
+        compare(case, seeds=1, run_dir=tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1], [-1], "12", 1.5, True, None, [1.0]])
+def test_seeds_are_a_number_or_a_list(tmp_path, seeds):
+    with pytest.raises(ValueError, match=r"number of runs of each case, or a list of different seeds"):
+        compare("CartPole-v1", seeds=seeds, run_dir=tmp_path, quiet=True)
+
+
+def test_a_running_comparison_is_read_by_its_names(tmp_path):
+    compare(lambdas(0.9), seeds=1, run_dir=tmp_path, processes=0, quiet=True)
+    (tmp_path / "report.json").unlink()
+    (record,) = tmp_path.glob("*/comparison.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"result": None}))
+    (record.parent / "config.json").unlink()
+    (run,) = read_runs([tmp_path])
+    assert (run.case, run.env, run.algorithm, run.seed, run.line) == ("λ = 0.9", "CartPole-v1", "ppo", 1, "λ = 0.9")
+    record.write_text('{"name": 3}')
+    with pytest.raises(ValueError, match="damaged"):
+        read_runs([tmp_path])
+
+
+def test_reports_of_version_0_9_are_read(tmp_path):
+    rows = []
+    for name in ("PPO (zoo)", "Some-v0:ppo"):
+        run = run_of(1, returns=[0.0], after=5.0)
+        row = vars(run) | {"name": name, "folder": f"/moved/{name}-1"}
+        del row["label"]
+        rows.append(row)
+        (tmp_path / f"{name}-1").mkdir()
+    (tmp_path / "report.json").write_text(json.dumps(rows))
+    runs = read_runs([tmp_path])
+    assert [run.line for run in runs] == ["PPO (zoo)", "ppo"]
+    assert [run.folder for run in runs] == [str(tmp_path / "PPO (zoo)-1"), str(tmp_path / "Some-v0:ppo-1")]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from algos.comparison import paper
+from algos.comparison.report import write_report
 from algos.comparison.summary import RunResult
 
 
@@ -59,7 +60,7 @@ def results(seeds, algorithms=("ppo", "a2c")):
 
 @pytest.mark.parametrize("seeds", [2, 5])
 def test_what_is_written(tmp_path, seeds):
-    paper.write_paper(tmp_path, results(seeds))
+    write_report(tmp_path, results(seeds))
     with (tmp_path / "paper.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["quantity"], row["algorithm"], row["over"]) for row in rows] == [
@@ -75,18 +76,22 @@ def test_what_is_written(tmp_path, seeds):
 def test_named_cases_and_environments_without_a_scale(tmp_path):
     runs = results(2, ["ppo"])
     runs[0].name = runs[1].name = "large batches"
-    assert paper.scores_by_algorithm(runs).keys() == {"large batches", "ppo"}
+    assert paper.scores_by_algorithm(runs).keys() == {"large batches (One-v0)", "ppo (Two-v0)"}
+    for run in runs:
+        run.name, run.label = f"large batches, {run.env}", "large batches"
+    assert paper.scores_by_algorithm(runs).keys() == {"large batches"}
     for run in runs:
         run.best = 0.0
-    paper.write_paper(tmp_path, runs)
-    assert not list(tmp_path.iterdir())
+    write_report(tmp_path, runs)
+    assert not list(tmp_path.glob("paper.*"))
 
 
 def test_algorithms_of_different_tasks_are_named_with_them_and_one_alone_has_no_empty_panel(tmp_path):
     runs = results(5)
-    paper.write_paper(tmp_path, [run for run in runs if run.algorithm == "ppo" or run.env == runs[0].env])
+    chosen = [run for run in runs if run.algorithm == "ppo" or run.env == runs[0].env]
+    paper.write_paper(tmp_path, paper.scores_by_algorithm(chosen))
     with (tmp_path / "paper.csv").open(newline="") as file:
         names = {row["algorithm"] for row in csv.DictReader(file)}
     assert len(names) == 2 and all(runs[0].env in name for name in names)
-    paper.write_paper(tmp_path, [run for run in runs if run.algorithm == "ppo"])
+    paper.write_paper(tmp_path, paper.scores_by_algorithm([run for run in runs if run.algorithm == "ppo"]))
     assert "improvement" not in (tmp_path / "paper.csv").read_text()

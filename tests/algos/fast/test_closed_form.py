@@ -61,6 +61,7 @@ ENVIRONMENTS = {
 }
 CONFIGS = {
     "ragged": {"minibatch_size": 48, "num_epochs": 3},
+    "left over": {"num_steps": 4, "minibatch_size": 5, "num_epochs": 3},  # 5, 5 and 6 of 16 steps
     "whole": {"minibatch_size": 1_000, "num_epochs": 3, "ent_coef": 0.02},
     "rollout": {"minibatch_size": 30, "normalize_advantage": "rollout", "clip_range_vf": 0.05, "vf_coef": 0.8},
     "raw": {"minibatch_size": 64, "normalize_advantage": False, "clip_range": 0.02, "clip_higher": 0.05},
@@ -397,13 +398,85 @@ def test_methods_of_an_object_count_too(caplog):
         (lambda agent: agent, "loss"),
         (lambda agent: agent.optimizer, "step"),
         (lambda agent: agent.policy, "evaluate"),
-        (lambda agent: agent.policy, "_read"),
+        (lambda agent: agent.policy, "read"),
     ):
         agent = agent_of(minibatch_size=48)
         own = owner(agent)
         setattr(own, method, functools.partial(getattr(own, method)))
         path, lines = logged_path(agent, caplog)
         assert path == 1 and len(lines) == 1 and method in lines[0]
+
+
+def count_calls(calls, owner, name):
+    """Replace a method of an object by one that counts its calls."""
+    method = getattr(owner, name)
+
+    def counted(*arguments, **options):
+        calls.append(name)
+        return method(*arguments, **options)
+
+    setattr(owner, name, counted)
+
+
+HOOKS = {
+    "forward hook": lambda agent: agent.policy.actor[0].register_forward_hook,
+    "forward pre-hook": lambda agent: agent.policy.critic[2].register_forward_pre_hook,
+    "backward hook": lambda agent: agent.policy.actor[2].register_full_backward_hook,
+    "hook of a tower": lambda agent: agent.policy.actor.register_forward_hook,
+    "hook of all modules": lambda agent: nn.modules.module.register_module_forward_hook,
+    "hook of a gradient": lambda agent: agent.policy.actor[0].weight.register_hook,
+    "hook after a gradient": lambda agent: agent.policy.actor[0].bias.register_post_accumulate_grad_hook,
+    "hook before a step": lambda agent: agent.optimizer.adam.register_step_pre_hook,
+    "hook after a step": lambda agent: agent.optimizer.adam.register_step_post_hook,
+}
+"""Where a hook is registered."""
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_called(name):
+    agent = agent_of(minibatch_size=48)
+    calls = []
+    handle = HOOKS[name](agent)(lambda *arguments: calls.append(name))
+    try:
+        agent.update(agent.collect())
+    finally:
+        handle.remove()
+    assert calls
+
+
+METHODS = {
+    "forward of a layer": lambda agent: (agent.policy.critic[0], "forward"),
+    "forward of an activation": lambda agent: (agent.policy.actor[1], "forward"),
+    "forward of a tower": lambda agent: (agent.policy.actor, "forward"),
+    "score of a distribution": lambda agent: (agent.policy.distribution, "score"),
+    "context of the steps": lambda agent: (agent, "sharded_weights"),
+    "step of Adam": lambda agent: (agent.optimizer.adam, "step"),
+    "clipping of Adam": lambda agent: (agent.optimizer.adam, "clip_grad_norm_"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_replaced_method_is_called(name):
+    agent = agent_of(minibatch_size=48)
+    calls = []
+    count_calls(calls, *METHODS[name](agent))
+    agent.update(agent.collect())
+    assert calls
+
+
+@pytest.mark.parametrize("name", ["forward hook", "hook of all modules"])
+def test_a_hook_is_called_when_acting(name):
+    agent = agent_of()
+    calls = []
+    handle = HOOKS[name](agent)(lambda *arguments: calls.append(name))
+    try:
+        agent.policy.act(agent.env.reset(seed=1)[0])
+    finally:
+        handle.remove()
+    assert calls
+    number = len(calls)
+    agent.policy.act(agent.env.reset(seed=1)[0])
+    assert len(calls) == number
 
 
 def test_a_docstring_or_a_comment_changes_no_digest_and_a_sign_does():
@@ -500,3 +573,23 @@ def test_an_edit_of_the_source_has_its_effect(tmp_path):
     line, numbers = found[1]
     assert line.startswith("WARNING algos.losses:value_loss was edited or patched, so PPO's update is not computed")
     assert numbers.startswith("1 ") and float(numbers.split()[1]) < 0.6 * float(found[0][0].split()[1])
+
+
+WITHOUT = """
+import sys
+# An editable installation would find the deleted folder in the checkout.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
+import gymnasium
+from algos import PPO
+history = PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32).learn(300)
+print(history[0]["update/path"])
+"""
+
+
+def test_the_folder_of_fast_paths_can_be_deleted(tmp_path):
+    for package in ("algos", "textenv"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "fast"))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-P", "-c", WITHOUT]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "0"

@@ -93,7 +93,7 @@ def test_every_fast_path_equals_its_plain_form(path):
 
 
 def test_every_fast_path_is_named_where_its_plain_form_stands():
-    """And nothing else of ours is imported by `algos.fast` or imports it; only PPO asks for its `closed_form`."""
+    """And nothing else of ours is imported by `algos.fast` or imports it; PPO asks for its `closed_form`."""
     sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
     named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)", "\w{12}"\)', "".join(sources.values()))
     assert {":".join(one) for one in named} == set(CASES)
@@ -103,7 +103,7 @@ def test_every_fast_path_is_named_where_its_plain_form_stands():
         inside = path.parent == ROOT / "algos" / "fast"
         ours = r"^\s*(from|import) (algos(?!\.fast\.)|textenv(?!\.acceleration))"
         forbidden = ours if inside else r"^\s*(from|import) algos\.fast"
-        assert not re.search(forbidden, source, re.MULTILINE) or path == ROOT / "algos" / "ppo.py", path
+        assert not re.search(forbidden, source, re.MULTILINE), path
 
 
 PLAIN = """

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import algos
-from algos import LMPolicy, collect
+from algos import LMPolicy, SFTConfig, collect, sft
 from algos.cli import main
+from algos.training.run import Run
 from tests.helpers.lora import MAKERS, adapted, lora_policy, peft
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.small_agents import agent_of, gradients
@@ -358,3 +359,36 @@ def test_merging_writes_a_plain_folder_that_transformers_reads(trained_on_a_fold
         with pytest.raises(SystemExit) as stop:
             main(["merge", folder, to])
         assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_an_adapter_over_a_model_that_was_fine_tuned_in_memory_comes_back(tmp_path):
+    make_llama().save_pretrained(tmp_path / "model")
+    make_tokenizer(WORDS).save_pretrained(tmp_path / "model")
+    first = LMPolicy.load(tmp_path / "model")
+    sft(first, ["a good b ."] * 8, SFTConfig(num_epochs=3, learning_rate=1e-2))
+    policy = LMPolicy(adapted("llama", base=first.lm.model), first.tokenizer)
+    agent, _ = train(policy, 3)
+    agent.save(tmp_path / "run")
+    rollout = collect(text_env(), policy, num_episodes=4)
+    assert torch.equal(log_probs(algos.load(tmp_path / "run"), rollout), log_probs(policy, rollout))
+
+
+def test_a_run_that_goes_on_over_another_base_is_told(tmp_path, caplog):
+    agent, _ = train(lora_policy("llama"), 1)
+    agent.learn(1, run_dir=tmp_path, checkpoint_every=1)
+    for seed, said in ((0, False), (5, True)):
+        caplog.clear()
+        other = agent_of(text_env(), lora_policy("llama", base=make_llama(seed=seed)), num_episodes=8, minibatch_size=8)
+        Run(other).restore(tmp_path)
+        assert ("weights of the policy that are not trained are other ones" in caplog.text) is said
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # peft warns of adapters on tied layers
+@pytest.mark.parametrize("target", ["lm_head", "wte"])
+def test_merging_an_adapter_on_tied_layers_keeps_the_policy(target, tmp_path, capsys):
+    agent, _ = train(lora_policy(target_modules=["c_attn", target]), 3)
+    agent.save(tmp_path / "run")
+    rollout = collect(text_env(), agent.policy, num_episodes=4)
+    main(["merge", str(tmp_path / "run"), str(tmp_path / "plain")])
+    merged = LMPolicy.load(tmp_path / "plain")
+    torch.testing.assert_close(log_probs(merged, rollout), log_probs(agent.policy, rollout), atol=1e-4, rtol=0)

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,7 +120,9 @@ def test_a_damaged_checkpoint_says_what_is_wrong_and_offers_the_one_before(damag
     with pytest.raises(ValueError, match=said) as caught:
         ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=tmp_path)
     assert f"--resume {older}" in str(caught.value)
-    history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=older)
+    with pytest.raises(FileExistsError, match="agent that was trained for 384 steps, which going on .* overwrite=True"):
+        ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=older)
+    history = ppo_sync().learn(64 * 8, run_dir=tmp_path, resume=older, overwrite=True)
     assert [metrics["iteration"] for metrics in history] == list(range(1, 9))
 
 
@@ -258,7 +261,8 @@ def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_wh
     assert contents(tmp_path) == before
     (tmp_path / "mine.txt").write_text("notes")
     history = ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True)
-    assert len(history) == len(logged(tmp_path)) == 2 and not checkpoints(tmp_path)
+    assert len(history) == len(logged(tmp_path)) == 2
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-000000000064", "step-000000000128"]
     assert (tmp_path / "mine.txt").read_text() == "notes"
     with pytest.raises(ValueError, match="give only one of them"):
         ppo_sync().learn(64 * 2, run_dir=tmp_path, overwrite=True, resume=tmp_path)
@@ -532,11 +536,21 @@ def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
     assert last_step(tmp_path / "run") >= 256
 
 
-def test_resume_replaces_no_agent_whose_training_wrote_no_checkpoint(tmp_path):
-    """A finished run in the folder, and a checkpoint that is not there: both started again from the first step."""
+@pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])
+@pytest.mark.parametrize("version", ["0.9.0", "0.10.0"])
+def test_no_agent_without_a_checkpoint_is_replaced(version, ending, tmp_path):
+    """Ctrl-C left such a run before 0.10, whose resume started again from the first step without a word."""
     ppo_sync().learn(64 * 4, run_dir=tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    if ending != "finished":
+        (tmp_path / ".failed").write_text(ending)
+    if version == "0.9.0":
+        config = json.loads((tmp_path / "config.json").read_text())
+        del config["steps"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=r"holds a trained agent \(config.json, policy\).*--overwrite"):
+    advice = r"holds an agent trained for 256 steps \(config.json, policy\) but no checkpoint.*algos.load.*--overwrite"
+    with pytest.raises(FileExistsError, match=advice):
         ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path)
     with pytest.raises(FileNotFoundError, match="step-000000099999"):
         ppo_sync().learn(64 * 2, run_dir=tmp_path, resume=tmp_path / "checkpoints" / "step-000000099999")

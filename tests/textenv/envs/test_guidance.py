@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from algos import PPO, LMPolicy, collect
+from tests.helpers.chat_families import FAMILIES, tokenizer_of
 from tests.helpers.errors import refused
 from tests.helpers.models import make_gpt2, make_tokenizer
 from textenv import KLPenalty, Prompt, TextVectorEnv, Turn
@@ -100,6 +101,17 @@ def bytes_of(tokenizer, token):
     others = [byte for byte in range(256) if byte not in plain]
     table = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
     return bytes(table[character] for character in tokenizer.convert_ids_to_tokens(token))
+
+
+def test_a_complete_text_may_end_as_the_models_turns_do():
+    tokenizer = tokenizer_of(FAMILIES["gemma"])
+    rule = Guided("regex", "ab?")
+    prompt = Prompt("x")
+    ends = {*tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])}
+    for text, more in (("", False), ("a", True), ("ab", True)):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        allowed = {*rule(Turn(prompt, [0], [0], ids, False, tokenizer)).tolist()}
+        assert (ends <= allowed) is more and (ends.isdisjoint(allowed)) is not more
 
 
 def test_policy_and_reference_have_the_same_mask_and_probabilities_over_it_add_up_to_1(tokenizer):

@@ -93,6 +93,37 @@ def test_a_family_acts_and_scores_as_a_plain_pass_of_its_own(family):
     torch.testing.assert_close(found, alone.gather(-1, tokens[0, 6:, None])[:, 0], atol=1e-4, rtol=0)
 
 
+SCALED = {
+    "beam": dict(final_logit_softcapping=2.0),
+    "cohere": dict(logit_scale=0.0625),
+    "cohere2": dict(logit_scale=0.25),
+    "falcon_h1": dict(lm_head_multiplier=0.125),
+    "gemma3_text": dict(final_logit_softcapping=2.0),
+    "granite_swa": dict(logits_scaling=4.0),
+    "granitemoe": dict(logits_scaling=4.0),
+    "granitemoe_swa": dict(logits_scaling=4.0),
+    "granitemoehybrid": dict(logits_scaling=4.0),
+    "granitemoeshared": dict(logits_scaling=4.0),
+    "hyperclovax": dict(logits_scaling=0.25),
+    "inkling_text": dict(logits_mup_width_multiplier=4.0),
+    "minicpm3": dict(dim_model_base=8),
+    "nanochat": dict(final_logit_softcapping=2.0),
+    "recurrent_gemma": dict(logits_soft_cap=2.0),
+    "xlstm": dict(output_logit_soft_cap=2.0),
+}
+"""Settings that change logits after the output layer, not as in models that leave them as they are."""
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_scaled_logits_are_those_of_the_model(family):
+    lm, tokens = language_model(make_family(family, **SCALED[family])), torch.from_numpy(random_texts())
+    plain = plain_log_probs(lm, random_texts())[:, :-1]
+    rollout = TensorDict({"observation": tokens[:, :-1], "action": tokens[:, 1:]}, [6, LENGTH - 1])
+    rollout["mask"] = torch.ones(6, LENGTH - 1, dtype=torch.bool)
+    expected = plain.gather(-1, tokens[:, 1:, None])[..., 0]
+    torch.testing.assert_close(lm.evaluate(rollout).log_prob, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("family", some(REFUSED))
 def test_a_family_that_cannot_is_refused_in_a_sentence(family):
     model = make_family(family)

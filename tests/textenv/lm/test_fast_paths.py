@@ -172,6 +172,17 @@ def with_adapter(model):
     return get_peft_model(model, config)
 
 
+def test_a_replaced_forward_of_a_modules_class_is_recorded_anew(monkeypatch):
+    lm, decoder = recording_decoder(make_llama, monkeypatch)
+    decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
+    assert decoder.everywhere.recording is not None
+    norm_type = type(lm.model.model.norm)
+    forward = norm_type.forward
+    monkeypatch.setattr(norm_type, "forward", lambda norm, hidden: 1.5 * forward(norm, hidden))
+    decoder.reset()
+    decode(lm, decoder, texts(1), np.array([2, 5, 3]), 8)
+
+
 def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, caplog):
     """A branch on a value cannot be recorded; it is said in the log, and the logits are right."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch)

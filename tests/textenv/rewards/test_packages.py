@@ -7,8 +7,9 @@ import pytest
 
 from tests.helpers.errors import refused
 from textenv import Rewards, rewards
+from textenv.importing import load_function
 from textenv.optional import package
-from textenv.rewards.calling import call_reward, load_function
+from textenv.rewards.calling import call_reward
 
 
 def rate(function, *answers, prompt="?", **columns):

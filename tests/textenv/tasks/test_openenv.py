@@ -1,10 +1,13 @@
 """textenv/OpenEnv-v0 against a real server of the package openenv, in a process of its own, on the loopback."""
 
+import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from textenv import TextVectorEnv, make_task
 pytest.importorskip("openenv", reason="needs a server: pip install openenv")
 pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
 TOKENIZER = make_tokenizer(["?", "say", "film", "plot", "story", "no,", "die", "raise", "<eos>", "<pad>"])
-SERVER = Path(__file__).parents[2] / "helpers" / "word_server.py"
+HELPERS = Path(__file__).parents[2] / "helpers"
 
 
 def free_port():
@@ -30,8 +33,8 @@ def serve():
     """Start a server on a port, and wait until it listens."""
     running = []
 
-    def start(port, sessions=4):
-        running.append(subprocess.Popen([sys.executable, str(SERVER), str(port), str(sessions)]))
+    def start(port, sessions=4, program="word_server.py"):
+        running.append(subprocess.Popen([sys.executable, str(HELPERS / program), str(port), str(sessions)]))
         for _ in range(600):
             with closing(socket.socket()) as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -105,6 +108,78 @@ def test_a_missing_server_and_a_wrong_address_give_a_sentence():
     for url in ("", "localhost:8000", "file:///etc/passwd"):
         with pytest.raises(ValueError, match="expected the address of an OpenEnv server"):
             make_task("OpenEnv", tokenizer=TOKENIZER, url=url)
+
+
+def test_an_environment_of_tools_is_refused_in_words(serve):
+    pytest.importorskip("fastmcp")
+    port = free_port()
+    serve(port, program="tool_server.py")
+    for options in ({}, {"action_field": "tool_name"}):
+        with pytest.raises(
+            ValueError, match="actions call tools .*MCP environment.* a text alone is no call of a tool"
+        ):
+            make_env(port, **options)
+
+
+@pytest.fixture
+def answer_schema():
+    """Start a server whose /schema is the given bytes; returns its port."""
+    servers = []
+
+    def start(content):
+        class Schema(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Schema)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        servers.append(server)
+        return server.server_address[1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+TEXT, OBJECT = {"type": "string"}, {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        ({"properties": {"type": {"const": "call_tool"}, "name": TEXT}}, "actions call tools"),
+        ({"properties": {"tool_name": TEXT}, "required": ["tool_name"]}, "actions call tools"),
+        (
+            {"properties": {"command": TEXT, "options": OBJECT}},
+            "options would always be left out.*action_field='command'",
+        ),
+        ({"oneOf": [{"properties": {"text": TEXT}}]}, "expected one kind of action, with named fields"),
+        ({"properties": {"number": {"type": "integer"}}}, "expected a text, alone required"),
+        ({"properties": {"text": True}}, "expected a text, alone required"),
+    ],
+)
+def test_an_action_that_is_no_text_is_refused(action, sentence, answer_schema):
+    port = answer_schema(json.dumps({"action": action}).encode())
+    with pytest.raises(ValueError, match=sentence):
+        make_env(port)
+
+
+def test_a_text_beside_arguments_is_taken_when_named(answer_schema):
+    action = {"properties": {"command": TEXT, "options": OBJECT, "metadata": OBJECT}}
+    port = answer_schema(json.dumps({"action": action}).encode())
+    make_env(port, action_field="command")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"action": 1', b"\xff\xfe"])
+def test_a_server_of_something_else_is_named(content, answer_schema):
+    with pytest.raises(ConnectionError, match="is no running OpenEnv server"):
+        make_env(answer_schema(content))
 
 
 def test_a_server_that_does_not_return_ends_the_run_with_a_sentence(serve):

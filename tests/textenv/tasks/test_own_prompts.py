@@ -1,5 +1,6 @@
 """`textenv/Prompts-v0`: prompts and rewards of one's own, from files and from Python."""
 
+import functools
 import json
 
 import gymnasium
@@ -71,6 +72,50 @@ def test_rewards_by_name_are_those_of_the_functions_with_their_weights(tmp_path)
     assert read_rewards(names[0])(prompts=["x"], completions=["sky"]).earned == [3]
     assert read_rewards({"mine": (zero, 0.5)}).functions["mine"][1] == 0.5
     assert set(read_rewards([zero, f"{tmp_path / 'other.py'}:long"]).functions) == {"zero", "long"}
+
+
+def test_rewards_of_one_name_get_names_of_their_own(tmp_path, caplog):
+    for folder, value in {"a": 1, "b": 2, "c": 3}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rewards.py").write_text(
+            f"def score(completions): return [{value}.0 for _ in completions]"
+        )
+    scores = read_rewards([f"{tmp_path}/{folder}/rewards.py:score" for folder in "abc"])(
+        prompts=["x"], completions=["y"]
+    )
+    assert scores.parts == {"score": [1], "score_2": [2], "score_3": [3]}
+    assert f"score_3 is {tmp_path}/c/rewards.py:score" in caplog.text
+
+
+class Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, completions):
+        return [self.value for _ in completions]
+
+    def doubled(self, completions):
+        return [2 * self.value for _ in completions]
+
+
+def test_lambdas_partial_functions_and_objects_are_given_several_times():
+    def scaled(completions, factor):
+        return [factor * len(text) for text in completions]
+
+    one, two = Constant(10.0), Constant(20.0)
+    lambdas = [lambda completions, i=i: [float(i) for _ in completions] for i in range(3)]
+    partials = [functools.partial(scaled, factor=factor) for factor in (100.0, 200.0)]
+    scores = read_rewards([*lambdas, *partials, one, two, one.doubled])(prompts=["x"], completions=["y"])
+    assert scores.parts == {
+        "<lambda>": [0], "<lambda>_2": [1], "<lambda>_3": [2], "scaled": [100], "scaled_2": [200],
+        "Constant": [10], "Constant_2": [20], "doubled": [20],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", [Constant(1.0), Constant(1.0).doubled, len])
+def test_a_reward_that_is_given_twice_is_refused(entry):
+    with refused(ValueError, "is given twice"):
+        read_rewards([entry, entry])
 
 
 def test_a_file_of_rewards_is_run_once_and_again_after_a_change(tmp_path):

@@ -1,0 +1,203 @@
+"""Spaces of an environment: their description in JSON, and whether a policy's fit an environment's."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+INTEGER_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+"""Dtypes of a Discrete or MultiDiscrete, in the processor's byte order, that policies read and that are saved."""
+BOX_DTYPES = ("bool", "float16", "float32", "float64", *INTEGER_DTYPES)
+"""The same of a Box."""
+
+
+def check_readable(space: spaces.Space, reader: str = "a policy") -> None:
+    """Check that a policy can read observations of this space, and that the space can be saved.
+
+    Args:
+        space: space of one observation.
+        reader: name of the policy, for the error message.
+
+    Raises:
+        ValueError: if a part has no fixed size (Text, Sequence, Graph, OneOf), or is a Box of a dtype that torch lacks;
+            or if the name of a part is neither text nor an integer.
+    """
+    parts = [space]
+    for part in parts:
+        if isinstance(part, spaces.Dict):
+            for name in part:
+                if not isinstance(name, (str, int)):
+                    raise ValueError(
+                        f"observation_space is {space}, in which {name!r} is the name of a part, expected text, which "
+                        "can be saved: rename it by a wrapper"
+                    )
+            parts += part.values()
+        elif isinstance(part, spaces.Tuple):
+            parts += part
+        elif not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            raise ValueError(
+                f"observation_space is {space}, but {reader} cannot read {part}, expected Box, Discrete, "
+                "MultiDiscrete, MultiBinary, and Dict or Tuple of these: wrap it, on the command line by --wrapper "
+                "module:function, such as minigrid.wrappers:ImgObsWrapper (in Python "
+                "gymnasium.make_vec(id, num_envs=8, wrappers=[...]))"
+            )
+        else:
+            dtypes = BOX_DTYPES if isinstance(part, spaces.Box) else INTEGER_DTYPES
+            if str(part.dtype) not in dtypes:
+                raise ValueError(
+                    f"observation_space is {space}, but {reader} cannot read the dtype {part.dtype} of {part}, "
+                    f"expected {', '.join(dtypes)}: convert it by a wrapper, such as "
+                    "gymnasium.wrappers.DtypeObservation"
+                )
+
+
+def describe_space(space: spaces.Space) -> dict[str, Any]:
+    """Describe a space for JSON, as input of `restore_space`: kind, dtype, bounds, start, and the order of parts.
+
+    The bounds of a Box are one number if all are equal, else a flat list; ``"-inf"`` and ``"inf"`` are no bound.
+    """
+    if isinstance(space, spaces.Dict):
+        return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"tuple": [describe_space(part) for part in space]}
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"choices": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"binary": space.n if isinstance(space.n, int) else list(space.n)}
+    assert isinstance(space, spaces.Box), f"{space} has no description"
+    return {
+        "shape": list(space.shape),
+        "dtype": str(space.dtype),
+        "low": _describe_bound(space.low, space.bounded_below, "-inf"),
+        "high": _describe_bound(space.high, space.bounded_above, "inf"),
+    }
+
+
+def restore_space(saved: dict[str, Any]) -> spaces.Space:
+    """Rebuild a space from `describe_space`.
+
+    Version 0.9.0 and earlier described a Box without bounds, a Discrete and MultiDiscrete without dtype, and
+    ``MultiBinary(3)`` as ``MultiBinary([3])``: these become an unbounded Box, int64, and the latter.
+
+    Raises:
+        ValueError: if the dtype of a Box is not in `BOX_DTYPES`.
+    """
+    if "dict" in saved:
+        # From pairs, because Gymnasium sorts the names of a dictionary
+        return spaces.Dict([(name, restore_space(part)) for name, part in saved["dict"]])
+    if "tuple" in saved:
+        return spaces.Tuple([restore_space(part) for part in saved["tuple"]])
+    if "n" in saved:
+        return spaces.Discrete(saved["n"], start=saved.get("start", 0), dtype=_integer(saved))
+    if "choices" in saved:
+        dtype = _integer(saved)
+        choices = np.array(saved["choices"], dtype=dtype)
+        start = np.array(saved.get("start", np.zeros_like(choices)), dtype=dtype)
+        return spaces.MultiDiscrete(choices, start=start, dtype=dtype)
+    if "binary" in saved:
+        return spaces.MultiBinary(saved["binary"])
+
+    # A Box
+    name = saved.get("dtype", "float32")
+    if name not in BOX_DTYPES:
+        raise ValueError(f"a Box of {name!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
+    dtype = np.dtype(name).type
+    shape = tuple(saved["shape"])
+    lowest, highest = _limits(dtype)
+    low, bounded_below = _restore_bound(saved.get("low", lowest), shape, dtype, "-inf")
+    high, bounded_above = _restore_bound(saved.get("high", highest), shape, dtype, "inf")
+    box = spaces.Box(low, high, shape, dtype)
+    box.bounded_below = bounded_below
+    box.bounded_above = bounded_above
+    return box
+
+
+def reads_alike(one: spaces.Space, other: spaces.Space) -> bool:
+    """Whether flattened observations of both spaces mean the same: equal parts in the same order.
+
+    Bounds and dtypes may differ: a network reads float32, and agents saved by version 0.9.0 have lost them.
+    """
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return list(one) == list(other) and all(reads_alike(one[name], other[name]) for name in one)
+    if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(one) == len(other) and all(map(reads_alike, one, other))
+    return _same_values(one, other)
+
+
+def acts_alike(one: spaces.Space, other: spaces.Space) -> bool:
+    """Whether an action means the same in both spaces; bounds and dtypes may differ, as in `reads_alike`."""
+    return _same_values(one, other)
+
+
+def fit_actions(space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+    """Actions ``[N, *]`` as an environment expects them: of its dtype, and within the bounds of a Box.
+
+    Args:
+        space: the environment's action space, of one environment; actions of a Dict, Tuple or Text stay as they are.
+        actions: a policy's, int64 or float32.
+    """
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return actions
+    if isinstance(space, spaces.Box):
+        actions = np.clip(actions, space.low, space.high)
+    return actions.astype(space.dtype, copy=False)
+
+
+def _same_values(one: spaces.Space, other: spaces.Space) -> bool:
+    """Whether spaces of one part have the same kind, shape, numbers of choices and starts."""
+    if isinstance(one, spaces.Discrete) and isinstance(other, spaces.Discrete):
+        return int(one.n) == int(other.n) and int(one.start) == int(other.start)
+    if isinstance(one, spaces.MultiDiscrete) and isinstance(other, spaces.MultiDiscrete):
+        return np.array_equal(one.nvec, other.nvec) and np.array_equal(one.start, other.start)
+    for kind in (spaces.Box, spaces.MultiBinary):
+        if isinstance(one, kind) and isinstance(other, kind):
+            return one.shape == other.shape
+    return one == other
+
+
+def _integer(saved: dict[str, Any]) -> Any:
+    """Dtype of a saved Discrete or MultiDiscrete; int64 if it has none."""
+    name = saved.get("dtype", "int64")
+    if name not in INTEGER_DTYPES:
+        raise ValueError(f"a Discrete of {name!r:.50} was saved, expected one of {', '.join(INTEGER_DTYPES)}")
+    return np.dtype(name).type
+
+
+def _limits(dtype: Any) -> tuple[Any, Any]:
+    """Smallest and largest number of a dtype; infinite for floats."""
+    if np.issubdtype(dtype, np.floating):
+        return "-inf", "inf"
+    if dtype is np.bool_:
+        return 0, 1
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _describe_bound(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
+    """Bounds of a Box for JSON; ``infinite`` stands for those that its maker left out."""
+    numbers: list[Any] = []
+    for value, is_bounded in zip(values.ravel(), np.broadcast_to(bounded, values.shape).ravel(), strict=True):
+        if not is_bounded:
+            numbers.append(infinite)
+        elif np.isinf(value):  # a lower bound of inf, or an upper one of -inf
+            numbers.append(str(float(value)))
+        else:
+            numbers.append(float(value) if values.dtype.kind == "f" else int(value))
+    return numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else numbers
+
+
+def _restore_bound(saved: Any, shape: tuple[int, ...], dtype: Any, infinite: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of a Box, and where it has one, bool, both of the Box's shape; see `_describe_bound`."""
+    numbers = saved if isinstance(saved, list) else [saved]
+    bounded = np.array([number != infinite for number in numbers], dtype=bool)
+    if np.issubdtype(dtype, np.floating):
+        numbers = [float(number) for number in numbers]
+    else:
+        lowest, highest = _limits(dtype)
+        limit = lowest if infinite == "-inf" else highest
+        numbers = [limit if number == infinite else number for number in numbers]
+    values = np.array(numbers, dtype=dtype)
+    if not isinstance(saved, list):
+        return np.full(shape, values[0]), np.full(shape, bounded[0])
+    return values.reshape(shape), bounded.reshape(shape)

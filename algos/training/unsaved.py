@@ -1,0 +1,134 @@
+"""`UnsavedState`: what a training changes in a user's objects and no checkpoint has."""
+
+import logging
+import zlib
+from collections.abc import Hashable, Iterator, Mapping
+from pickle import dumps
+from random import Random
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algos.training.env_state import user_objects
+from textenv.rewards.calling import reward_name
+from textenv.state import class_name, stateful_objects, used_objects, variables_of
+
+logger = logging.getLogger(__name__)
+OURS = ("algos.", "textenv.")
+"""Modules whose classes save what they need."""
+COUNTED = {"progress", "steps"}
+"""Numbers of every agent that a resumed run sets again."""
+
+
+class UnsavedState:
+    """Attributes that a training changes and that a checkpoint leaves out, in an own algorithm, reward or task.
+
+    Not of what only watches the training, such as callbacks, which may count as they like.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+        self._before = self._fingerprints()
+        self._told: set[str] = set()
+
+    def warn(self) -> None:
+        """Log a warning about the attributes that have changed since the start and are not saved, once for each."""
+        changed = {
+            name for name, fingerprint in self._fingerprints().items() if self._before.get(name) != fingerprint
+        } - self._told
+        if not changed:
+            return
+        self._told |= changed
+        logger.warning(
+            "the training changes %s, which no checkpoint has: a resumed run begins without it. Give the class "
+            "state_dict and load_state_dict (docs/algorithms.md, docs/rewards.md)",
+            ", ".join(sorted(changed)),
+        )
+
+    def _fingerprints(self) -> dict[str, Hashable]:
+        """Return a value for each attribute that is not saved, by class and name, which changes with the attribute."""
+        found: dict[str, Hashable] = {}
+        if not class_name(self.agent).startswith(OURS):
+            ours, own = _saved_by(self.agent)
+            for name, fingerprint in _attributes(vars(self.agent), modules=True):
+                is_saved = name.lstrip("_") in {*ours, *own} or fingerprint in own.values()
+                if not is_saved and name not in COUNTED:
+                    found[f"{type(self.agent).__name__}.{name}"] = fingerprint
+        for used in self._stateless_objects():
+            attributes = dict(vars(used))
+            if isinstance(used, FunctionType):
+                attributes |= dict(variables_of(used))
+            for name, fingerprint in _attributes(attributes):
+                found[f"{reward_name(used)}.{name}"] = fingerprint
+        return found
+
+    def _stateless_objects(self) -> Iterator[Any]:
+        """Yield the user's own objects that the training calls and that have no state to save."""
+        objects = user_objects(self.agent.env)
+        saved = {id(used) for used in stateful_objects(objects).values()}
+        for _, used in used_objects(objects):
+            defined = used if isinstance(used, FunctionType) else type(used)
+            is_own = hasattr(used, "__dict__") and not f"{defined.__module__}.".startswith((*OURS, "functools."))
+            if is_own and id(used) not in saved:
+                yield used
+
+
+def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
+    """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
+    library = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
+    state = agent.state_dict()
+    if library is None:
+        return set(), dict(_leaves(state))
+    ours = library.state_dict(agent)
+    added = {name: value for name, value in state.items() if name not in ours}
+    return set(ours), dict(_leaves(added))
+
+
+def _leaves(state: Mapping[Any, Any]) -> Iterator[tuple[str, Hashable]]:
+    for name, value in state.items():
+        yield str(name).lstrip("_"), _fingerprint(value)
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{name}.{place}", _fingerprint(part)) for place, part in enumerate(value))
+
+
+def _attributes(values: Mapping[str, Any], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:
+    """Yield the names and fingerprints of attributes that could be saved; of networks too, if ``modules``."""
+    for name, value in values.items():
+        is_network = isinstance(value, (nn.Module, torch.optim.Optimizer))
+        if class_name(value).startswith(OURS) or (is_network and not modules):
+            continue
+        fingerprint = _fingerprint(value.state_dict()) if is_network else _fingerprint(value)
+        if fingerprint is not None:
+            yield name, fingerprint
+
+
+def _fingerprint(value: Any) -> Hashable:
+    """Return a value that changes with numbers, arrays, generators and containers of these; None for others."""
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return repr(value)
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return (tuple(value.shape), str(value.dtype), zlib.crc32(flat.view(torch.uint8).numpy()))
+    if isinstance(value, np.ndarray):
+        content = value.tobytes() if value.dtype != object else repr(value).encode()
+        return (value.shape, str(value.dtype), zlib.crc32(content))
+    if isinstance(value, torch.Generator):
+        return _fingerprint(value.get_state())
+    if isinstance(value, (np.random.Generator, Random)):
+        return zlib.crc32(dumps(value))
+    if isinstance(value, Mapping):
+        return _of_parts(value.values())
+    if type(value).__module__ in ("builtins", "collections") and isinstance(value, (list, tuple, set)):
+        return _of_parts(value)
+    return None
+
+
+def _of_parts(parts: Any) -> Hashable:
+    """Return the fingerprints of parts that have one; None if none has."""
+    fingerprints = tuple(_fingerprint(part) for part in parts)
+    return None if fingerprints and not any(fingerprints) else fingerprints

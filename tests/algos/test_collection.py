@@ -1,0 +1,229 @@
+"""What a vector environment and a policy hand to the collector: flags, rewards, action masks, steps."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import nn
+
+import algos
+from algos import DQN, PPO, MLPPolicy, Policy, QPolicy, collect, evaluate
+from algos.policies.policy import Step
+from tests.helpers.errors import refused
+
+MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+
+
+# --- flags and rewards ---------------------------------------------------------------------------
+
+
+class Counting(VectorEnv):
+    """Episodes of 2 and 3 steps, in NEXT_STEP mode; what a step returns passes through ``convert``."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, convert):
+        self.num_envs, self.convert = 2, convert
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+        self.observation_space, self.action_space = spaces.Box(0, 9, (2, 1)), spaces.MultiDiscrete([2, 2])
+
+    def reset(self, *, seed=None, options=None):
+        self.time = np.zeros(2)
+        return self.time.astype(np.float32)[:, None], {}
+
+    def step(self, actions):
+        over = self.time == [2, 3]
+        self.time = np.where(over, 0, self.time + 1)
+        reward, terminated = np.where(over, 0.0, self.time), self.time == [2, 3]
+        flags = self.convert("terminated", terminated), self.convert("truncated", np.zeros(2, dtype=bool))
+        return self.time.astype(np.float32)[:, None], self.convert("reward", reward), *flags, {}
+
+
+def collected(convert):
+    env = Counting(convert)
+    return collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=9)
+
+
+class Reused:
+    """One array for each name, for ever, as in environments that write into shared memory."""
+
+    def __init__(self):
+        self.arrays = {}
+
+    def __call__(self, name, values):
+        array = self.arrays.setdefault(name, values.copy())
+        array[:] = values
+        return array
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda name, values: values.astype(np.int8),
+        lambda name, values: values.astype(np.float32),
+        lambda name, values: values.tolist(),
+        lambda name, values: torch.from_numpy(values.astype(np.uint8)),
+        Reused(),
+    ],
+    ids=["int8", "float32", "list", "uint8 tensor", "reused array"],
+)
+def test_flags_of_any_dtype_are_read_as_bools(convert):
+    expected, found = collected(lambda name, values: values), collected(convert)
+    assert expected["mask"].logical_not().sum() > 3
+    for name in ("mask", "is_init", "terminated", "truncated"):
+        assert found[name].dtype is torch.bool
+    for name in ("mask", "is_init", "terminated", "truncated", "reward", "observation"):
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("column", ["reward", "terminated", "truncated"])
+def test_columns_of_another_shape_are_refused(column):
+    def convert(name, values):
+        return values[:, None] if name == column else values
+
+    with refused(ValueError, rf"Counting.step returned {column} of shape \(2, 1\)", r"expected .*\(2,\)"):
+        collected(convert)
+
+
+# --- action masks --------------------------------------------------------------------------------
+
+
+class Moves(gymnasium.Env):
+    """At time t only action t % 3 is open; after ``length`` steps the game is over, by end or limit."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(3)
+
+    def __init__(self, length, *, truncates=False, final=None):
+        self.length, self.truncates, self.final = length, truncates, final
+
+    def seen(self):
+        mask = np.arange(3) == self.time % 3
+        if self.time == self.length and self.final is not None:
+            mask = np.array(self.final)
+        return np.array([self.time], np.float32), {"action_mask": mask.astype(np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.seen()
+
+    def step(self, action):
+        assert action == self.time % 3, f"action {action} is closed at time {self.time}"
+        self.time += 1
+        over = self.time == self.length
+        observation, info = self.seen()
+        return observation, 1.0, over and not self.truncates, over and self.truncates, info
+
+
+def moves(mode, lengths=(2, 4), **options):
+    return SyncVectorEnv([lambda n=n: Moves(n, **options) for n in lengths], autoreset_mode=mode)
+
+
+@MODES
+def test_the_next_action_mask_of_a_truncated_state_is_its_own(mode):
+    """After 2 steps action 2 is open, after 4 steps action 1; the next episode would begin with action 0."""
+    env = moves(mode, truncates=True)
+    steps = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=12)
+    steps = steps[steps["mask"]]
+    truncated = steps[steps["truncated"]]
+    assert len(truncated) > 5
+    final_time = truncated["next_observation"][:, 0].long()
+    assert set(final_time.tolist()) == {2, 4}
+    expected = nn.functional.one_hot(steps["next_observation"][:, 0].long() % 3, 3).bool()
+    torch.testing.assert_close(steps["next_action_mask"], expected)
+
+
+@MODES
+def test_dqn_bootstraps_a_truncated_state_over_its_own_actions(mode):
+    """Q-values 0, 10 and 20 of the three actions; after 2 steps only action 2 is open: target 1 + .5·20."""
+    env = moves(mode, lengths=(2, 2), truncates=True)
+    policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))
+    agent = DQN(env, policy, num_steps=4, gamma=0.5, learning_starts=100, buffer_size=200)
+    for network in (agent.policy.network, agent.target.network):
+        nn.init.zeros_(network[-1].weight)
+        network[-1].bias.data = torch.tensor([0.0, 10.0, 20.0])
+    rollout = agent.collect()
+    agent.update(rollout)
+    batch = agent.buffer[:]
+    last = batch[batch["next_observation"][:, 0] == 2]
+    assert len(last) >= 2
+    target = 1 + 0.5 * 20
+    expected = (torch.tensor([0.0, 10.0, 20.0])[last["action"]] - target).square().mean()
+    assert agent.loss(last)[0].item() == pytest.approx(expected.item())
+
+
+@MODES
+@pytest.mark.parametrize("truncates", [False, True])
+def test_a_finished_game_may_allow_no_action(mode, truncates):
+    env = moves(mode, final=[0, 0, 0], truncates=truncates)
+    for policy in (MLPPolicy(env.single_observation_space, env.single_action_space),
+                   QPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))):  # fmt: skip
+        rollout = collect(env, policy, num_steps=12)
+        assert (rollout["terminated"] | rollout["truncated"]).sum() > 5
+        assert rollout["action_mask"].any(-1).all() and rollout["next_action_mask"].any(-1).all()
+        assert rollout["log_prob"].isfinite().all()
+    agent = PPO(env, num_steps=12, minibatch_size=12, seed=1)
+    assert np.isfinite(agent.update(agent.collect())["policy/loss"])
+    assert evaluate(env, agent.policy, num_episodes=2).mean_return == 3
+
+
+class Stuck(Moves):
+    """No action is open at time 1, but the episode goes on."""
+
+    def seen(self):
+        observation, info = super().seen()
+        return observation, info if self.time != self.length - 1 else {"action_mask": np.zeros(3, dtype=np.int8)}
+
+
+@MODES
+@pytest.mark.parametrize("length", [1, 2])
+def test_an_episode_that_goes_on_without_an_action_is_refused(mode, length):
+    """At the first observation, or after a step; a forbidden action would be taken without a word."""
+    env = SyncVectorEnv([lambda: Moves(5), lambda: Stuck(length)], autoreset_mode=mode)
+    with refused(ValueError, r"info\['action_mask'\] allows no action in slot 1", "terminated"):
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=9)
+
+
+@pytest.mark.parametrize("kind", [MLPPolicy, QPolicy, algos.LSTMPolicy])
+def test_a_policy_does_not_choose_where_no_action_is_allowed(kind):
+    policy = kind(spaces.Box(-1, 1, (4,)), spaces.Discrete(3))
+    mask = torch.tensor([[True, False, False], [False, False, False]])
+    with refused(ValueError, "action_mask allows no action in slot 1"):
+        policy.act(np.zeros((2, 4), np.float32), action_mask=mask)
+
+
+# --- what `act` returns --------------------------------------------------------------------------
+
+
+class Own(nn.Module, Policy):
+    """Acts as it is told."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.generator, self.layer, self.step = torch.Generator(), nn.Linear(4, 2), step
+
+    def act(self, observation, *, action_mask=None, deterministic=False):
+        return self.step(torch.from_numpy(observation), self.layer)
+
+
+ACTION, LOG_PROB = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+WRONG = {
+    "a tuple": (lambda x, net: (ACTION, LOG_PROB), TypeError, ["Own.act returned", "algos.policies.Step"]),
+    "a column": (lambda x, net: Step(ACTION, LOG_PROB[:, None]), ValueError, [r"log_prob has shape \(2, 1\)", "slots"]),
+    "a mean": (lambda x, net: Step(ACTION, LOG_PROB.mean()), ValueError, [r"log_prob has shape \(\)", r"\(2,\)"]),
+    "one-hot": (lambda x, net: Step(torch.eye(2), LOG_PROB), ValueError, [r"action has shape \(2, 2\)", r"expected \(2,\)"]),
+    "numpy": (lambda x, net: Step(ACTION.numpy(), LOG_PROB), TypeError, ["action is a ndarray", "torch.Tensor"]),
+    "gradient": (lambda x, net: Step(ACTION, net(x).sum(1)), ValueError, ["log_prob has a gradient", "no_grad"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_step_is_found_at_act(name):
+    step, error, words = WRONG[name]
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    with refused(error, *words):
+        collect(env, Own(step), num_steps=3)
+    with refused(error, *words):
+        evaluate(env, Own(step), num_episodes=2)

@@ -1,0 +1,46 @@
+"""Gradients of policy and value: clipped together, unless the value has a norm of its own."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from algos import PPOConfig
+from algos.optimizer import Optimizer
+
+
+class TwoParts:
+    """A policy with one weight, and one for the value."""
+
+    def __init__(self):
+        self.weight, self.value_weight = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def parameters(self):
+        return iter([self.weight, self.value_weight])
+
+    def value_parameters(self):
+        return iter([self.value_weight])
+
+
+@pytest.mark.parametrize(
+    ("fields", "clipped"),
+    [
+        ({}, (0.3, 0.4)),
+        ({"value_learning_rate": 0.1}, (0.3, 0.4)),
+        ({"value_max_grad_norm": 2.0}, (0.5, 2.0)),
+        ({"value_learning_rate": 0.1, "value_max_grad_norm": 2.0}, (0.5, 2.0)),
+        ({"value_learning_rate": 0.1, "max_grad_norm": 10.0}, (3.0, 4.0)),
+    ],
+)
+def test_policy_and_value_are_clipped_together_unless_the_value_has_its_own_norm(fields, clipped):
+    """Gradients 3 and 4 have norm 5: to at most .5 together they are .3 and .4; apart .5, and 2 of the value."""
+    policy = TwoParts()
+    config = PPOConfig(**({"learning_rate": 0.1, "max_grad_norm": 0.5} | fields))
+    optimizer = Optimizer(policy.parameters(), config, policy=policy)
+    metrics = optimizer.step(
+        lambda batch: (3 * policy.weight.sum() + 4 * policy.value_weight.sum(), {}), TensorDict({}, batch_size=[1])
+    )
+    assert (policy.weight.grad.item(), policy.value_weight.grad.item()) == pytest.approx(clipped, rel=1e-4)
+    assert metrics["update/grad_norm"].item() == pytest.approx(math.hypot(3, 4), rel=1e-5)

@@ -1,0 +1,274 @@
+"""Import the user's Python code by name: rewards, wrappers, environments and policies.
+
+A file gets a module name of its own, ``textenv.importing.FOLDER.STEM`` with the escaped path of its folder. So it hides
+no module of the standard library, of a package or of another folder, and what it defines can be pickled: a process that
+unpickles it imports this module first, which finds the file by the path in the name.
+
+A file's imports look beside the file first, at any time, but never for the name of a module of the standard library.
+Two folders may have neighbours of one name.
+"""
+
+import builtins
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+__path__: list[str] = []  # with it, Python looks for submodules of this module: the user's files
+_PREFIX = f"{__name__}."
+_NEVER_BESIDE = sys.stdlib_module_names | {"textenv", "algos"}
+"""Modules that a file of the same name beside the user's file never replaces."""
+_folders: list[Path] = []
+"""Folders from which code was imported, in this order."""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Load the function named by ``"file.py:name"`` or ``"package.module:name"``, or make ``"textenv.rewards:name"``.
+
+    Raises:
+        ValueError: if the name has another form, if the module is missing or raises at import, or if it has no such
+            function.
+
+    Example:
+        >>> load_function("textenv.rewards:unfinished").__name__
+        'unfinished'
+    """
+    place, _, function_name = name.rpartition(":")
+    if not place or not function_name.isidentifier():
+        raise ValueError(
+            f"function is {name!r}, expected file.py:name or package.module:name, such as my_rewards.py:score or "
+            "minigrid.wrappers:ImgObsWrapper"
+        )
+    module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        kinds = (FunctionType, type)
+        here = [key for key, x in vars(module).items() if isinstance(x, kinds) and x.__module__ == module.__name__]
+        kind = "no function" if function is None else f"a {type(function).__name__}, not a function,"
+        raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
+    return function() if place == "textenv.rewards" else function
+
+
+def absolute_name(name: str) -> str:
+    """Return a name with its path made absolute, if there is such a file: of a model, or of ``rewards.py:f=0.5``."""
+    path, colon, rest = name, "", ""
+    if not Path(name).exists():
+        path, colon, rest = name.rpartition(":")
+    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else name
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name by which `load_function` finds a function: ``"file.py:name"`` or ``"package.module:name"``."""
+    if isinstance(function, partial):
+        return name_of(function.func)
+    module = sys.modules.get(function.__module__)
+    loader = getattr(module, "__loader__", None)
+    place = loader.path if isinstance(loader, _Loader) else function.__module__
+    return f"{place}:{getattr(function, '__name__', type(function).__name__)}"
+
+
+def read_module(name: str) -> ModuleType:
+    """Import a module, also ``name.py`` or the package ``name`` in the current folder, which go before installed ones.
+
+    Raises:
+        ValueError: with the reason, if the import fails; if a file in the current folder has the name of a module of
+            the standard library, or of one that was imported from another current folder.
+    """
+    module_name = name.removesuffix(".py")
+    top = module_name.partition(".")[0]
+    folder = Path.cwd()
+    file = _source(folder, top)
+    if name.startswith(_PREFIX):
+        raise ValueError(f"module is {name!r}, expected a name such as package.module, or a file such as my_rewards.py")
+    if file is not None:
+        _check_unambiguous(top, file)
+    with _explained(name, folder):
+        _remember(folder)
+        if file is not None and top not in sys.modules and top not in _NEVER_BESIDE:
+            _execute(top, file)
+        return importlib.import_module(module_name)
+
+
+def _check_unambiguous(top: str, file: Path) -> None:
+    """Raise a ValueError if a module of a file's name is another one."""
+    advice = f"rename the file, or name a function in it as {file.name}:FUNCTION"
+    if top in sys.stdlib_module_names:
+        raise ValueError(f"{top} is a module of the standard library, which {file} does not replace: {advice}")
+    loader = getattr(sys.modules.get(top), "__loader__", None)
+    if isinstance(loader, _Loader) and loader.path != str(file):
+        raise ValueError(f"{top} was imported from {loader.path} before, so {file} cannot be: {advice}")
+
+
+def _execute(name: str, file: Path) -> None:
+    """Import a file under a plain name."""
+    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file), _root(file)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _read_file(path: Path) -> ModuleType:
+    """Run a file once for each time it was modified, as it may load a model."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
+    path = path.resolve()
+    name = f"{_package_of(path.parent)}.{_escaped(path.stem)}"
+    loader = getattr(sys.modules.get(name), "__loader__", None)
+    if isinstance(loader, _Loader) and loader.modified != path.stat().st_mtime_ns:
+        del sys.modules[name]
+    with _explained(str(path), path.parent):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _explained(place: str, folder: Path) -> Iterator[None]:
+    """Turn any exception into a ValueError that names the module."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        reason = f"{type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
+        raise ValueError(f"{place} could not be imported: {reason}") from error
+
+
+def _package_of(folder: Path) -> str:
+    """Return the name of the package that holds the files of a folder."""
+    return _PREFIX + _escaped(os.fspath(folder))
+
+
+def _escaped(path: str) -> str:
+    """Escape a path, which may have dots, to one part of a module's name."""
+    return quote(os.fsencode(path)).replace(".", "%2E")
+
+
+def _unescaped(part: str) -> str:
+    return os.fsdecode(unquote_to_bytes(part))
+
+
+def _source(folder: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder, ``name.py`` or that of the package ``name``; None if it has neither."""
+    files = (folder / f"{name}.py", folder / name / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _root(file: Path) -> Path:
+    """Return the folder that holds a module's file, or its package's folder."""
+    return file.parent.parent if file.name == "__init__.py" else file.parent
+
+
+def _remember(folder: Path) -> None:
+    if folder not in _folders:
+        _folders.append(folder)
+
+
+class _OwnNames(MetaPathFinder):
+    """Finds the user's files by their own names; it is asked before Python's finders, which would not use `_Loader`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a user's folder, file or package; None for another module."""
+        if not name.startswith(_PREFIX):
+            return None
+        place, _, inside = name.removeprefix(_PREFIX).partition(".")
+        folder = Path(_unescaped(place))
+        if not inside:
+            return self._folder(name, folder)
+        # A file of this folder; else a package without __init__.py, or what is inside a package.
+        file = None if "." in inside else _source(folder, _unescaped(inside))
+        if file is None:
+            spec = PathFinder.find_spec(name, path, target)
+            if spec is None or not isinstance(spec.loader, SourceFileLoader):
+                return spec
+            file = Path(spec.loader.path)
+        return spec_from_file_location(name, file, loader=_Loader(name, str(file), folder))
+
+    def _folder(self, name: str, folder: Path) -> ModuleSpec | None:
+        """Make a package of a folder."""
+        if not (folder.is_absolute() and folder.is_dir()):
+            return None
+        _remember(folder)
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        return spec
+
+
+class _PlainNames(MetaPathFinder):
+    """Finds modules in `_folders` that no other finder has found, such as one that a string of the user names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module, or None."""
+        for folder in [] if "." in name else _folders:
+            file = _source(folder, name)
+            if file is not None:
+                return spec_from_file_location(name, file, loader=_Loader(name, str(file), folder))
+        return None
+
+
+class _Loader(SourceFileLoader):
+    """Runs a user's file, whose imports look in a folder first."""
+
+    def __init__(self, name: str, path: str, folder: Path) -> None:
+        super().__init__(name, path)
+        self.folder = folder
+        self.modified = 0
+        """Time at which the file was modified, in nanoseconds since 1970."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file. Stored bytecode is not used: it counts as up to date for a second after an edit."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the file with an ``__import__`` of its own, which every import statement in it calls."""
+        self.modified = os.stat(self.path).st_mtime_ns
+        vars(module)["__builtins__"] = vars(builtins) | {"__import__": self._import}
+        super().exec_module(module)
+
+    def _import(
+        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (), level: int = 0,
+    ) -> Any:  # fmt: skip
+        """Import what is beside the file; else do as the built-in ``__import__``."""
+        top = name.partition(".")[0]
+        if level == 0 and self._is_beside(top):
+            return self._import_beside(name, fromlist)
+        try:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        except ModuleNotFoundError as error:
+            if level or error.name != top or not (self.folder / top).is_dir():
+                raise
+            return self._import_beside(name, fromlist)  # a folder without __init__.py
+
+    def _is_beside(self, top: str) -> bool:
+        """True for a module beside this file, but not the file itself, which may have the name of a package it uses."""
+        file = None if top in _NEVER_BESIDE else _source(self.folder, top)
+        if file is None or str(file) == self.path:
+            return False
+        imported = getattr(sys.modules.get(top), "__file__", None)  # by the user's script, under its plain name
+        return imported is None or Path(imported).resolve() != file.resolve()
+
+    def _import_beside(self, name: str, fromlist: Sequence[str] | None) -> Any:
+        package = _package_of(self.folder)
+        if fromlist:
+            return builtins.__import__(f"{package}.{name}", fromlist=fromlist)
+        importlib.import_module(f"{package}.{name}")
+        return sys.modules[f"{package}.{name.partition('.')[0]}"]
+
+
+sys.meta_path.insert(0, _OwnNames())
+sys.meta_path.append(_PlainNames())
