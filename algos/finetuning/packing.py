@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from textenv.json_files import parse_json
+from textenv.lm.answers import eos_ids, learnt_chats, without_turn_end, written_answer
 from textenv.lm.model import LanguageModel
-from textenv.prompts.answers import learnt_chats, without_turn_end, written_answer
 from textenv.prompts.messages import Message, answered, beginning, is_messages, read_messages, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
@@ -130,7 +130,7 @@ def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> l
     """Convert a row of a data set to examples, nearly always one.
 
     What is learnt of an assistant's message is what the tokenizer's chat template writes for it, with thoughts and
-    calls of tools, and the token that ends the turn (`textenv.prompts.answers.learnt_chats`, which also says when a
+    calls of tools, and the token that ends the turn (`textenv.lm.answers.learnt_chats`, which also says when a
     chat makes several examples).
 
     Args:
@@ -143,14 +143,11 @@ def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> l
         tokenizer: the model's tokenizer; a text and a completion of a text end with exactly one EOS.
 
     Raises:
-        ValueError: if the row has none of these forms, its answers cannot be learnt as the template writes them, or the
-            tokenizer has no EOS.
+        ValueError: if the row has none of these forms, its answers cannot be learnt as the template writes them, or
+            nothing ends them: the tokenizer has no EOS.
     """
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no EOS, so no answer would end: set tokenizer.eos_token")
-    eos = int(tokenizer.eos_token_id)
     if isinstance(row, str):
-        ids = [*prompt_ids(as_prompt(index, without_end(row, tokenizer)), tokenizer), eos]
+        ids = [*prompt_ids(as_prompt(index, without_end(row, tokenizer)), tokenizer), *eos_ids(tokenizer)]
         return [Example(ids, [False] + [True] * (len(ids) - 1))]
     columns = set(row) if isinstance(row, Mapping) else set()
     if "messages" in columns:
@@ -193,7 +190,7 @@ def _answered(
     text = without_end(text, tokenizer)
     warn_of_spelling(text, tokenizer)
     ids = prompt_ids(prompt, tokenizer)
-    new = [*text_ids(text, tokenizer), int(tokenizer.eos_token_id)]
+    new = [*text_ids(text, tokenizer), *eos_ids(tokenizer)]
     return [Example(ids + new, [False] * len(ids) + [True] * len(new))]
 
 

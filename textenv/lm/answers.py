@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from textenv.lm.ends import closing_ids, template_end
 from textenv.prompts.messages import THOUGHTS, Message, beginning
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import special_tokens
@@ -27,10 +28,8 @@ from textenv.prompts.tokenize import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE = "\U000f0002"
-"""Private-use character that stands for an answer, to see what the template writes after it."""
-_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, str | None]] = WeakKeyDictionary()
-"""Chat template of a tokenizer, and the token that ends an answer in it; cached, as every chat needs it."""
+_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, _Ends]] = WeakKeyDictionary()
+"""Chat template of a tokenizer, and how it ends an answer; cached, as every chat needs it."""
 _ADVICE = "give the answer as {'prompt': [messages before it], 'completion': 'the text that the model should write'}"
 _warn_once = cache(logging.getLogger(__name__).warning)
 
@@ -54,38 +53,38 @@ class _Answer(NamedTuple):
     """Token that ends the turn, if the template does not write it with the message; else empty."""
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the token that ends an answer in the chat template: the first thing that it writes after one.
+class _Ends(NamedTuple):
+    """How a chat template ends an answer."""
 
-    None if there is no template, it refuses a small chat, or it writes no token there; then only EOS ends a turn.
-    """
-    template = str(tokenizer.chat_template)
-    if tokenizer not in _ENDS or _ENDS[tokenizer][0] != template:
-        _ENDS[tokenizer] = template, _find_turn_end(tokenizer)
-    return _ENDS[tokenizer][1]
+    tokens: tuple[str, ...]
+    """Spelling of tokens, one of which ends it."""
+    texts: tuple[str, ...]
+    """Texts, if no token does."""
 
 
 def without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Remove what ends a turn where a text of the data spells it at its end, because it is added as a token."""
-    end = turn_end(tokenizer)
-    shortened = text.removesuffix(end) if end else text
-    return without_end(shortened, tokenizer)
+    ends = _template_ends(tokenizer)
+    for end in (*ends.tokens, *ends.texts):
+        text = text.removesuffix(end)
+    return without_end(text, tokenizer)
 
 
-def _find_turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    if not tokenizer.chat_template:
-        return None
-    user = {"role": "user", "content": "."}
-    try:
-        rendered = render([user, {"role": "assistant", "content": _PROBE}, user], tokenizer)
-    except ValueError:
-        return None
-    after = rendered.rpartition(_PROBE)[2].lstrip()
-    candidates = {*special_tokens(tokenizer), *tokenizer.get_added_vocab()}
-    if tokenizer.bos_token != tokenizer.eos_token:
-        candidates.discard(str(tokenizer.bos_token))  # begins the next turn
-    written = [token for token in candidates if token.strip() and after.startswith(token)]
-    return max(written, key=len, default=None)
+def eos_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token id that ends an answer where nothing else does; raise a ValueError if there is none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no EOS, so no answer would end: set tokenizer.eos_token")
+    return [int(tokenizer.eos_token_id)]
+
+
+def _template_ends(tokenizer: PreTrainedTokenizerBase) -> _Ends:
+    """Return how the chat template ends an answer (`textenv.lm.ends.template_end`), found once for a template."""
+    template = str(tokenizer.chat_template)
+    if tokenizer not in _ENDS or _ENDS[tokenizer][0] != template:
+        ends = template_end(tokenizer)
+        tokens = tuple(str(tokenizer.convert_ids_to_tokens(token)) for token in ends.ids)
+        _ENDS[tokenizer] = template, _Ends(tokens, ends.texts)
+    return _ENDS[tokenizer][1]
 
 
 def learnt_chats(
@@ -160,7 +159,6 @@ def written_answer(
         ValueError: as `textenv.prompts.tokenize.prompt_ids`.
     """
     ids = prompt_ids(prompt, tokenizer, **options)
-    end = turn_end(tokenizer) or str(tokenizer.eos_token)
     text = without_turn_end(text, tokenizer)
 
     # Where the template's start ends with a tag, the text goes on after it
@@ -171,8 +169,8 @@ def written_answer(
         if tag is not None and text.startswith(tag[1]):
             text = text.removeprefix(tag[1]).removeprefix(tag[2])
 
-    known_ends = tokenizer.get_added_vocab() | special_tokens(tokenizer)
-    answer = [*text_ids(text, tokenizer), known_ends[end]]
+    end = closing_ids(tokenizer, chat=True) or eos_ids(tokenizer)
+    answer = [*text_ids(text, tokenizer), *end]
     return LearntChat(ids + answer, [False] * len(ids) + [True] * len(answer))
 
 
@@ -238,14 +236,16 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
 
     # The turn ends with the template's token for it, or else with the last control token after the message
     tokenizer = chat.tokenizer
-    end = turn_end(tokenizer)
-    controls = {*special_tokens(tokenizer), *([end] if end else [])}
+    ends = _template_ends(tokenizer)
+    controls = {*special_tokens(tokenizer), *ends.tokens}
     tail = re.search(rf"(?:\s|{_any_of(controls)})*\Z", body)
     assert tail is not None
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
-        last = next((token for token in tokens if token[0] == end), tokens[-1])
+        last = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
         return _Answer(before, body[: tail.start() + last.end()], "")
+    if ends.texts and body.rstrip().endswith(ends.texts):
+        return _Answer(before, body.rstrip(), "")
 
     # Or with the token that begins the next message
     followed = chat.followed(index + 1)
@@ -255,6 +255,7 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
         return _Answer(before, body, next_token[0])
 
     # Or with EOS
+    eos_ids(tokenizer)
     _warn_once(
         "the chat template writes no special token at the end of an assistant's message: %r is learnt there, because "
         "it alone ends a turn",

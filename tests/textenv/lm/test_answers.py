@@ -3,11 +3,14 @@
 import itertools
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.helpers.chat_families import FAMILIES, byte_tokenizer, tokenizer_of
 from tests.helpers.chat_templates import ENDS, TEMPLATES, template_tokenizer
-from textenv.prompts.answers import learnt_chats, turn_end, written_answer
+from textenv import TextVectorEnv
+from textenv.lm.answers import learnt_chats, written_answer
 from textenv.prompts.messages import read_messages
 from textenv.prompts.prompts import as_prompt
 
@@ -204,7 +207,42 @@ def test_a_text_is_what_the_model_writes_after_the_start_of_its_answer(name, tex
     assert tokenizer.decode(chat.ids[start:]) == expected
 
 
-def test_the_end_of_a_turn_is_what_the_template_writes_after_an_answer():
-    ends = {name: turn_end(template_tokenizer(name)) for name in TEMPLATES}
-    expected = {name: ENDS.get(name, "<|im_end|>") for name in TEMPLATES}
-    assert ends == expected | {"glm 4": "<|user|>", "harmony": "<|end|>"}
+def play(tokenizer, tokens):
+    """For each of these tokens of an answer to USER, whether the environment's turn is over after it."""
+    env = TextVectorEnv(
+        prompts=[[USER]], reward=lambda completions: [0.0], tokenizer=tokenizer, max_prompt_tokens=99, max_new_tokens=99
+    )
+    env.reset(seed=0)
+    over = []
+    for token in tokens:
+        over.append(bool(env.step(np.array([token]))[2][0]))
+        if over[-1]:
+            break
+    return over
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template and name != "r1"])
+def test_an_answer_ends_where_the_environment_ends_the_turn(name):
+    tokenizer = tokenizer_of(FAMILIES[name])
+    (chat,) = learnt_chats([USER, PLAIN], tokenizer)
+    ((start, end),) = learnt_runs(chat)
+    assert chat.ids[:start] == tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert play(tokenizer, chat.ids[start:end]) == [False] * (end - start - 1) + [True]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template])
+def test_a_written_answer_ends_where_the_environment_ends_the_turn(name):
+    tokenizer = tokenizer_of(FAMILIES[name])
+    chat = written_answer(as_prompt(0, [USER]), "it is four.", tokenizer, {})
+    ((start, end),) = learnt_runs(chat)
+    assert play(tokenizer, chat.ids[start:end]) == [False] * (end - start - 1) + [True]
+
+
+def test_a_tokenizer_without_eos_learns_the_ends_of_its_template_only():
+    tokenizer = byte_tokenizer(["<|im_start|>", "<|im_end|>"], template=TEMPLATES["chatml"], eos=None)
+    (chat,) = learnt_chats([USER, PLAIN], tokenizer)
+    ((_, end),) = learnt_runs(chat)
+    assert tokenizer.decode(chat.ids[end - 1]) == "<|im_end|>"
+    tokenizer.chat_template = TEMPLATES["plain"]
+    with pytest.raises(ValueError, match="no EOS, so no answer would end"):
+        learnt_chats([USER, PLAIN], tokenizer)
