@@ -163,7 +163,8 @@ def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **o
 class EvaluateEvery(Callback):
     """Evaluates the policy during the training, keeps the best agent, and may end the training.
 
-    Rewards with a state, such as `textenv.rewards.Normalize`, use that of the training, and do not change it. The results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
+    Rewards with a state, such as `textenv.rewards.Normalize`, use that of the training, and do not change it. The
+    results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
     saved in the folder ``best`` of the run. Training is the same as without it, to the last bit on a CPU.
 
     Args:

@@ -138,7 +138,8 @@ class WorkerCollector(Collector):
     """Collector that joins the rows of Ray workers; see `rollout_workers`.
 
     In text, the order of prompts and the seeds of episodes are drawn here, so that prompts and tokens are those of one
-    process; the state of a worker is that of its rewards, and the environment here has that of the first. In control, worker k has the streams of rank k (`algos.parallel.own_seed`).
+    process; the state of a worker is that of its rewards, and the environment here has that of the first. In control,
+    worker k has the streams of rank k (`algos.parallel.own_seed`).
     """
 
     def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
