@@ -56,8 +56,8 @@ def stateful_objects(owner: Any) -> dict[str, Stateful]:
 
 def states_of(owner: Any) -> dict[str, dict[str, Any]]:
     """Return the ``class`` and ``state`` of each object with a state that an object uses, by path."""
-    found = stateful_objects(owner)
-    return {path: {"class": class_name(used), "state": used.state_dict()} for path, used in found.items()}
+    present = stateful_objects(owner)
+    return {path: {"class": class_name(used), "state": used.state_dict()} for path, used in present.items()}
 
 
 def set_states(owner: Any, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:

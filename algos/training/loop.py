@@ -158,7 +158,7 @@ def learn(
                     stop = _iteration(run, diagnose, start=start)
                     stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
                 over = parallel.agreed(stop) or run.steps >= total_steps
-                _check_folder(logs)
+                _check_folder(run, logs)
                 run.checkpoint(every=checkpoint_every, over=over, request=request)
                 if over:
                     break
@@ -236,11 +236,17 @@ class FolderLostError(OSError):
     """The folder of a run was removed or moved while it trained."""
 
 
-def _check_folder(logs: Logs) -> None:
-    """Raise an error if the folder of the run is not in its place any more."""
-    where = logs.lost_folder()
-    if where is not None:
-        raise FolderLostError(f"the folder {logs.folder} was removed or moved while the training used it: {where}")
+def _check_folder(run: Run, logs: Logs) -> None:
+    """Raise an error if the folder of the run is not in its place any more, after all is written there again."""
+    where = parallel.agreed(logs.lost_folder())
+    if where is None:
+        return
+    error = FolderLostError(f"the folder {run.run_dir} was removed or moved while the training used it: {where}")
+    if logs.folder is not None:
+        logs.write_again()
+    run.checkpoint(every=None, over=True, request=Request())
+    error.add_note(f"in its place is a new one, with the metrics and a checkpoint: --resume {run.run_dir} goes on")
+    raise error
 
 
 @contextmanager
@@ -292,9 +298,6 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
     if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
         run.logs.write_again()
-    if isinstance(error, FolderLostError):  # at the end of an iteration
-        run.checkpoint(every=None, over=True, request=Request())
-        error.add_note(f"in its place is a new one, with the metrics and a checkpoint: --resume {run_dir} goes on")
     ending = FAILED
     if isinstance(error, KeyboardInterrupt):
         saved_steps = 0 if run.newest is None else checkpoint_steps(run.newest)

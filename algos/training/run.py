@@ -158,7 +158,7 @@ class Run:
         """Newest checkpoint in the run's folder."""
         self.in_folder = in_folder
         """True if the run has a folder, on this rank or on rank 0."""
-        self.unsaved = UnsavedState(agent)
+        self.unsaved = UnsavedState(agent) if in_folder else None
         self._has_warned = False
         self.seconds = 0.0
         """Training time so far, in seconds."""
@@ -313,7 +313,8 @@ class Run:
 
     def _write_checkpoint(self, *, asked: bool) -> Path | None:
         """Write a checkpoint and return its folder; None, with a warning, if it was not asked for and is impossible."""
-        self.unsaved.warn()
+        if self.unsaved is not None:
+            self.unsaved.warn()
         try:
             state = self._state()
             folder = None

@@ -36,8 +36,8 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    States of rewards and of other objects of the environment go to `OBJECTS`, for `load_objects`. Earlier files in the
-    folder stay until the new ones are complete.
+    States of rewards and of other objects of the environment go to ``objects.safetensors``, for
+    `algos.training.env_state.load_objects`. Earlier files in the folder stay until the new ones are complete.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).

@@ -54,25 +54,25 @@ class UnsavedState:
 
     def _fingerprints(self) -> dict[str, Hashable]:
         """Return a value for each attribute that is not saved, by class and name, which changes with the attribute."""
-        found: dict[str, Hashable] = {}
+        fingerprints: dict[str, Hashable] = {}
         if not class_name(self.agent).startswith(OURS):
-            ours, own = _saved_by(self.agent)
+            ours, added = _saved_by(self.agent)
             for name, fingerprint in _attributes(vars(self.agent), modules=True):
-                is_saved = name.lstrip("_") in {*ours, *own} or fingerprint in own.values()
+                is_saved = name.lstrip("_") in {*ours, *added} or fingerprint in added.values()
                 if not is_saved and name not in COUNTED:
-                    found[f"{type(self.agent).__name__}.{name}"] = fingerprint
+                    fingerprints[f"{type(self.agent).__name__}.{name}"] = fingerprint
         policy = self.agent.policy
         if not class_name(policy).startswith(OURS):
             values = {name: value for name, value in vars(policy).items() if name not in OF_POLICY}
             for name, fingerprint in _attributes(values):
-                found[f"{type(policy).__name__}.{name}"] = fingerprint
+                fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
         for used in self._stateless_objects():
             attributes = dict(vars(used))
             if isinstance(used, FunctionType):
                 attributes |= dict(variables_of(used))
             for name, fingerprint in _attributes(attributes):
-                found[f"{reward_name(used)}.{name}"] = fingerprint
-        return found
+                fingerprints[f"{reward_name(used)}.{name}"] = fingerprint
+        return fingerprints
 
     def _stateless_objects(self) -> Iterator[Any]:
         """Yield the user's own objects that the training calls and that have no state to save."""
@@ -88,7 +88,10 @@ class UnsavedState:
 def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
     library: Any = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
-    state = agent.state_dict()
+    try:
+        state = agent.state_dict()
+    except TypeError:  # of a policy that cannot be saved, which the checkpoint says
+        return set(vars(agent)), {}
     if library is None:
         return set(), dict(_leaves(state))
     ours = library.state_dict(agent)

@@ -68,7 +68,7 @@ def sending_agent(step, *names):
     return PPO(env, mlp(env), PPOConfig(num_steps=STEPS, minibatch_size=32))
 
 
-# --- signals ---
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", [["SIGINT"], ["SIGTERM"], ["SIGHUP"], ["SIGHUP", "SIGHUP"]], ids="+".join)
@@ -185,7 +185,7 @@ def test_an_early_failure_goes_on_from_the_first_iteration(whole, tmp_path):
     assert rows(tmp_path / "metrics.jsonl") == whole
 
 
-# --- folders and files ---
+# --- folders and files ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["removed", "moved"])
@@ -243,7 +243,7 @@ def test_a_folder_without_permission_is_named_by_its_own_error(tmp_path):
     assert agent.startswith(f"algos: not everything could be saved in {run}")
 
 
-# --- outputs ---
+# --- outputs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
@@ -272,7 +272,7 @@ def test_a_training_is_complete_whoever_reads_its_output(redirection, status, tm
     assert rows(run / "metrics.jsonl")[-1]["steps"] >= 2000 and (run / "config.json").exists()
 
 
-# --- what is written once ---
+# --- what is written once ---------------------------------------------------------------------------------------------
 
 
 class Kept:
