@@ -341,7 +341,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
         model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
-        plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
+        plain_model(model).generation_config = from_pretrained(GenerationConfig, folder)
     return model
 
 
