@@ -15,8 +15,9 @@ from tensordict import TensorDict
 
 from algos import parallel
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
-from algos.config import ActorCriticConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.distributed.generator import Generator, check_generator
+from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces
@@ -252,6 +253,14 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     if config.adam_eps is None:
         resolved["adam_eps"] = 1e-8 if text else 1e-5
 
+    # Minibatches
+    if isinstance(config, ClippedConfig) and config.minibatch_size == 1:
+        unit = "step"
+        if policy.sequential:
+            unit = "answer" if text else "row of steps"
+        advice = "to save memory, keep minibatches large and set micro_batch_size=1, which leaves the gradient as it is"
+        logger.warning("minibatch_size is 1: each %s is an optimizer step of its own; %s", unit, advice)
+
     # Advantages
     if isinstance(config, ActorCriticConfig):
         if config.fit_value_head and type(policy).fit_values is Policy.fit_values:
@@ -314,9 +323,14 @@ def choose_penalty(
     """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
 
     Raises:
+        TypeError: if one of them is of another type.
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
     carried = env.penalty if is_episode_env(env) else None
+    if penalty is not None and not (callable(penalty) and hasattr(penalty, "coef") and hasattr(penalty, "update")):
+        raise TypeError(
+            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef="
+        )
     if kl_coef is None:
         return carried if penalty is None else penalty
     if penalty is not None or carried is not None:
@@ -360,8 +374,15 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         )
 
     # Environment and policy
+    if not is_episode_env(env):
+        check_readable(observed, type(policy).__name__)
     check_spaces(env, policy)
     lm = language_model_of(policy)
+    if lm is not None and isinstance(observed, spaces.Box):
+        raise TypeError(
+            f"a {type(policy).__name__} writes text, but the environment observes {observed}: leave the policy out "
+            "(PPO(env) makes one for its spaces), or give a text environment"
+        )
     if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
         lm.check_length(env.unwrapped.max_length)
     actions = policy.num_actions

@@ -19,7 +19,7 @@ from algos.distributed.generator import Generator, collect_turns
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
-from algos.policies.policy import Policy, check_policy, check_step
+from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
 from algos.training.metrics import Metrics
 from textenv.envs.vector_env import TextVectorEnv
@@ -73,6 +73,7 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        refuse_strings(env)
         agree_on_ends(env, policy)
         self.env, self.policy, self.generator = env, policy, generator
         self.seed = seed
@@ -177,7 +178,7 @@ class Collector:
         log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
         while (running := env.running).any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
-            check_step(step, policy, slots=len(env.running), space=env.single_action_space)
+            check_step(step, policy, slots=len(env.running))
             log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
@@ -259,7 +260,7 @@ class Collector:
 
         # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        check_step(step, self.policy, slots=env.num_envs, space=env.single_action_space)
+        check_step(step, self.policy, slots=env.num_envs, action_shape=env.single_action_space.shape)
         # For the environment; the rollout keeps the sampled action
         action = fit_actions(env.single_action_space, step.action.cpu().numpy())
         with _environment_advice():

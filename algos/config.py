@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from tyro.conf import FlagConversionOff, arg
 
 from textenv.names import NamedFields
+from textenv.plain import plain
 
 
 class FieldRule(NamedTuple):
@@ -70,7 +71,12 @@ def field_values(config: Any) -> dict[str, Any]:
 
 
 def check_fields(config: Any) -> None:
-    """Raise a ValueError that names the first field with a value that its type does not allow."""
+    """Raise a ValueError that names the first field with a value that its type does not allow.
+
+    NumPy scalars become Python numbers first.
+    """
+    for name, value in field_values(config).items():
+        object.__setattr__(config, name, plain(value))
     types = get_type_hints(type(config), include_extras=True)
     for name, value in field_values(config).items():
         parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
@@ -79,7 +85,12 @@ def check_fields(config: Any) -> None:
         optional = NoneType in parts
         if rules and not (rules[0].allows(value) or (optional and value is None)):
             expected = rules[0].expected + (" or None" if optional else "")
-            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}")
+            advice = ""
+            if callable(value) and f"final_{name}" in types:
+                advice = f": a schedule is linear, from {name} to final_{name}"
+            elif callable(value):
+                advice = ": it has no schedule"
+            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:

@@ -176,6 +176,7 @@ class EvaluateEvery(Callback):
         seed: seed of every evaluation, so that all have the same start states or prompts.
     """
 
+    @check_names
     def __init__(
         self,
         env: VectorEnv | gymnasium.Env | str,

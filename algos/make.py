@@ -18,6 +18,8 @@ from algos.config import find_config
 from algos.envs.flatten import flat_shape
 from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
+from algos.sharing.saved_environment import check_known_environment, saved_arguments
+from algos.training.run_reader import AgentRecord, EnvironmentRecord
 from textenv.importing import absolute_name, load_function, read_module
 
 if TYPE_CHECKING:
@@ -137,8 +139,8 @@ def find_algorithm(algorithm: Any) -> type[Agent]:
 
 
 def remake_environment(
-    description: dict[str, Any], *, num_envs: int, env_id: str | None = None, reward: Sequence[str] = (),
-    prompts: str | Path | None = None, wrappers: Sequence[str] = (),
+    description: AgentRecord, *, num_envs: int, env_id: str | None = None, reward: Sequence[str] = (),
+    prompts: str | Path | None = None, wrappers: Sequence[str] = (), env_kwargs: Mapping[str, Any] | None = None,
 ) -> VectorEnv:  # fmt: skip
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
@@ -149,34 +151,49 @@ def remake_environment(
         reward: reward functions of textenv/Prompts-v0, named as for ``make_vec``.
         prompts: other prompts for textenv/Prompts-v0.
         wrappers: wrappers of each environment, as for `make_vector_environment`.
+        env_kwargs: arguments of the environment that replace the saved ones.
 
     Raises:
-        ValueError: if the saved environment has no id, or a module would be imported for it, its reward or its
-            wrappers: a saved file must not cause imports.
+        DamagedRunError: if a saved argument is of another type than it must be.
+        ValueError: if the saved environment has no id, or a module would be imported for it, its arguments, its reward
+            or its wrappers: a saved file must not cause imports.
     """
     saved = description["environment"]
     if saved is None and env_id is None:
         hint = "give one with --env, or call algos.evaluate(env, policy)"
         raise ValueError(f"this agent was trained in an environment without an id: {hint}")
-    if env_id is None and saved.get("module"):
-        hint = f"the module is imported only if you name it: --env {saved['module']}:{saved['id']}"
-        raise ValueError(f"this agent was trained on {saved['id']} from the module {saved['module']!r:.100}; {hint}")
-    wanted = saved["id"] if env_id is None else env_id
-    same = saved is not None and wanted.rpartition(":")[2] == saved["id"]
-    arguments = (dict(saved["kwargs"]) if same else {}) | {"wrappers": wrappers}
-    if same and not wrappers and (names := saved.get("wrappers")):
-        flags = _flags_for("--wrapper", names)
-        raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
+    given = dict(env_kwargs or {})
+    if env_id is not None and (saved is None or env_id.rpartition(":")[2] != saved["id"]):
+        wanted, arguments = env_id, given
+    else:
+        assert saved is not None
+        wanted = saved["id"] if env_id is None else env_id
+        if env_id is None:
+            _check_named(saved)
+        if not wrappers and saved.get("wrappers"):
+            flags = _flags_for("--wrapper", saved["wrappers"])
+            raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
+        arguments = saved_arguments(saved, renamed={"reward", *given}) | given
     if is_ours(wanted):
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
     if wanted.rpartition(":")[2] == PROMPTS:
         if not reward:
-            flags = _flags_for("--reward", arguments.get("reward", "rewards.py:function"))
+            names = "rewards.py:function" if saved is None else saved["kwargs"].get("reward", "rewards.py:function")
+            flags = _flags_for("--reward", names)
             raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
         arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
     elif reward or prompts:
         raise ValueError(f"--reward and --prompts are for agents of {PROMPTS}, not of {wanted}: omit them")
-    return make_vector_environment(wanted, num_envs, **arguments)
+    return make_vector_environment(wanted, num_envs, **{**arguments, "wrappers": wrappers})
+
+
+def _check_named(saved: EnvironmentRecord) -> None:
+    """Raise a ValueError if a module would be imported for a saved agent's environment."""
+    module = saved.get("module")
+    if module:
+        hint = f"the module is imported only if you name it: --env {module}:{saved['id']}"
+        raise ValueError(f"this agent was trained on {saved['id']} from the module {module!r:.100}; {hint:.300}")
+    check_known_environment(saved["id"])
 
 
 def _flags_for(flag: str, names: Any) -> str:

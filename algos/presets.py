@@ -188,7 +188,7 @@ class Recipe:
     model: str = "embedded"
     """Text only: model name or folder, see `LMPolicy.load`."""
     kl_coef: CoefficientLike | None = None
-    """Text only: reward charged per nat of KL, see `Agent`; an agent gets a copy of a changing coefficient."""
+    """Reward charged per nat of KL, see `Agent`; an agent gets a copy of a changing coefficient."""
     device: str | None = None
     """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
     shard: bool = False
@@ -242,8 +242,10 @@ class Recipe:
             own = callable(self.env) or not is_ours(self.env) or not {"kl_coef", "penalty"}.isdisjoint(self.env_kwargs)
             if not own:
                 made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
-        charged = is_episode_env(made) and made.penalty is None
-        options: dict[str, Any] = {"kl_coef": self.kl_coef} if charged else {}
+        options: dict[str, Any] = {}
+        charges_itself = is_episode_env(made) and made.penalty is not None
+        if self.kl_coef is not None and not charges_itself:
+            options["kl_coef"] = self.kl_coef
         config = replace(self.config, seed=seed)
         options |= {"shard": True} if self.shard else {}
         if self.generator is not None:

@@ -346,10 +346,13 @@ def test_demonstrations_and_plain_texts_end_where_they_end():
     chat = {"messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": evil}]}
     with_template = byte_level()
     with_template.chat_template = CHATS["chatml"]
-    examples = [(evil, tokenizer), ({"prompt": evil, "completion": evil}, tokenizer), (chat, with_template)]
-    for example, reader in examples:
-        ids = read_example(0, example, reader).ids
-        assert ids.count(eos) == 1 and ids[-1] == eos and reader.decode(ids).endswith("a<|endoftext|>b<|endoftext|>")
+    for example in (evil, {"prompt": evil, "completion": evil}):
+        ids = read_example(0, example, tokenizer).ids
+        assert ids.count(eos) == 1 and ids[-1] == eos and tokenizer.decode(ids).endswith("a<|endoftext|>b<|endoftext|>")
+    ids, learnt = read_example(0, chat, with_template)
+    answer = [token for token, on in zip(ids, learnt, strict=True) if on]
+    assert eos not in ids and with_template.decode(answer) == "a<|endoftext|>b<|im_end|>"
+    assert steering(answer, with_template) == answer[-1:]
     policy = LMPolicy(make_gpt2(len(tokenizer)), tokenizer)
     ids = TextLoss([evil] * 2, coef=1.0, batch_size=1, max_length=64).next_rollout(policy.lm)["action"]
     assert int((ids == eos).sum()) == 2
@@ -593,8 +596,9 @@ LOADERS = {
 }
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
-READ_SPELLINGS = {"textenv/prompts/tokenize.py", "textenv/prompts/special_tokens.py"}
-"""Which may ask how a special token is spelt: to take it out of a text, where it is letters."""
+READ_SPELLINGS = {"textenv/prompts/tokenize.py", "textenv/prompts/special_tokens.py", "textenv/lm/answers.py"}
+"""Which may ask how a special token is spelt: to take it out of a text, where it is letters, or to find it in a chat
+that a template rendered, where it is a token."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -31,7 +31,8 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names json_files loopback optional importing state
+        rollout errors rendering progress acceleration device names plain json_files loopback optional importing
+        processes state
     """,
     "algos": """
         cli
@@ -106,8 +107,10 @@ def test_a_folder_has_at_most_twenty_files_and_no_fewer_than_three():
 UNFOLDED = """
     algos/a2c.py algos/advantages.py algos/agent.py algos/dqn.py algos/grpo.py algos/losses.py algos/minibatches.py
     algos/optimizer.py algos/ppo.py algos/reinforce.py algos/rloo.py algos/trpo.py algos/fast/closed_form.py
-    algos/training/learner.py algos/training/metrics.py textenv/acceleration.py
-    textenv/state.py
+    algos/training/learner.py algos/training/metrics.py algos/comparison/figures.py algos/comparison/compare.py
+    algos/comparison/record.py algos/finetuning/reward_data.py textenv/acceleration.py textenv/plain.py
+    textenv/state.py textenv/lm/answers.py textenv/prompts/messages.py algos/envs/spaces.py algos/envs/batching.py
+    algos/envs/flatten.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -94,7 +94,7 @@ def read_module(name: str) -> ModuleType:
     with _explained(name, folder):
         _remember(folder)
         if file is not None and top not in sys.modules and top not in _NEVER_BESIDE:
-            _execute(top, file)
+            _import_first(top, file)
         return importlib.import_module(module_name)
 
 
@@ -108,9 +108,13 @@ def _check_unambiguous(top: str, file: Path) -> None:
         raise ValueError(f"{top} was imported from {loader.path} before, so {file} cannot be: {advice}")
 
 
-def _execute(name: str, file: Path) -> None:
-    """Import a file under a plain name."""
-    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file), _root(file)))
+def _import_first(name: str, file: Path) -> None:
+    """Import a file of the current folder, so that it is found by its plain name before an installed module is."""
+    if file.name != "__init__.py":
+        sys.modules[name] = importlib.import_module(_own_name(file))
+        return
+    # A package has its plain name only, as its parts have.
+    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file), file.parent.parent))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module
@@ -126,7 +130,7 @@ def _read_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a Python file, then ':' and a function in it")
     path = path.resolve()
-    name = f"{_package_of(path.parent)}.{_escaped(path.stem)}"
+    name = _own_name(path)
     loader = getattr(sys.modules.get(name), "__loader__", None)
     if isinstance(loader, _Loader) and loader.modified != path.stat().st_mtime_ns:
         del sys.modules[name]
@@ -149,6 +153,10 @@ def _package_of(folder: Path) -> str:
     return _PREFIX + _escaped(os.fspath(folder))
 
 
+def _own_name(file: Path) -> str:
+    return f"{_package_of(file.parent)}.{_escaped(file.stem)}"
+
+
 def _escaped(path: str) -> str:
     """Escape a path, which may have dots, to one part of a module's name."""
     return quote(os.fsencode(path)).replace(".", "%2E")
@@ -162,11 +170,6 @@ def _source(folder: Path, name: str) -> Path | None:
     """Return the file of a module in a folder, ``name.py`` or that of the package ``name``; None if it has neither."""
     files = (folder / f"{name}.py", folder / name / "__init__.py")
     return next((file for file in files if file.is_file()), None)
-
-
-def _root(file: Path) -> Path:
-    """Return the folder that holds a module's file, or its package's folder."""
-    return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def _remember(folder: Path) -> None:
@@ -215,9 +218,28 @@ class _PlainNames(MetaPathFinder):
         """Return the spec of a module, or None."""
         for folder in [] if "." in name else _folders:
             file = _source(folder, name)
-            if file is not None:
+            if file is not None and file.name == "__init__.py":
                 return spec_from_file_location(name, file, loader=_Loader(name, str(file), folder))
+            if file is not None:
+                return ModuleSpec(name, _SameModule(_own_name(file)), origin=str(file))
         return None
+
+
+class _SameModule(Loader):
+    """Gives a module a second name, such as the one in ``gymnasium.register(..., entry_point="my_envs:Chase")``."""
+
+    def __init__(self, own_name: str) -> None:
+        self.own_name = own_name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module of this name, imported if necessary."""
+        module = importlib.import_module(self.own_name)
+        self.own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore what Python has changed in the module. It has run already."""
+        module.__spec__ = self.own_spec
 
 
 class _Loader(SourceFileLoader):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, ParamSpec, Self, TypeVar
 
+from textenv.plain import plain
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -67,16 +69,22 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that checks a function's keywords by `refuse_unknown`, unless the function accepts any keyword."""
+    """Decorator that checks a function's keywords by `refuse_unknown`, unless the function accepts any keyword.
+
+    NumPy scalars among the arguments become Python numbers (`textenv.plain.plain`).
+    """
     parameters = inspect.signature(function).parameters.values()
-    known = [each.name for each in parameters if each.name != "self"]
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return function
+    known = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
-        refuse_unknown(options, known, owner=function.__qualname__.removesuffix(".__init__"))
-        return function(*args, **options)
+        if not takes_any:
+            refuse_unknown(options, known, owner=owner)
+        plain_args = [plain(value) for value in args]
+        plain_options = {name: plain(value) for name, value in options.items()}
+        return function(*plain_args, **plain_options)
 
     return checked
 

@@ -128,7 +128,8 @@ class EpisodeEnv:
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Texts of the episodes returned last, for people: ``prompt``, ``completion``, ``score`` and ``parts`` by row.
 
-        If rewards have logged numbers, these are ``logged``. By default there are no texts.
+        If rewards have logged numbers, these are ``logged``. Of a chat, ``chat`` has the messages of the prompt; of a
+        conversation, ``turns`` the messages after it; each with ``role`` and ``content``. By default no texts.
         """
         return []
 

@@ -29,12 +29,16 @@ from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.cli.tune import Tune
+from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_traceback, exits_are_errors, output_on_stderr
 from algos.config import CONFIGS, find_config
+from algos.envs.subprocess_env import EnvironmentFailure
+from algos.make import is_text
 from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.lm.loading import trust_remote_code
 from textenv.names import OURS, nearest
+from textenv.processes import end_if_forked
 from textenv.rendering import printable
 
 COMMANDS = {
@@ -47,6 +51,18 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console scripts; exit status 2 on wrong input."""
+    status = 1
+    try:
+        _main(arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        end_in_spite_of_threads(status)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given == ["--version"]:
         print(", ".join(" ".join(item) for item in {**versions(), "Python": platform.python_version()}.items()))
@@ -59,32 +75,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
             commands |= Annotated[kind, tyro.conf.subcommand(name)]
         description = "Train and compare policies for control and text with one kit of algorithms."
         command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
-        with _code_of_models(command, given):
+        _refuse_model_of_control(command, given)
+        quiet = command.json and not command.announces
+        with _code_of_models(command, given), output_on_stderr(quiet), exits_are_errors():
+            process = os.getpid()
             result = command.run()
+            end_if_forked(process, "an environment or a callback")
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Interrupted):
             stop = Interrupted("SIGINT", "stopped by SIGINT", resumable=False)
         advice = f"; to continue: algos train --resume {command.folder}" if stop.resumable else ""
         _tell("\n".join(f"algos: {line}" for line in (f"{stop}{advice}", *_notes(stop))))
         raise SystemExit(stop.status) from stop
-    except (ValueError, TypeError, OSError, ImportError, InvariantError) as error:
+    except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
         _tell("\n".join(f"algos: {printable(line)}" for line in (str(error), *_notes(error))))
-        raise SystemExit(1 if isinstance(error, InvariantError) else 2) from error
+        raise SystemExit(1 if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)) else 2) from error
+    except Exception as error:  # of an environment, which its author has to find
+        _tell(escaped_traceback(error))
+        raise SystemExit(1) from error
     if result is None:  # another process has it
         return
+    _print_result(command, result)
+    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
+        raise SystemExit(1)
+
+
+def _print_result(command: Any, result: dict[str, Any]) -> None:
+    """Print the result of a command to stdout, if there is one; an output that cannot be written is told of."""
+    if sys.stdout is None:
+        return
+    if sys.stdout.closed:
+        _tell("algos: the result cannot be shown, as other code has closed the standard output")
+        raise SystemExit(1)
     try:
         if command.json:
             print(json.dumps(result))
         elif not command.prints:
             print_table(result.items())
         sys.stdout.flush()
-    except BrokenPipeError:
-        where = f": it is saved in {command.folder}" if isinstance(command, Train) else ""
-        _tell(f"algos: nobody reads the result, since the pipe of the output is closed{where}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at the end
-        raise SystemExit(128 + SIGPIPE) from None
-    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
-        raise SystemExit(1)
+    except OSError as error:
+        where = f"; the run is complete and saved in {command.folder}" if isinstance(command, Train) else ""
+        _tell(f"algos: the result could not be printed: {error}{where}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
+        status = 128 + SIGPIPE if isinstance(error, BrokenPipeError) else 1
+        raise SystemExit(status) from None
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -95,7 +129,8 @@ def _notes(error: BaseException) -> list[str]:
 def _tell(text: str) -> None:
     """Print to stderr, if anybody can read it: the terminal or the pipe may have gone."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
@@ -120,6 +155,12 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         prefix = "" if ours in own else "config."
         if ours in (*own, *hyper):
             raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
+
+
+def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
+    """Raise a ValueError if a language model is named for control, also one that is the default for text."""
+    if isinstance(command, Train) and named(given, "--model") and not is_text(command.env):
+        raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 
 def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:

@@ -6,14 +6,18 @@
 import itertools
 import json
 import re
+import shlex
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.training.run_folder import RUN, run_of
-from textenv.json_files import parse_json
+from algos.sharing.saved_environment import names_that_run_code
+from algos.training.run_folder import AGENT, RUN, is_own, run_of
+from algos.training.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
+from textenv.json_files import parse_json, read_bytes
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
 REPEATED = ("reward", "wrapper", "stop")
@@ -26,6 +30,8 @@ class Command:
 
     prints: ClassVar[bool] = False
     """True if the command prints its result itself, unless as JSON."""
+    announces: ClassVar[bool] = False
+    """True if the command prints an address while it runs, also with JSON."""
     json: bool = False
     """Print one JSON object at the end, instead of a table."""
 
@@ -48,13 +54,17 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
             raise ValueError(f"--{name} is empty, expected a value: is a variable of the shell not set?")
     before: dict[str, list[str]] = {}
     if given.pop("config", None):
-        first, before = read_options(Path(named(arguments, "--config")), switches)
+        file = Path(named(arguments, "--config"))
+        first, before = read_options(file, switches)
+        if file.name == RUN:  # of a run, which may be somebody else's
+            _check_own(file.parent, "" if env else first, before, named_again=given)
         env = env or first
     if "resume" in given:
         run = run_of(named(arguments, "--resume"))
         given.setdefault("run-dir", [f"--run-dir={run}"])
         if (run / RUN).is_file():
             first, started = read_options(run / RUN, switches)
+            _check_own(run, "" if env else first, started, named_again=before | given)
             if env and env != first:
                 raise ValueError(f"{run} holds a run on {first}, not on {env}: leave {env} out, or give another folder")
             env, before = first, started | before
@@ -69,27 +79,50 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
     return [arguments[0], *([env] if env else []), *itertools.chain.from_iterable(found.values())]
 
 
+def _check_own(run: Path, env: str, options: dict[str, list[str]], *, named_again: Collection[str]) -> None:
+    """Raise a ValueError if a run that this user did not start has options that would run code, not named again.
+
+    Args:
+        run: folder of the run.
+        env: its environment, if that is taken from the file.
+        options: its options, as `read_options` returns them.
+        named_again: names of options that the user has given.
+    """
+    if is_own(run):
+        return
+    words = [env] if ":" in env else []
+    for name, own_words in names_that_run_code(options).items():
+        if name not in named_again:
+            words += own_words
+    if words:
+        raise ValueError(
+            f"{run / RUN} was not written by a command of yours, or changed since; what would run or be asked by it is "
+            f"used only if you name it: {shlex.join(words):.500} (or copy the file under another name, for --config)"
+        )
+
+
 def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
     """Read a file of options of ``train`` (TOML or YAML, which JSON is too), as `options` returns those of words.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it is neither TOML nor YAML, or does not map names of options to values.
+        ValueError: if it is neither TOML nor YAML, does not map names of options to values, or is too large.
     """
     import tomllib
 
-    import yaml
-
-    if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
+    kind = path.suffix.lower()
+    if kind not in (".toml", ".yaml", ".yml", ".json"):
         raise ValueError(f"--config is {path}, expected a .toml, .yaml or .json file with names of options and values")
     if not path.is_file():
         raise FileNotFoundError(f"--config is {path}, but there is no such file")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is no {path.suffix[1:]} in UTF-8 ({' '.join(str(error).split())})") from error
-    if not isinstance(found, dict) or not isinstance(found.get("config", {}), dict):
+    if kind == ".toml":
+        try:
+            found = tomllib.loads(read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is no toml in UTF-8 ({' '.join(str(error).split())})") from error
+    else:
+        found = read_options_file(path)
+    if not isinstance(found.get("config", {}), dict):
         raise ValueError(
             f"{path} holds {found!r:.200}, expected names of options with their values, hyper-parameters under config"
         )
@@ -159,6 +192,35 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
     return found
+
+
+def load_newest(folder: str, *, device: str | None = None, policy_class: type | None = None) -> tuple[Any, Path | None]:
+    """Load the policy of a saved agent as `algos.load` does; of a run under way, that of its newest checkpoint.
+
+    Then a line on stderr says which.
+
+    Returns:
+        The policy, and the checkpoint's folder; None if the agent was saved by itself.
+
+    Raises:
+        FileNotFoundError, ValueError: as `algos.load`.
+    """
+    from algos.sharing.hub import agent_folder
+    from algos.training.save import load
+
+    while True:
+        agent = agent_folder(folder)
+        try:
+            policy = load(agent, device=device, policy_class=policy_class)
+            break
+        except (OSError, ValueError):
+            if agent.exists() or agent.name != AGENT:
+                raise
+            # The run has replaced this checkpoint meanwhile by newer ones
+    checkpoint = agent.parent if agent.name == AGENT else None
+    if checkpoint is not None and Path(folder).resolve() != checkpoint.resolve():
+        print(f"algos: {folder} has not ended: this is its newest checkpoint, {checkpoint.name}", file=sys.stderr)
+    return policy, checkpoint
 
 
 def one_thread() -> None:

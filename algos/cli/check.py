@@ -48,36 +48,47 @@ class CheckReward(Command):
     """Look for common bugs of a reward function, and show its rewards for cheating; exit status 1 on a bug."""
 
     prints: ClassVar[bool] = True
-    function: tyro.conf.Positional[str]
-    """Function to check: my_rewards.py:name or package.module:name."""
+    functions: tyro.conf.Positional[tuple[str, ...]]
+    """Functions to check, as in algos train: my_rewards.py:name or package.module:name, or with a weight
+    my_rewards.py:name=0.5; several, or one with a weight, are checked alone and then as what they pay in all."""
     prompts: Path | None = None
     """File of prompts with the columns that the function needs, and optionally completions; default: reviews."""
+    prompt_column: str = "prompt"
+    """Name of the prompt's column."""
     rows: int = 32
     """Number of prompts to use from the file."""
 
     def run(self) -> dict[str, Any]:
-        """Load the function, check it, and print the report."""
+        """Load the functions, check them, and print the reports."""
         from rich.console import Console
 
         from textenv.checks.reward_checker import run_reward_checks
         from textenv.prompts.files import load_prompts
-        from textenv.rewards import load_function
+        from textenv.tasks.own_prompts import read_rewards
 
-        function = load_function(self.function)
-        data: dict[str, Any] = {}
+        if not self.functions:
+            raise ValueError("there is no function to check: give one, such as my_rewards.py:score")
+        rewards = read_rewards(self.functions)
+        prompts = None
         if self.prompts is not None:
             if self.rows < 1:
                 raise ValueError(f"--rows is {self.rows}, expected at least 1")
-            records = load_prompts(self.prompts)[: self.rows]
-            names = [name for name in records[0] if name not in ("prompt", "completion")]
-            data = {
-                "prompts": [record["prompt"] for record in records],
-                "completions": [record["completion"] for record in records] if "completion" in records[0] else None,
-                "columns": {name: [record.get(name) for record in records] for name in names},
-            }
-        report = run_reward_checks(function, **data)
+            prompts = load_prompts(self.prompts, prompt_column=self.prompt_column)[: self.rows]
+        reports = {name: run_reward_checks(function, prompts) for name, (function, _) in rewards.functions.items()}
+        is_sum = len(rewards.functions) > 1 or any(weight != 1 for _, weight in rewards.functions.values())
+        if is_sum and not any(report.broken for report in reports.values()):
+            reports["in all"] = run_reward_checks(rewards, prompts)
         if not self.json:
-            Console().print(report)
-        results = {result.name: result.verdict for result in report.results}
-        probes = {probe.name: probe.mean for probe in report.probes}
-        return {"results": results, "probes": probes, "sound": not report.broken}
+            for report in reports.values():
+                Console().print(report)
+        described = {name: _described(report) for name, report in reports.items()}
+        if len(described) == 1:
+            return next(iter(described.values()))
+        return {"rewards": described, "sound": all(report["sound"] for report in described.values())}
+
+
+def _described(report: Any) -> dict[str, Any]:
+    """Return a `textenv.checks.reward_checker.RewardCheckReport` for JSON."""
+    results = {result.name: result.verdict for result in report.results}
+    probes = {probe.name: probe.mean for probe in report.probes}
+    return {"results": results, "probes": probes, "sound": not report.broken}

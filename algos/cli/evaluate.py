@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import tyro
 
-from algos.cli.arguments import Command, ModelCommand, one_thread
+from algos.cli.arguments import Command, ModelCommand, json_object, load_newest, one_thread
 from textenv.importing import absolute_name
 from textenv.optional import package
 
@@ -19,7 +19,8 @@ class Evaluate(ModelCommand):
     """Evaluate a saved agent on whole episodes."""
 
     folder: tyro.conf.Positional[str]
-    """Run folder of a trained agent, or its name on the hub: user/name."""
+    """Run folder of a trained agent, also of one under way (its newest checkpoint), or its name on the hub:
+    user/name."""
     env: str | None = None
     """Environment other than the agent's own; module:id first imports the module that registers it."""
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -29,10 +30,16 @@ class Evaluate(ModelCommand):
     """File of other prompts for an agent of textenv/Prompts-v0."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
+    policy_class: str | None = None
+    """Class of the agent's policy, if it is one of your own, which is run only if it is named: file.py:Mine or
+    package.module:Mine."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment that replace those of the agent, as a JSON object; those of the agent that are no
+    plain data are used only if they are named here."""
     num_episodes: int = 20
     """Episodes to play (text: prompts of the test split)."""
     deterministic: bool = False
-    """Take the most probable action instead of a sample."""
+    """Take the most probable action instead of a sample, as Stable-Baselines3 does by default."""
     seed: int = 0
     """Seed of start states or prompts, and of sampled actions."""
     device: str | None = None
@@ -70,16 +77,19 @@ class Evaluate(ModelCommand):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
                 raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
         if self.video is not None:
-            if self.video.suffix not in (".gif", ".mp4"):
+            if self.video.suffix.lower() not in (".gif", ".mp4"):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
         from algos.sharing.hub import agent_folder
         from algos.training.env_state import load_objects
-        from algos.training.save import load, read_description
+        from algos.training.save import read_description
+        from textenv.importing import load_function
 
+        policy_class: Any = None if self.policy_class is None else load_function(self.policy_class)
         description, slots = read_description(self.folder), min(self.num_episodes, 64)
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
+        own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
         load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()
@@ -91,11 +101,15 @@ class Evaluate(ModelCommand):
         if (self.transcripts or self.tokens) and not is_episode_env(env):
             flag = "--tokens" if self.transcripts is None else "--transcripts"
             raise ValueError(f"{flag} is for text, but {self.folder} is no run on text: leave it out")
-        policy = load(self.folder, device=self.device)
+        policy, checkpoint = load_newest(self.folder, device=self.device, policy_class=policy_class)
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
-        with training(read_run(Path(self.folder))["steps"], 1.0):  # a reward with a curriculum is at its end
+        if checkpoint is None:
+            steps = read_run(Path(self.folder))["steps"]
+        else:
+            steps = int(checkpoint.name.removeprefix("step-"))
+        with training(steps, 1.0):  # a reward with a curriculum is at its end
             if self.video is not None:
                 from algos.cli.film import film_episodes
 
@@ -109,7 +123,7 @@ class Evaluate(ModelCommand):
         if self.transcripts is not None:
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
-        return result
+        return result if checkpoint is None else result | {"checkpoint": str(checkpoint)}
 
 
 @dataclass(frozen=True, kw_only=True)

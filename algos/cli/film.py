@@ -33,7 +33,7 @@ def film_episodes(env: Any, policy: Any, path: Path, **options: Any) -> None:
     from imageio.v2 import get_writer
 
     fps = env.metadata.get("render_fps", 10)
-    encoding: dict[str, Any] = GIF if path.suffix == ".gif" else {"macro_block_size": 2}
+    encoding: dict[str, Any] = GIF if path.suffix.lower() == ".gif" else {"macro_block_size": 2}
     add_episodes = _add_text if is_episode_env(env) else _add_control
     with replacing(path) as draft, get_writer(draft, ".mp4", fps=fps, **encoding) as film:  # by ffmpeg, a gif too
         add_episodes(film, env, policy, **options)

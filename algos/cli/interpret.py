@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, one_thread
+from algos.cli.arguments import ModelCommand, json_object, one_thread
 from algos.cli.sample import load_policy, model_name
 from algos.cli.tables import print_table
 from algos.config import field_values
 from textenv.prompts.files import load_prompts
 
-OF_TEXT, OF_CONTROL = ("tokens", "prompt", "prompts", "model", "neurons"), ("env", "wrapper", "dims")
+OF_TEXT, OF_CONTROL = ("tokens", "prompt", "prompts", "model", "neurons"), ("env", "wrapper", "env_kwargs", "dims")
 """Options for language models alone, and for control alone."""
 
 
@@ -41,6 +41,8 @@ class Interpret(ModelCommand):
     """Control only: environment other than the policy's own; module:id first imports the module that registers it."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Control only: function that wraps each environment, which is run only if it is named, as in algos train."""
+    env_kwargs: str = ""
+    """Control only: arguments of the environment that replace those of the run, as in algos evaluate."""
     dims: tuple[int, int] | None = None
     """Control only: numbers, from 0, of the two observations that the map is over."""
 
@@ -55,7 +57,7 @@ class Interpret(ModelCommand):
             )
         policy = read_description(self.folder)["policy"]
         given, foreign = field_values(self), OF_CONTROL if policy == "LMPolicy" else OF_TEXT
-        if flags := [f"--{name}" for name in foreign if given[name]]:
+        if flags := [f"--{name.replace('_', '-')}" for name in foreign if given[name]]:
             raise ValueError(f"{', '.join(flags)}: not for {self.folder}, which holds a {policy}; leave it out")
         one_thread()
         findings = self._text() if policy == "LMPolicy" else self._control()
@@ -84,5 +86,6 @@ class Interpret(ModelCommand):
         """Compare a policy with itself before training."""
         from algos.insight.control import control_run, interpret_control
 
-        found = control_run(self.folder, env_id=self.env, wrappers=self.wrapper)
+        env_kwargs = json_object(self.env_kwargs or "{}", "--env-kwargs")
+        found = control_run(self.folder, env_id=self.env, wrappers=self.wrapper, env_kwargs=env_kwargs)
         return interpret_control(*found, dims=self.dims or ())

@@ -36,6 +36,7 @@ class Watch(Command):
     """Serve the page of runs to a browser on this machine, renewed while they train, until Ctrl-C."""
 
     prints: ClassVar[bool] = True
+    announces: ClassVar[bool] = True
     runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
     """Folders of runs or comparisons, or folders above them; runs that begin later appear too."""
     port: int = 0

@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, one_thread
+from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
+from algos.training.run_folder import newest_agent
 from textenv.lm.loading import EMBEDDED
 from textenv.rendering import printable
 
@@ -20,7 +20,8 @@ class Sample(ModelCommand):
 
     prints: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
-    """Run folder of a trained language model, the folder ``best`` in it, or its name on the hub: user/name."""
+    """Run folder of a language model, also of one under way (its newest checkpoint), the folder ``best`` in it, or its
+    name on the hub: user/name."""
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Text to complete or answer; may be repeated. Without it, each line that you type is one, until Ctrl-D."""
     compare_to: str | None = None
@@ -40,13 +41,14 @@ class Sample(ModelCommand):
 
     def run(self) -> dict[str, Any]:
         """Load the models, and show what each writes."""
-        from algos.training.save import load, read_description
+        from algos.training.save import read_description
 
         description = read_description(self.folder)
         if description["policy"] != "LMPolicy":
             raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
         one_thread()
-        policies: dict[str, Any] = {self.folder: load(self.folder)}
+        policy, _ = load_newest(self.folder)
+        policies: dict[str, Any] = {self.folder: policy}
         if self.compare_to is not None:
             policies = {self.compare_to: load_policy(model_name(self.compare_to, self.folder))} | policies
         stops = [stop for policy in policies.values() for stop in policy.lm.stop]
@@ -86,7 +88,7 @@ def load_policy(name: str) -> Any:
     from algos.policies.lm import LMPolicy
     from algos.training.save import load
 
-    policy = load(name) if (Path(name) / "policy").is_dir() else LMPolicy.load(name)
+    policy = load(name) if (newest_agent(name) / "policy").is_dir() else LMPolicy.load(name)
     if not isinstance(policy, LMPolicy):
         raise ValueError(f"{name} holds a {type(policy).__name__}, but only a language model writes texts")
     return policy

@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import json
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -12,17 +13,32 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import tyro
+from jinja2 import TemplateError
 
 from algos.cli.arguments import ModelCommand, one_thread
+from algos.cli.request_fields import check_fields, check_prompt_size
 from algos.cli.sample import load_policy
 from textenv.json_files import parse_json
 from textenv.rendering import printable
 
-LOCAL, MOST_BYTES = ("127.0.0.1", "localhost"), 2**24
+LOCAL = ("127.0.0.1", "localhost")
+MOST_BYTES = 2**20
+"""Maximum size of a request: more text than a model of 100,000 positions reads."""
+MOST_DISCARDED = 2**26
+"""Maximum size of a refused request that is read to its end, so that the client reads the refusal."""
+COLDEST = 1e-3
+"""Lowest temperature above 0: logits divided by it stay far below float32's largest number."""
 FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop",
           "stream", "stream_options", "logprobs", "return_token_ids",  # and those that change no answer:
           "user", "metadata", "store", "parallel_tool_calls", "tool_choice"}  # fmt: skip
-STATUS: dict[type, int] = {PermissionError: 401, FileNotFoundError: 404, ValueError: 400}
+STATUS: dict[type[Exception], int] = {
+    PermissionError: 401,
+    FileNotFoundError: 404,
+    OverflowError: 413,
+    ValueError: 400,
+    TemplateError: 400,
+}
+"""HTTP status of an error: a template of chats refuses messages by an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +46,7 @@ class Serve(ModelCommand):
     """Answer other programs on this machine with a language model, by OpenAI's protocol, until Ctrl-C."""
 
     prints: ClassVar[bool] = True
+    announces: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
     """Run folder of a trained language model, the folder ``best`` in it, or a model's folder or name."""
     port: int = 8000
@@ -59,6 +76,9 @@ class Serve(ModelCommand):
 class PolicyServer(ThreadingHTTPServer):
     """Server of an `LMPolicy` by a name; it generates for one request at a time, and the others wait."""
 
+    request_queue_size = 1024
+    """Connections that wait to be accepted; the system may allow fewer."""
+
     def __init__(self, policy: Any, name: str, *, token: str, limit: int = 512, port: int = 0) -> None:
         if not token or limit < 1:
             raise ValueError(f"--token is {token!r}, --max-new-tokens {limit}: expected a text, and at least 1")
@@ -69,6 +89,13 @@ class PolicyServer(ThreadingHTTPServer):
             raise OSError(f"cannot listen on port {port} ({error}): {hint}") from error
         self.policy, self.name, self.token, self.limit, self.lock = policy, name, token, limit, threading.Lock()
         self.url = f"http://{LOCAL[0]}:{self.server_address[1]}/v1"
+        self.longest_token = 0 if policy is None else max(map(len, policy.tokenizer.get_vocab()))
+        """Characters of the longest token."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing about a client that has gone; report any other error as the base class does."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def generate(self, body: Any, *, chat: bool) -> Generator[tuple[int, Any, list[float], str | None], None, None]:
         """Generate what a request asks for: after each token a choice's index, turn, log-probabilities and finish."""
@@ -81,19 +108,21 @@ class PolicyServer(ThreadingHTTPServer):
 
         lm, tokenizer, name = self.policy.lm, self.policy.tokenizer, "messages" if chat else "prompt"
         given = body.get(name) if isinstance(body, dict) else None
-        texts = isinstance(given, list) and all(type(x) is dict and type(x.get("content")) is str for x in given)
-        if not given or chat != texts:
+        are_messages = isinstance(given, list) and all(type(item) is dict for item in given)
+        if not given or chat != are_messages:
             raise ValueError(f"{name} is {given!r:.300}, expected {'messages with texts' if chat else 'a text or ids'}")
         if other := [x for x in body if body[x] and (x not in FIELDS or (x == "logprobs" and not chat))]:
             raise ValueError(f"this server does not support {', '.join(other)}: leave it out, or give 0")
         if body.get("model") != self.name:
             raise FileNotFoundError(f"there is no model {body.get('model')!r:.200}: this server has {self.name!r}")
         stop = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
-        if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {stop!r:.200}, expected a text or a list of texts, none of them empty")
         length = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
         most, n = _number(body, length, self.limit, 1, self.limit), _number(body, "n", 1, 1, 64)
         temperature = _number(body, "temperature", lm.temperature, 0, 100, (int, float))
+        if 0 < temperature < COLDEST:
+            raise ValueError(
+                f"temperature is {temperature}, expected 0 (the most probable token) or at least {COLDEST}"
+            )
         order = np.random.SeedSequence(_number(body, "seed", secrets.randbits(62), 0, 2**63))
         prompt = as_prompt(0, given)
         ends = Ends(tokenizer, [*lm.stop, *stop], lm.turn_ends)
@@ -131,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # noqa: N802
         try:
-            content = self.rfile.read(max(0, min(int(self.headers.get("Content-Length") or 0), MOST_BYTES)))
+            content = self._read()
             host, key = self.headers.get("Host", "").rpartition(":")[0], self.headers.get("Authorization", "").encode()
             if host not in LOCAL or not hmac.compare_digest(key, f"Bearer {self.server.token}".encode()):
                 raise PermissionError(f"wrong key or host: ask {LOCAL[0]} with the key that 'algos serve' has printed")
@@ -144,11 +173,27 @@ class _Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             pass  # the client has gone
         except Exception as error:  # a model may raise anything; the server goes on
-            status = STATUS.get(type(error), 500)
+            status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
             kind = "server_error" if status == 500 else "invalid_request_error"
             self._send({"error": {"message": str(error), "type": kind, "code": status}}, status)
 
     do_GET = do_POST  # noqa: N815
+
+    def _read(self) -> bytes:
+        """Return the body of the request; an OverflowError if it has more than `MOST_BYTES`."""
+        length = self.headers.get("Content-Length") or "0"
+        if not (length.isascii() and length.isdigit()):
+            raise ValueError(f"Content-Length is {length!r:.100}, expected the number of bytes of the request")
+        size = int(length[:20])
+        if size <= MOST_BYTES:
+            return self.rfile.read(size)
+        left = min(size, MOST_DISCARDED)
+        while left > 0:
+            chunk = self.rfile.read(min(left, 2**16))
+            if not chunk:
+                break
+            left -= len(chunk)
+        raise OverflowError(f"the request has {size:,} bytes, expected at most {MOST_BYTES:,}: give a shorter prompt")
 
     def _send(self, answer: dict[str, Any], status: int = 200) -> None:
         if not self.begun:
@@ -159,7 +204,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write((f"data: {text}\n\n" if self.events else text).encode())
 
     def _complete(self, body: Any, *, chat: bool) -> None:
-        """Send an answer whole, or as events, one for each token."""
+        """Send an answer whole, or as events, one for each token; nothing is sent before all fields are checked."""
+        check_fields(body, chat=chat)
+        context = self.server.policy.lm.context
+        check_prompt_size(body, chat=chat, context=context, longest_token=self.server.longest_token)
         found, shown, decode = list[dict[str, Any]](), dict[int, int](), self.server.policy.tokenizer.decode
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.server.name}
         with contextlib.closing(self.server.generate(body, chat=chat)) as steps:

@@ -1,6 +1,7 @@
 """``algos runs``, ``algos show`` and ``algos envs``: what was run, and what can be."""
 
 import inspect
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,8 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.sharing.run_summary import METRICS, SUMMARY, read_run
+from algos.sharing.run_summary import SUMMARY, read_run
+from algos.training.run_reader import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -89,9 +91,16 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     rows = []
     for run in found:
         name = f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}"
-        time = timedelta(seconds=round(run["seconds"] or 0))
+        time = _duration(run["seconds"] or 0)
         rows.append((name, *(run[column] for column in ("status", "steps", "last_score", "best_score")), time))
     print_table(rows, ["run", "status", "steps", "last", "best", "time"])
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds; a question mark if the number is no duration."""
+    if not math.isfinite(seconds) or not 0 <= seconds < 1e9:
+        return "?"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _print_run(result: dict[str, Any]) -> None:
@@ -106,5 +115,29 @@ def _print_run(result: dict[str, Any]) -> None:
         rows = [(name, sparkline(values, width), values[0], values[-1]) for name, values in curves.items()]
         print_table(rows, ["metric", "curve", "first", "last"])
     if samples:
-        names = ["prompt", "completion", "score"]
-        print_table([[sample.get(name) for name in names] for sample in samples], names)
+        texts = [[sample.get("steps"), *_spoken(sample), sample.get("score")] for sample in samples]
+        print_table(texts, ["steps", "prompt", "completion", "score"])
+
+
+def _spoken(sample: dict[str, Any]) -> tuple[str, str]:
+    """Return prompt and completion of a sample; of a chat, each message begins with the role that says it."""
+    prompt = str(sample.get("prompt"))
+    completion = str(sample.get("completion"))
+    chat = sample.get("chat")
+    turns = sample.get("turns")
+    if isinstance(chat, list):
+        prompt = _messages(chat)
+    if isinstance(turns, list):
+        completion = _messages(turns)
+    elif isinstance(chat, list):
+        completion = _messages([{"role": "assistant", "content": completion}])
+    return prompt, completion
+
+
+def _messages(messages: list[Any]) -> str:
+    """Return messages with who speaks, one below the other; what is no message is shown as it is."""
+    lines = []
+    for message in messages:
+        spoken = isinstance(message, dict) and {"role", "content"} <= message.keys()
+        lines.append(f"{message['role']}: {str(message['content']).strip()}" if spoken else str(message))
+    return "\n".join(lines)

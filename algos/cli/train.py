@@ -4,8 +4,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -17,7 +17,7 @@ from algos.cli.arguments import ModelCommand, json_object, named, one_thread, op
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.training.run_folder import RUN, check_new, run_of
+from algos.training.run_folder import RUN, check_new, mark_as_own, run_of
 from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -42,6 +42,8 @@ class PromptOptions:
     """System message of every prompt; text prompts become chats, by the model's chat template."""
     chat: bool = False
     """Make each text prompt the user's message of a chat, by the model's chat template."""
+    overlong: Literal["error", "skip"] = "error"
+    """With --max-prompt-tokens: an error if a prompt is longer, or skip, which leaves such prompts out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,13 +196,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
                 def on_start(self, run: Any) -> None:
                     (run_dir / RUN).write_text(known, encoding="utf-8")
+                    mark_as_own(run_dir)
 
             callbacks: list[Any] = [StoreOptions(), *([] if self.max_kl is None else [StopAtKL(self.max_kl)])]
             callbacks += [Dynamics(self.dynamics_every)] if self.dynamics_every else []
             if self.eval_every is not None:
                 wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
                 callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            with self._collecting(agent, recipe):
+            with self._collecting(agent, recipe), _options_outlive_their_folder(run_dir / RUN, known):
                 history = agent.learn(
                     self.total_steps,
                     run_dir=run_dir,
@@ -309,6 +312,18 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         settings = field_values(config)
         stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
         return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
+
+
+@contextmanager
+def _options_outlive_their_folder(path: Path, text: str) -> Iterator[None]:
+    """Write the options of a run again, if its folder was removed or moved while it trained."""
+    from algos.training.loop import FolderLostError
+
+    try:
+        yield
+    except FolderLostError:
+        path.write_text(text, encoding="utf-8")
+        raise
 
 
 def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Train) -> Any:

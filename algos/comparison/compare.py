@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from algos.comparison.report import Report
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
-TEXT_EPISODES, CONTROL_EPISODES = 288, 20
-"""Episodes per evaluation; in text, prompts of the test split."""
+TEXT_EPISODES = 288
+"""Episodes per evaluation in text: prompts of the test split."""
+CONTROL_EPISODES = 20
+"""Episodes per evaluation in control."""
 
 
-def parse_cases(given: Iterable[Case | str] | Case | str) -> list[Case]:
+def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
     """Return cases; texts are ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``; one may stand alone.
 
     Raises:
@@ -40,10 +42,10 @@ def parse_cases(given: Iterable[Case | str] | Case | str) -> list[Case]:
         ValueError: on an unknown environment or algorithm, two that do not fit together, or two cases of one name in
             one environment.
     """
-    if isinstance(given, (Case, str)):
-        given = [given]
+    if isinstance(entries, (Case, str)):
+        entries = [entries]
     cases = list[Case]()
-    for entry in given:
+    for entry in entries:
         if isinstance(entry, Case):
             cases.append(entry)
         elif isinstance(entry, str):
@@ -67,9 +69,11 @@ def _cases_of_text(text: str) -> list[Case]:
     import textenv  # noqa: F401 (registers the environments)
     from textenv.importing import read_module
 
+    # Environment and algorithms
     env, _, algorithms = text.rpartition(":")
     if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
-        env, algorithms = text, "ppo"
+        env = text
+        algorithms = "ppo"
     module, _, env_id = env.rpartition(":")
     if module:
         read_module(module)
@@ -298,8 +302,8 @@ def _seeds(seeds: Any) -> list[int]:
     if number and seeds >= 1:
         return list(range(1, int(seeds) + 1))
     listed = [] if number or isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable) else list(seeds)
-    whole = all(isinstance(seed, numbers.Integral) and not isinstance(seed, bool) for seed in listed)
-    if not listed or not whole or min(listed) < 0 or len(set(listed)) < len(listed):
+    integers = all(isinstance(seed, numbers.Integral) and not isinstance(seed, bool) for seed in listed)
+    if not listed or not integers or min(listed) < 0 or len(set(listed)) < len(listed):
         raise ValueError(
             f"seeds is {seeds!r:.200}, expected at least 1, the number of runs of each case, or a list of different "
             "seeds such as [1, 2, 3]"
@@ -368,7 +372,9 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     from textenv.rollout import is_episode_env
 
     torch.set_num_threads(1)
-    case, seed, folder = job.case, job.seed, job.folder
+    case = job.case
+    seed = job.seed
+    folder = job.folder
     recipe = recipe_of(case)
     agent = recipe.build(seed)
     policy = agent.policy
@@ -391,8 +397,8 @@ def _train(job: _Job, *, again: bool) -> RunResult:
 
     def report(metrics: dict[str, float]) -> None:
         if not job.quiet and int(metrics["iteration"]) % 10 == 0 and "episode/return" in metrics:
-            steps, returns = metrics["steps"], metrics["episode/return"]
-            print(f"{case} seed {seed}: {steps:>6.0f} steps, mean return {returns:.3g}", flush=True)
+            progress = f"{metrics['steps']:>6.0f} steps, mean return {metrics['episode/return']:.3g}"
+            print(f"{case} seed {seed}: {progress}", flush=True)
 
     resume = folder if again and checkpoints(folder) else None
     callbacks: list[Callback] = [StoreSettings()]
@@ -415,13 +421,14 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     samples_after = _samples(test_env, policy)
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
     spec = agent.env.spec
+    best = None if spec is None else spec.reward_threshold
     result = RunResult(
         env=case.env_id,
         algorithm=case.algorithm_name,
         seed=seed,
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
-        best=None if spec is None else spec.reward_threshold,
+        best=best,
         before=before,
         after=after,
         history=history,
@@ -444,8 +451,8 @@ def recipe_of(case: Case) -> presets.Recipe:
         read_module(module)
     of_recipe = ("env", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
     settings = field_values(case)
-    given = {name: settings[name] for name in of_recipe if settings[name] is not None}
-    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **given)
+    changes = {name: settings[name] for name in of_recipe if settings[name] is not None}
+    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **changes)
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

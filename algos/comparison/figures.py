@@ -34,8 +34,10 @@ DASHES = ("-", "--", ":", "-.")
 """Line styles; the next one begins when all colours are used."""
 LINE_LENGTH = 36
 """Characters after which a name is continued on the next line."""
-CHARACTER, LINE_HEIGHT = 0.085, 0.22
-"""Width of a character and height of a line of text, in inches."""
+CHARACTER = 0.085
+"""Width of a character, in inches."""
+LINE_HEIGHT = 0.22
+"""Height of a line of text, in inches."""
 PANEL = (3.2, 2.6)
 """Width and height of a panel without its labels, in inches."""
 FEW_PAIRS = 6
@@ -193,9 +195,9 @@ def draw_curves(
         lines_of_axis, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, lines_of_axis, strict=True))
     figure.legend(handles=[handles[name] for name in names], loc="outside right upper", frameon=False)
-    said = "; ".join(sorted(kinds - {""}))
-    if said:
-        figure.supxlabel(f"Bands: {said}.", fontsize="small", color="0.4")
+    bands = "; ".join(sorted(kinds - {""}))
+    if bands:
+        figure.supxlabel(f"Bands: {bands}.", fontsize="small", color="0.4")
     if title:
         figure.suptitle(title)
     return figure
@@ -206,7 +208,8 @@ def _draw_line(axis: Axes, runs: Sequence[RunResult], metric: str, colour: str, 
     steps = steps_grid(runs)
     values = on_grid(runs, metric)
     measured = np.isfinite(values).any(axis=0)
-    steps, values = steps[measured], values[:, measured]
+    steps = steps[measured]
+    values = values[:, measured]
     axis.plot(steps, np.nanmean(values, axis=0), color=colour, ls=dashes, label=runs[0].line)
     if len(runs) == 1:
         return ""
@@ -214,7 +217,9 @@ def _draw_line(axis: Axes, runs: Sequence[RunResult], metric: str, colour: str, 
     if band is not None:
         kind = "95 % bootstrap intervals of the mean"
     else:
-        band = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        lowest = np.nanmin(values, axis=0)
+        highest = np.nanmax(values, axis=0)
+        band = (lowest, highest)
         kind = f"lowest to highest seed (of fewer than {MIN_SEEDS})"
     axis.fill_between(steps, *band, color=colour, alpha=0.2, lw=0)
     return kind
@@ -325,8 +330,8 @@ def _files(folders: Sequence[str | Path], out: str | Path | None, name: str) -> 
 
 def _chosen(names: Mapping[str, Any], order: Sequence[str] | None, colours: Mapping[str, str] | None) -> list[str]:
     """Return the names to draw, in their order; raise a ValueError for one that there is not."""
-    for option, given in (("order", order or ()), ("colours", colours or {})):
-        unknown = [name for name in given if name not in names]
+    for option, wanted in (("order", order or ()), ("colours", colours or {})):
+        unknown = [name for name in wanted if name not in names]
         if unknown:
             raise ValueError(f"{option} has {', '.join(map(repr, unknown))}, expected of {', '.join(map(repr, names))}")
     return list(names) if order is None else list(order)

@@ -26,8 +26,8 @@ from algos.comparison.summary import (
     on_grid,
     steps_grid,
 )
-from algos.training.loggers import SAMPLES, SHADED, TOKENS
-from textenv.json_files import json_lines
+from algos.training import run_reader
+from algos.training.loggers import SAMPLES, SHADED
 from textenv.rendering import printable
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -153,13 +153,15 @@ def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
     names, shown, found = list(by_case(runs)), list[list[dict[str, Any]]](), list[list[dict[str, Any]]]()
     for run in [run for run in runs if run.folder]:
         folder = Path(run.folder)
-        tokens = {(x.get("iteration"), x.get("row")): x for x in json_lines(folder / TOKENS)}
-        rows = [x for x in json_lines(folder / SAMPLES) if {"iteration", "prompt", "completion"} <= x.keys()]
+        tokens = {(x["iteration"], x["row"]): x for x in run_reader.read_tokens(folder)}
+        samples = run_reader.read_samples(folder)
+        rows = [x for x in samples if {"prompt", "completion"} <= x.keys() and isinstance(x.get("iteration"), int)]
         tables = [list(rows) for _, rows in itertools.groupby(rows, key=lambda row: row["iteration"])]
         for table in tables:
             for i, row in enumerate(table):
                 row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
                 row.pop("turns", None)  # whose text is the completion
+                row.pop("chat", None)  # whose text is the prompt
         found += tables
         shown += _thinned(tables, MOST_TEXT // len(runs))
     count, whole = sum(map(len, shown)), sum(map(len, found))

@@ -40,7 +40,8 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     """Return ``name: before, not now`` for each setting that differs, those of the config one by one."""
     changed = []
     for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             changed += [f"{name}.{inner}" for inner in changed_settings(old, new)]
         elif old != new:

@@ -11,9 +11,10 @@ from typing import Any
 
 from algos.comparison.record import read_record, result_from
 from algos.comparison.summary import Case, RunResult, by_case, name_cases
-from algos.sharing.run_summary import METRICS, describe_run, read_options
+from algos.sharing.run_summary import describe_run, read_options
 from algos.training.run_folder import status
-from textenv.json_files import json_lines, read_json
+from algos.training.run_reader import METRICS, DamagedRunError, read_metrics
+from textenv.json_files import read_json
 
 STUDY = "report.json"
 """File of the results of `compare`, in its folder."""
@@ -63,7 +64,7 @@ def read_study(path: Path) -> list[RunResult]:
             folder = Path(row["folder"]).name
         except (TypeError, KeyError, ValueError) as error:
             advice = "expected the results of a comparison: remove it, or give another folder"
-            raise ValueError(f"{path} is damaged, {advice}: {error!r:.200}") from error
+            raise DamagedRunError(f"{path} is damaged, {advice}: {error!r:.200}") from error
         if not run.label and not run.case.endswith(f"{run.env}:{run.algorithm}"):
             run.label = run.case  # of version 0.9, which stored no label
         runs.append(dataclasses.replace(run, folder=str(path.parent / folder)))
@@ -82,11 +83,7 @@ def _run(folder: Path) -> RunResult:
     if record is not None and record.result is not None:
         return record.result
 
-    # History
-    rows = []
-    for line in json_lines(folder / METRICS):
-        if isinstance(line.get("steps"), int):
-            rows.append({name: value for name, value in line.items() if isinstance(value, (int, float))})
+    rows = [row for row in read_metrics(folder) if "steps" in row]
 
     # Environment, algorithm, seed
     description = describe_run(folder)
@@ -167,7 +164,7 @@ def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
         git, last = made.get("git") or {}, run.history[-1]
         state = status(Path(run.folder)) if Path(run.folder or "-").is_dir() else ""
         minutes = f"{last['time/seconds'] / 60:.1f}" if "time/seconds" in last else ""
-        commit = git.get("commit", "")[:10] + ("+" if git.get("dirty") else "")
+        commit = str(git.get("commit", ""))[:10] + ("+" if git.get("dirty") else "")
         rows.append(
             [run.case, run.seed, run.folder, state, f"{last['steps']:,}", minutes, made.get("date", ""), commit]
         )

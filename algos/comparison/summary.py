@@ -60,7 +60,7 @@ class Case:
     total_steps: int | None = None
     num_envs: int | None = None
     kl_coef: CoefficientLike | None = None
-    """Text only: reward charged per nat of KL: a number, a function of the steps so far, or a changing coefficient."""
+    """Reward charged per nat of KL: a number, a function of the steps so far, or a changing coefficient."""
     env_kwargs: Mapping[str, Any] | None = None
     """Arguments of the environment, if it is given by id; ``wrappers`` too."""
     name: str = ""

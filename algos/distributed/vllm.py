@@ -139,8 +139,18 @@ class VLLMServer:
 
 
 def _weights(policy: LMPolicy) -> dict[str, Tensor]:
-    """Weights by their names in files; tied ones twice, as vLLM would leave the output layer as it was."""
+    """Weights by their names in files; tied ones twice, as vLLM would leave the output layer as it was.
+
+    Raises:
+        ValueError: if an adapter parts weights that are tied in the model, and so in vLLM.
+    """
     model: Any = merged(policy.lm.model) if is_adapted(policy.lm.model) else policy.lm.model
+    were_tied = plain_model(policy.lm.model).config.get_text_config().tie_word_embeddings
+    if were_tied and not model.config.get_text_config().tie_word_embeddings:
+        raise ValueError(
+            "the adapter changes the embedding and the output layer, which are one weight in vLLM, in different ways: "
+            "leave them out of its targets (targets=all-linear), or generate without vLLM"
+        )
     return dict(revert_weight_conversion(model, model.state_dict()))
 
 

@@ -34,6 +34,7 @@ from textenv.rewards.human import HumanReward
 from textenv.rewards.scores import merge
 from textenv.rewards.training import NOW, training
 from textenv.rollout import is_episode_env
+from textenv.state import set_states, states_of
 
 logger = logging.getLogger(__name__)
 MakeEnv = Callable[[int], VectorEnv]
@@ -108,33 +109,37 @@ class Worker:
         self.collector = Collector(self.env, policy, seed=seed)
         policy.generator.manual_seed(seed + 2**32)
         state = copy.deepcopy(state)  # Ray's arrays are read-only
-        if state is not None and state["environment"] is not None:
+        if isinstance(self.env, TextVectorEnv):
+            set_states(self.env.user_objects, state["objects"])
+        elif state is not None and state["environment"] is not None:
             set_env_state(self.env, state["environment"])
             policy.generator.set_state(state["generator"].get_state())
             policy.memory = dict(state["memory"])
             self.collector.load_state_dict(state["collector"])
             self.collector.resume()
 
-    def collect(self, started: None, weights: Mapping[str, Any], job: dict[str, Any], now: Any) -> tuple[Any, Any]:
-        """Return a rollout, and this worker's state (control) or turns, their rows and scores (text)."""
+    def collect(self, started: None, weights: Mapping[str, Any], job: dict[str, Any], now: Any) -> tuple[Any, Any, Any]:
+        """Return a rollout, this worker's state, and in text the turns, their rows and scores."""
         load_weights(self.policy, weights)
         with training(*now):
             if not isinstance(self.env, TextVectorEnv):
                 rollout = self.collector.collect(**job).clone()
                 own = {"generator": self.policy.generator, "memory": dict(self.policy.memory)}
-                return rollout, own | {"environment": env_state(self.env), "collector": self.collector.state_dict()}
+                state = {"environment": env_state(self.env), "collector": self.collector.state_dict()}
+                return rollout, own | state, None
             self.env.prompt_order = job.pop("order")
             rollout = self.collector.play_episodes(self.env, **job)
         turns, *others = cast("Any", self.env.taken)
         bare = [replace(turn, prompt=replace(turn.prompt, state=None), tokenizer=None) for turn in turns]
-        return rollout, (bare, *others)
+        return rollout, {"objects": states_of(self.env.user_objects)}, (bare, *others)
 
 
 class WorkerCollector(Collector):
     """Collector that joins the rows of Ray workers; see `rollout_workers`.
 
-    In text, the order of prompts and the seeds of episodes are drawn here, so that workers have no state, and prompts
-    and tokens are those of one process. In control, worker k has the streams of rank k (`algos.parallel.own_seed`).
+    In text, the order of prompts and the seeds of episodes are drawn here, so that prompts and tokens are those of one
+    process; the state of a worker is that of its rewards, and the environment here has that of the first. In control,
+    worker k has the streams of rank k (`algos.parallel.own_seed`).
     """
 
     def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
@@ -145,9 +150,9 @@ class WorkerCollector(Collector):
         self.rollouts = self.replaced = 0  # rollouts returned (the version of the weights), workers that have ended
         self._actors: dict[int, tuple[Any, Any]] = {}  # by number of the worker: actor, end of `Worker.start`
         self._running: dict[Any, tuple[int, int, int]] = {}  # by reference: worker, rollout, version of the weights
-        self._parts: dict[tuple[int, int], tuple[Any, Any]] = {}  # by rollout and worker
-        self._states: dict[int, Any] = {}  # by worker: its state after the rollout returned last (control)
-        self._newest: dict[int, Any] = {}  # by worker: its state after the rollout collected last (control)
+        self._parts: dict[tuple[int, int], tuple[Any, Any, Any]] = {}  # by rollout and worker
+        self._states: dict[int, Any] = {}  # by worker: its state after the rollout returned last
+        self._newest: dict[int, Any] = {}  # by worker: its state after the rollout collected last
         self._jobs: dict[int, Any] = {}  # by rollout: order of prompts and seeds of episodes (text)
         self._policy = self.ray.put(copy.deepcopy(self.policy.fork()).to("cpu"))  # with its frozen weights
 
@@ -178,12 +183,13 @@ class WorkerCollector(Collector):
         parts = [self._parts.pop(place) for place in mine]
         self.rollouts += 1
         self._jobs.pop(now, None)
+        self._states = {worker: state for worker, (_, state, _) in enumerate(parts)}
         if isinstance(self.env, TextVectorEnv):
-            _report(self.env, parts)
+            _report(self.env, [(rollout, turns) for rollout, _, turns in parts])
+            set_states(self.env.user_objects, self._states[0]["objects"])  # for evaluations and the saved agent
         else:
-            self._states = {worker: state for worker, (_, state) in enumerate(parts)}
             self.seed = (self.seed or 0) + 1  # of a worker without a state
-        return parallel.join_rows([rollout for rollout, _ in parts])
+        return parallel.join_rows([rollout for rollout, _, _ in parts])
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`; with the workers' states. What has been collected ahead is not in it."""
@@ -195,9 +201,12 @@ class WorkerCollector(Collector):
         super().load_state_dict(state)
         self.rollouts, self._jobs = state.get("rollouts", 0), dict(state.get("jobs", {}))
         self._states = state.get("workers", {})
-        if len(self._states) != self.workers and not is_episode_env(self.env):
+        if len(self._states) != self.workers:
             said = "the run had %d workers, now there are %d: environments and actions begin anew from the seed"
-            logger.warning(said, len(self._states), self.workers)
+            if is_episode_env(self.env):
+                said = "the run had %d workers, now there are %d: rewards with a state go on from that of the first"
+            if not is_episode_env(self.env) or states_of(self.env.user_objects):
+                logger.warning(said, len(self._states), self.workers)
             self._states = {}
         self._newest = dict(self._states)
 
@@ -206,6 +215,8 @@ class WorkerCollector(Collector):
         if worker not in self._actors:
             seed = parallel.own_seed(self.seed or 0, worker + self.workers * self.replaced)
             actor, state = self.ray.remote(num_cpus=1)(Worker).remote(), self._newest.get(worker)
+            if state is None and isinstance(self.env, TextVectorEnv):
+                state = {"objects": states_of(self.env.user_objects)}
             started = actor.start.remote(self.make_env, self.slots, self._policy, seed, state)
             self._actors[worker] = actor, started
         job = counts
@@ -229,7 +240,7 @@ class WorkerCollector(Collector):
         """Keep what a worker has collected; replace it if it has ended (not too often), and raise its own errors."""
         worker, number, version = self._running.pop(reference)
         try:
-            rollout, more = self.ray.get(reference)
+            rollout, state, turns = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except self.ray.exceptions.RayError as error:
@@ -242,8 +253,8 @@ class WorkerCollector(Collector):
             return
         if self.staleness:
             rollout["staleness"] = torch.full(rollout.shape, number - version)
-        self._parts[number, worker] = rollout, more
-        self._newest[worker] = None if is_episode_env(self.env) else more
+        self._parts[number, worker] = rollout, state, turns
+        self._newest[worker] = state
 
 
 def _later(order: dict[str, int], count: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -19,6 +20,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from textenv.processes import end_if_forked
+from textenv.rendering import printable
 
 
 def serve(descriptor: int, parent: int, timeout: float) -> None:
@@ -133,11 +137,14 @@ def _check_tuple(returned: Any, count: int, what: str) -> Any:
 
 def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     """Call a method; returns success, and the result or an error message. The traceback goes to stderr."""
+    process = os.getpid()
     try:
         return True, method(*arguments)
     except BaseException as error:  # an environment may raise anything, even SystemExit; the parent handles it
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), file=sys.stderr, flush=True)
         return False, f"{type(error).__name__}: {error}"
+    finally:
+        end_if_forked(process, "an environment")
 
 
 def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:

@@ -116,33 +116,54 @@ def unflatten(space: spaces.Space, flat: Tensor) -> Any:
 
 def _parts(space: spaces.Space, flat: Tensor) -> Any:
     """Parts of flattened observations ``[*, size]``; see `unflatten`."""
-    leading = flat.shape[:-1]
+    # Several parts, one beside the other
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = list(space.values() if isinstance(space, spaces.Dict) else space)
+        parts = _spaces_of_parts(space)
         columns = flat.split([spaces.flatdim(part) for part in parts], dim=-1)
         values = [_parts(part, column) for part, column in zip(parts, columns, strict=True)]
-        return dict(zip(space, values, strict=True)) if isinstance(space, spaces.Dict) else tuple(values)
+        if isinstance(space, spaces.Dict):
+            return dict(zip(space, values, strict=True))
+        return tuple(values)
+
+    # Choices, one-hot
     if isinstance(space, spaces.Discrete):
         return flat.argmax(-1) + int(space.start)
+    leading = flat.shape[:-1]
+    shape = space.shape or ()
     if isinstance(space, spaces.MultiDiscrete):
         import torch  # not above: environments are made without it
 
         choices = flat.split(space.nvec.ravel().tolist(), dim=-1)
         start = torch.tensor(space.start.ravel().tolist(), device=flat.device)
         chosen = torch.stack([choice.argmax(-1) for choice in choices], dim=-1)
-        return (chosen + start).reshape(*leading, *space.shape)
-    return flat.reshape(*leading, *(space.shape or ()))
+        return (chosen + start).reshape(*leading, *shape)
+
+    # Numbers
+    return flat.reshape(*leading, *shape)
+
+
+def _spaces_of_parts(space: spaces.Dict | spaces.Tuple) -> list[spaces.Space]:
+    if isinstance(space, spaces.Dict):
+        return list(space.values())
+    return list(space)
 
 
 def _flat_columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
     """Flattened parts of a batch, ``[N, size]`` each."""
+    # Several parts
+    columns: list[np.ndarray] = []
     if isinstance(space, spaces.Dict):
-        return [column for name, part in space.items() for column in _flat_columns(part, observation[name])]
+        for name, part in space.items():
+            columns += _flat_columns(part, observation[name])
+        return columns
     if isinstance(space, spaces.Tuple):
-        return [column for part, x in zip(space, observation, strict=True) for column in _flat_columns(part, x)]
+        for part, values in zip(space, observation, strict=True):
+            columns += _flat_columns(part, values)
+        return columns
+
+    # One part. Python integers, because start + n overflows in a short dtype such as int8
     rows = np.asarray(observation)
     rows = rows.reshape(len(rows), -1)
-    # Python integers, because start + n overflows in a short dtype such as int8
     if isinstance(space, spaces.Discrete):
         return [_one_hot(rows, start=int(space.start), count=int(space.n))]
     if isinstance(space, spaces.MultiDiscrete):
@@ -154,4 +175,5 @@ def _flat_columns(space: spaces.Space, observation: Any) -> list[np.ndarray]:
 def _one_hot(values: np.ndarray, *, start: int, count: int) -> np.ndarray:
     """Bool ``[N, count]`` of integers ``[N, 1]`` from ``start`` on."""
     end = start + count
-    return values == np.arange(start, end, dtype=np.int64 if end < 2**63 else np.uint64)
+    dtype = np.int64 if end < 2**63 else np.uint64
+    return values == np.arange(start, end, dtype=dtype)

@@ -1,5 +1,6 @@
 """Spaces of an environment: their description in JSON, and whether a policy's fit an environment's."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ def check_readable(space: spaces.Space, reader: str = "a policy") -> None:
             or if the name of a part is neither text nor an integer.
     """
     parts = [space]
-    for part in parts:
+    for part in parts:  # grows by the parts of a Dict or Tuple
         if isinstance(part, spaces.Dict):
+            # JSON keeps text and integers
             for name in part:
                 if not isinstance(name, (str, int)):
                     raise ValueError(
@@ -34,6 +36,7 @@ def check_readable(space: spaces.Space, reader: str = "a policy") -> None:
             parts += part.values()
         elif isinstance(part, spaces.Tuple):
             parts += part
+        # Kinds without a fixed size, then dtypes
         elif not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise ValueError(
                 f"observation_space is {space}, but {reader} cannot read {part}, expected Box, Discrete, "
@@ -56,16 +59,21 @@ def describe_space(space: spaces.Space) -> dict[str, Any]:
 
     The bounds of a Box are one number if all are equal, else a flat list; ``"-inf"`` and ``"inf"`` are no bound.
     """
+    # Several parts
     if isinstance(space, spaces.Dict):
         return {"dict": [[name, describe_space(part)] for name, part in space.items()]}
     if isinstance(space, spaces.Tuple):
         return {"tuple": [describe_space(part) for part in space]}
+
+    # Choices
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiDiscrete):
         return {"choices": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiBinary):
         return {"binary": space.n if isinstance(space.n, int) else list(space.n)}
+
+    # Numbers
     assert isinstance(space, spaces.Box), f"{space} has no description"
     return {
         "shape": list(space.shape),
@@ -117,17 +125,19 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
 def reads_alike(one: spaces.Space, other: spaces.Space) -> bool:
     """Whether flattened observations of both spaces mean the same: equal parts in the same order.
 
-    Bounds and dtypes may differ: a network reads float32, and agents saved by version 0.9.0 have lost them.
+    Bounds, and dtypes of integers, may differ: agents saved by version 0.9.0 have lost them.
     """
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return list(one) == list(other) and all(reads_alike(one[name], other[name]) for name in one)
     if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
         return len(one) == len(other) and all(map(reads_alike, one, other))
+    if isinstance(one, spaces.Box) and one.dtype != other.dtype:  # bytes of an image, or parts of 1
+        return False
     return _same_values(one, other)
 
 
 def acts_alike(one: spaces.Space, other: spaces.Space) -> bool:
-    """Whether an action means the same in both spaces; bounds and dtypes may differ, as in `reads_alike`."""
+    """Whether an action means the same in both spaces; bounds and dtypes may differ (`fit_actions`)."""
     return _same_values(one, other)
 
 
@@ -176,15 +186,18 @@ def _limits(dtype: Any) -> tuple[Any, Any]:
 
 def _describe_bound(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
     """Bounds of a Box for JSON; ``infinite`` stands for those that its maker left out."""
-    numbers: list[Any] = []
-    for value, is_bounded in zip(values.ravel(), np.broadcast_to(bounded, values.shape).ravel(), strict=True):
-        if not is_bounded:
-            numbers.append(infinite)
-        elif np.isinf(value):  # a lower bound of inf, or an upper one of -inf
-            numbers.append(str(float(value)))
-        else:
-            numbers.append(float(value) if values.dtype.kind == "f" else int(value))
-    return numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else numbers
+    numbers: list[Any] = values.ravel().tolist()
+    if values.dtype.kind == "b":
+        numbers = [int(number) for number in numbers]
+    has_bound = np.broadcast_to(bounded, values.shape).ravel()
+    for index, number in enumerate(numbers):
+        if not has_bound[index]:
+            numbers[index] = infinite
+        elif math.isinf(number):  # a lower bound of inf, or an upper one of -inf
+            numbers[index] = str(number)
+    if numbers and numbers.count(numbers[0]) == len(numbers):
+        return numbers[0]
+    return numbers
 
 
 def _restore_bound(saved: Any, shape: tuple[int, ...], dtype: Any, infinite: str) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array, iterate
+
+from textenv.rendering import printable
 
 FAILED = "worker_failed"
 """Key of ``info``: bool ``[num_envs]``, True for slots whose step failed and must not be learnt from."""
@@ -29,6 +32,10 @@ serve({}, {}, {})"""
 
 class WorkerError(Exception):
     """Failure of an environment, with its cause as message."""
+
+
+class EnvironmentFailure(RuntimeError):  # noqa: N818  (what happened, as `WorkerError` is its cause)
+    """Failure of an environment more often than it is restarted."""
 
 
 class SubprocessVectorEnv(VectorEnv):
@@ -99,7 +106,7 @@ class SubprocessVectorEnv(VectorEnv):
 
         Raises:
             ValueError: if the number of seeds is wrong, or a ``reset_mask`` is given (environments autoreset).
-            RuntimeError: if an environment fails more than ``max_restarts`` times.
+            EnvironmentFailure: if an environment fails more than ``max_restarts`` times.
         """
         self._check_open()
         if options is not None and "reset_mask" in options:
@@ -132,7 +139,7 @@ class SubprocessVectorEnv(VectorEnv):
         """Step all environments; a failed one is replaced, see the class.
 
         Raises:
-            RuntimeError: if an environment fails more than ``max_restarts`` times; all processes have ended then.
+            EnvironmentFailure: if an environment fails more than ``max_restarts`` times; all processes have ended then.
         """
         self._check_open()
         for process, action in zip(self.processes, iterate(self.action_space, actions), strict=True):
@@ -189,21 +196,22 @@ class SubprocessVectorEnv(VectorEnv):
                 error, seed = again, _next_seed(seed)
 
     def _report(self, slot: int, error: WorkerError, seed: int | None) -> None:
-        """Log a failure; RuntimeError if the environment failed more than ``max_restarts`` times."""
+        """Log a failure; EnvironmentFailure if the environment failed more than ``max_restarts`` times."""
         where = f"seed {self._seeds[slot]}, episode {self._episodes[slot]}, after {self._steps[slot]} steps"
         failures = self._failures[slot]
-        failures.append(f"{error} ({where})")
+        failures.append(" ".join(str(error).split()))
         if len(failures) > self.max_restarts:
             self._end()
             self.closed = True
-            told = "\n".join(f"{number}. {failure}" for number, failure in enumerate(failures, start=1))
-            raise RuntimeError(
-                f"environment {slot} failed {len(failures)} times, max_restarts is {self.max_restarts}; all processes "
-                f"were ended. Raise max_restarts or timeout, or find the cause:\n{told}"
+            causes = ", ".join(f"{cause} ({count} times)" for cause, count in Counter(failures).most_common())
+            raise EnvironmentFailure(
+                f"environment {slot} failed {len(failures)} times, max_restarts is {self.max_restarts}, and all "
+                f"processes were ended: {causes}, the last time with {where}; mend it, or raise max_restarts or the "
+                f"time limit of {self.timeout} s"
             ) from error
         logging.getLogger(__name__).warning(
-            "environment %d failed: %s; restart %d of %d, seed %s, the failed step is masked out",
-            slot, failures[-1], len(failures), self.max_restarts, seed,
+            "environment %d failed: %s (%s); restart %d of %d, seed %s, the failed step is masked out",
+            slot, failures[-1], where, len(failures), self.max_restarts, seed,
         )  # fmt: skip
 
     def _observations(self) -> Any:
@@ -260,7 +268,7 @@ class _Process:
         except Exception as error:  # an object that cannot be unpickled, or an incomplete message
             raise WorkerError(f"its answer cannot be read: {type(error).__name__}: {error}") from error
         if not works:
-            raise WorkerError(content)
+            raise WorkerError(printable(content))  # an environment's text must not control a terminal
         return content
 
     def _receive(self) -> tuple[bool, Any]:

@@ -1,16 +1,24 @@
 """Packing: several examples in one row, with no attention between them."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from textenv.json_files import parse_json
+from textenv.lm.answers import eos_ids, learnt_chats, without_turn_end, written_answer
 from textenv.lm.model import LanguageModel
+from textenv.prompts.messages import Message, answered, beginning, is_messages, read_messages, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
-from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids, warn_of_spelling, without_end
+from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
+
+_TEMPLATE_ARGUMENTS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
+"""Arguments of `transformers`, which no row of a data set may set."""
 
 
 class Example(NamedTuple):
@@ -18,7 +26,7 @@ class Example(NamedTuple):
 
     ids: list[int]
     learnt: list[bool]
-    """True on the target ids: an answer and its EOS, or a whole text after its first id."""
+    """True on the target ids: an answer and the token that ends it, or a whole text after its first id."""
 
 
 class TokenRows(NamedTuple):
@@ -103,69 +111,134 @@ def _apart(position_ids: Tensor) -> dict[str, Any]:
     return {"attention_mask": None, "position_ids": position_ids}
 
 
-def read_example(index: int, example: Any, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Convert one entry of a data set to an `Example`.
-
-    Args:
-        index: index of the entry, for errors.
-        example: a text (targets: all tokens but the first); ``{"prompt", "completion"}`` with the completion as
-            target; or ``{"messages"}``, a chat with the assistant's messages as targets. Other columns are ignored.
-        tokenizer: the model's tokenizer; every answer ends with exactly one EOS.
+def read_example(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """Convert a row of a data set to an `Example`; see `read_examples`.
 
     Raises:
-        ValueError: if the entry has none of these forms, or the tokenizer has no EOS.
+        ValueError: as `read_examples`, and if the row is a chat whose answers need an example each.
     """
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no EOS, so no answer would end: set tokenizer.eos_token")
-    if isinstance(example, str):
-        ids = [*prompt_ids(as_prompt(index, without_end(example, tokenizer)), tokenizer), int(tokenizer.eos_token_id)]
-        return Example(ids, [False] + [True] * (len(ids) - 1))
-    columns = set(example) if isinstance(example, Mapping) else set()
+    examples = read_examples(index, row, tokenizer)
+    if len(examples) > 1:
+        raise ValueError(
+            f"example {index} is a chat whose earlier answers the template writes otherwise once later messages follow "
+            f"(such as without thoughts), so it makes {len(examples)} examples: use read_examples"
+        )
+    return examples[0]
+
+
+def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    """Convert a row of a data set to examples, nearly always one.
+
+    What is learnt of an assistant's message is what the tokenizer's chat template writes for it, with thoughts and
+    calls of tools, and the token that ends the turn (`textenv.lm.answers.learnt_chats`, which also says when a
+    chat makes several examples).
+
+    Args:
+        index: index of the row, for errors.
+        row: a text (targets: all tokens but the first, and EOS); ``{"prompt", "completion"}`` with the completion as
+            target; or ``{"messages"}``, a chat with the assistant's messages as targets. A chat may have the columns
+            ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. Other columns are
+            ignored. A completion of a chat is messages, or a text: what the model writes after the template's start of
+            an answer. A prompt that ends with an assistant's message has the beginning of the answer.
+        tokenizer: the model's tokenizer; a text and a completion of a text end with exactly one EOS.
+
+    Raises:
+        ValueError: if the row has none of these forms, its answers cannot be learnt as the template writes them, or
+            nothing ends them: the tokenizer has no EOS.
+    """
+    if isinstance(row, str):
+        ids = [*prompt_ids(as_prompt(index, without_end(row, tokenizer)), tokenizer), *eos_ids(tokenizer)]
+        return [Example(ids, [False] + [True] * (len(ids) - 1))]
+    columns = set(row) if isinstance(row, Mapping) else set()
     if "messages" in columns:
-        return _chat(index, example["messages"], tokenizer)
+        chat = as_prompt(index, row["messages"])
+        return _chat(index, _messages_of(chat), tokenizer, row)
     if {"prompt", "completion"} <= columns:
-        prompt = as_prompt(index, example["prompt"])
-        return _answered(prompt, [_said(index, example["completion"])], tokenizer)
+        prompt = as_prompt(index, row["prompt"])
+        return _answered(index, prompt, row["completion"], tokenizer, row)
     raise ValueError(
-        f"example {index} is {example!r:.200}, expected text, {{'prompt': ..., 'completion': ...}} or "
-        "{'messages': [...]}"
+        f"example {index} is {row!r:.200}, expected text, {{'prompt': ..., 'completion': ...}} or {{'messages': [...]}}"
     )
 
 
-def _answered(prompt: Prompt, said: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Make an example of a prompt and the turns after it: the policy's at even indices, the environment's at odd."""
+def _answered(
+    index: int, prompt: Prompt, completion: Any, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]
+) -> list[Example]:
+    """Make examples of a prompt and its completion."""
+    if not isinstance(completion, str) and not is_messages(completion):
+        raise ValueError(f"example {index} has the completion {completion!r:.200}, expected text or a list of messages")
+    messages = _messages_of(prompt)
+    if messages and isinstance(completion, str):
+        warn_of_spelling(without_turn_end(completion, tokenizer), tokenizer)
+        return [Example(*written_answer(prompt, completion, tokenizer, _template_options(index, row)))]
+    if messages:
+        answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
+        begun = beginning(messages)
+        first = len(messages) if begun is None else len(messages) - 1
+        return _chat(index, answered(messages, answer), tokenizer, row, first=first, begun=begun)
+
+    # A text, or token ids
+    text = completion
+    if not isinstance(text, str):
+        answer = read_messages(completion, where=f"example {index}")
+        if len(answer) != 1 or set(answer[0]) != {"role", "content"}:
+            raise ValueError(
+                f"example {index} has the completion {completion!r:.200} of a prompt that is no chat: give the prompt "
+                "as messages, too, or the completion as text"
+            )
+        text = answer[0]["content"]
+    text = without_end(text, tokenizer)
+    warn_of_spelling(text, tokenizer)
     ids = prompt_ids(prompt, tokenizer)
-    learnt = [False] * len(ids)
-    for place, text in enumerate(said):
-        own = place % 2 == 0
-        if own:
-            text = without_end(text, tokenizer)
-            warn_of_spelling(text, tokenizer)
-            new = [*text_ids(text, tokenizer), int(tokenizer.eos_token_id)]
-        else:
-            new = reply_ids(text, prompt, ids, tokenizer)
-        ids, learnt = ids + new, learnt + [own] * len(new)
-    return Example(ids, learnt)
+    new = [*text_ids(text, tokenizer), *eos_ids(tokenizer)]
+    return [Example(ids + new, [False] * len(ids) + [True] * len(new))]
 
 
-def _chat(index: int, messages: Any, tokenizer: PreTrainedTokenizerBase) -> Example:
-    content: Any = as_prompt(index, messages).content
-    roles = [message["role"] for message in content] if isinstance(content[0], dict) else []
-    first = roles.index("assistant") if "assistant" in roles else 0
-    expected = (["assistant", "user"] * len(roles))[: len(roles) - first]
-    if not first or roles[first:] != expected:
+def _chat(
+    index: int,
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    row: Mapping[str, Any],
+    *,
+    first: int = 0,
+    begun: str | None = None,
+) -> list[Example]:
+    """Make examples of a chat, whose assistant's messages from the first on are the targets."""
+    options = _template_options(index, row)
+    read = []
+    for position, message in enumerate(messages):
+        learnt = position >= first and message["role"] == "assistant" and "content" in message
+        if learnt:
+            message = message | {"content": without_turn_end(message["content"], tokenizer)}
+            warn_of_spelling(message["content"], tokenizer)
+        read.append(message)
+    try:
+        return [Example(*chat) for chat in learnt_chats(read, tokenizer, first=first, begun=begun, options=options)]
+    except ValueError as error:
+        raise ValueError(f"example {index}: {error}") from error
+
+
+def _messages_of(prompt: Prompt) -> list[Message]:
+    """Messages of a chat; none if the prompt is a text or token ids."""
+    return [message for message in prompt.content if isinstance(message, dict)]
+
+
+def _template_options(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a row's columns for the chat template, as in TRL's data sets: ``tools`` and ``chat_template_kwargs``."""
+    read: dict[str, Any] = {}
+    for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
+        value = row.get(name)
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, str):
+            value = parse_json(value.encode())
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"example {index} has the {name} {value!r:.200}, expected a {kind.__name__}, or None")
+        read[name] = value
+    options = read["chat_template_kwargs"] or {}
+    reserved = _TEMPLATE_ARGUMENTS & options.keys()
+    if reserved:
         raise ValueError(
-            f"example {index} is a chat of {', '.join(roles) or 'no messages'}; expected at least one message before "
-            "the assistant's first, then assistant and user in alternation, as in an environment"
+            f"example {index} has the chat_template_kwargs {sorted(reserved)}, expected variables of the template only"
         )
-    said = [message["content"] for message in content]
-    return _answered(Prompt(content[:first]), said[first:], tokenizer)
-
-
-def _said(index: int, completion: Any) -> str:
-    """Text of a completion: a string, or the content of a list of one chat message."""
-    if isinstance(completion, str):
-        return completion
-    if isinstance(completion, Sequence) and len(completion) == 1 and isinstance(completion[0], Mapping):
-        return str(completion[0]["content"])
-    raise ValueError(f"example {index} has the completion {completion!r:.200}, expected text or a list of one message")
+    return options | ({"tools": read["tools"]} if read["tools"] else {})

@@ -1,15 +1,25 @@
 """Training data of reward models: answers with scores, or pairs of a chosen and a rejected answer."""
 
+import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from numbers import Real
 from typing import Any, Literal
 
-from textenv.prompts.prompts import Prompt, content_hash
+from textenv.prompts.messages import Message, is_messages, read_messages, without_prompt
+from textenv.prompts.prompts import Prompt, by_position, content_hash
 from textenv.prompts.tokenize import warn_of_spelling
 from textenv.rewards.reward_model import RewardModel
 
 Kind = Literal["scores", "pairs"]
+ANSWERS: dict[Kind, tuple[str, ...]] = {"scores": ("completion",), "pairs": ("chosen", "rejected")}
+"""Columns of the answers."""
+JUDGEMENTS: dict[Kind, tuple[str, ...]] = {"scores": ("score",), "pairs": ("chosen", "rejected")}
+"""Columns that are None in a row without a judgement."""
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,57 +49,142 @@ def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> R
 
     Args:
         data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` with optional ``"margin"``.
-            Other columns are ignored, so lines of a `textenv.FeedbackFile` are valid. A prompt may be empty.
+            Other columns are ignored, so lines of a `textenv.FeedbackFile` are valid. Texts and chats may be whole,
+            without a prompt or with the prompt repeated; then the prompt is read once. Also a data frame.
         model: reward model that encodes the texts.
 
     Raises:
         ValueError: if a row has neither form, both kinds are mixed, a number is not finite, or there are no rows.
     """
+    data = by_position(data)
     kinds = [_kind(index, row) for index, row in enumerate(data)]
     if len(set(kinds)) != 1:
         raise ValueError(
             f"data has {kinds.count('scores')} scored answers and {kinds.count('pairs')} pairs, expected one kind and "
             "at least one row: keep one of the two"
         )
-    rows = [_reward_row(index, row, kinds[0], model) for index, row in enumerate(data)]
-    kept = [row for row in rows if row is not None]
-    return RewardRows(kind=kinds[0], rows=kept, skipped=len(rows) - len(kept))
+    names = ANSWERS[kinds[0]]
+    judged = [(index, row) for index, row in enumerate(data) if _is_judged(row, kinds[0])]
+    repeated = bool(judged) and all(_repeats_text(row, names) for _, row in judged)
+    if repeated:
+        _warn_once("the answers repeat the text of their prompts: it is read once")
+    rows = []
+    for index, row in judged:
+        prompt, answers = _prompt_and_answers(index, row, names, repeated=repeated)
+        rows.append(_reward_row(index, row, kinds[0], prompt, answers, model))
+    return RewardRows(kind=kinds[0], rows=rows, skipped=len(data) - len(rows))
 
 
 def _kind(index: int, row: Any) -> Kind:
     columns = set(row) if isinstance(row, Mapping) else set()
-    if {"prompt", "completion", "score"} <= columns:
+    if {"completion", "score"} <= columns:
         return "scores"
-    if {"prompt", "chosen", "rejected"} <= columns:
+    if {"chosen", "rejected"} <= columns:
         return "pairs"
     raise ValueError(
         f"row {index} is {row!r:.200}, expected {{'prompt', 'completion', 'score'}} or {{'prompt', 'chosen', "
-        "'rejected'}"
+        "'rejected'}, of which the prompt may be left out"
     )
 
 
-def _reward_row(index: int, row: Mapping[str, Any], kind: Kind, model: RewardModel) -> RewardRow | None:
-    """Read a row; None if it has no judgement."""
-    answers, number = (("chosen", "rejected"), "margin") if kind == "pairs" else (("completion",), "score")
-    if any(row[name] is None for name in (answers if kind == "pairs" else ["score"])):
-        return None
-    ids = tuple(_encode(index, row, name, model) for name in answers)
+def _is_judged(row: Mapping[str, Any], kind: Kind) -> bool:
+    """Return False for a question that a person skipped, and for a tie."""
+    return all(row[name] is not None for name in JUDGEMENTS[kind])
+
+
+def _repeats_text(row: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Return True if prompt and answers are texts, and each answer begins with the prompt."""
+    prompt = row.get("prompt")
+    answers = [row[name] for name in names]
+    are_texts = isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers)
+    return are_texts and bool(prompt) and all(answer.startswith(prompt) for answer in answers)
+
+
+def _prompt_and_answers(
+    index: int, row: Mapping[str, Any], names: Sequence[str], *, repeated: bool
+) -> tuple[Any, list[Any]]:
+    """Return a row's prompt and its answers without it: texts, or lists of messages.
+
+    Args:
+        index: index of the row, for errors.
+        row: the row.
+        names: columns of the answers.
+        repeated: True if the texts of the answers begin with the prompt's text.
+
+    Raises:
+        ValueError: if prompt and answers are of different kinds.
+    """
+    prompt = row.get("prompt")
+    answers = [row[name] for name in names]
+    where = f"row {index}"
+    if prompt is not None and is_messages(prompt):
+        messages = read_messages(prompt, where=where)
+        read = [[_assistant(x)] if isinstance(x, str) else read_messages(x, where=where) for x in answers]
+        return messages, [without_prompt(answer, messages) for answer in read]
+    if all(isinstance(answer, str) for answer in answers) and isinstance(prompt or "", str):
+        text = prompt or ""
+        if repeated:
+            answers = [answer.removeprefix(text) for answer in answers]
+        # Without a prompt, what whole texts have in common tells which question they answer
+        return (text, answers) if text else _split_texts(answers)
+
+    # Whole chats, with the text of the prompt beside them or without
+    if not all(is_messages(answer) for answer in answers):
+        answer = next((answer for answer in answers if not isinstance(answer, str)), answers[0])
+        raise _mixed(index, prompt, answer)
+    chats = [read_messages(answer, where=where) for answer in answers]
+    asked, rest = _split_chats(chats)
+    if isinstance(prompt, str) and prompt.strip():
+        questions = [message["content"].strip() for message in asked if message["role"] != "assistant"]
+        if prompt.strip() not in questions:
+            raise _mixed(index, prompt, answers[0])
+    return asked, rest
+
+
+def _mixed(index: int, prompt: Any, answer: Any) -> ValueError:
+    return ValueError(
+        f"row {index} has the prompt {prompt!r:.100} and the answer {answer!r:.100}, expected both as text, or both as "
+        "chat messages"
+    )
+
+
+def _assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _split_chats(chats: Sequence[list[Message]]) -> tuple[list[Message], list[list[Message]]]:
+    """Split whole chats into the messages that they share at the beginning, and the others, at least one of each."""
+    shared = 0
+    while all(len(chat) > shared + 1 and chat[shared] == chats[0][shared] for chat in chats):
+        shared += 1
+    return chats[0][:shared], [chat[shared:] for chat in chats]
+
+
+def _split_texts(texts: Sequence[str]) -> tuple[str, list[str]]:
+    """Split whole texts after the lines (of one line, the words) that they share at the beginning."""
+    shared = os.path.commonprefix(list(texts)) if len(texts) > 1 else ""
+    end = (shared.rfind("\n") if "\n" in shared else shared.rfind(" ")) + 1
+    return shared[:end], [text[end:] for text in texts]
+
+
+def _reward_row(
+    index: int, row: Mapping[str, Any], kind: Kind, prompt: Any, answers: Sequence[Any], model: RewardModel
+) -> RewardRow:
+    """Encode a row, of which prompt and answers are texts or lists of messages."""
+    ids = tuple(_encode(prompt, answer, model, ended=bool(row.get("terminated", True))) for answer in answers)
+    number = "margin" if kind == "pairs" else "score"
     target = 0.0 if row.get(number) is None else row[number]
-    if not (isinstance(target, (bool, int, float)) and math.isfinite(target)):
+    if not (isinstance(target, Real) and math.isfinite(target)):
         raise ValueError(
             f"row {index} has the {number} {target!r:.100}, expected a finite number (or None: not answered)"
         )
-    content = row["prompt"] or row[answers[0]]
-    key = content_hash(Prompt(content if isinstance(content, str) else tuple(content)))
+    content = prompt or answers[0]
+    hashed = content if isinstance(content, str) else tuple(content)
+    key = content_hash(Prompt(hashed))
     return RewardRow(ids=ids, target=float(target), key=key)
 
 
-def _encode(index: int, row: Mapping[str, Any], answer: str, model: RewardModel) -> list[int]:
-    if isinstance(row["prompt"], str) != isinstance(row[answer], str):
-        raise ValueError(
-            f"row {index} has the prompt {row['prompt']!r:.100} and the {answer} answer {row[answer]!r:.100}, expected "
-            "both as text, or both as chat messages"
-        )
-    if isinstance(row[answer], str):
-        warn_of_spelling(row[answer], model.tokenizer)
-    return model.encode(row["prompt"], row[answer], ended=bool(row.get("terminated", True)))
+def _encode(prompt: Any, answer: Any, model: RewardModel, *, ended: bool) -> list[int]:
+    if isinstance(answer, str):
+        warn_of_spelling(answer, model.tokenizer)
+    return model.encode(prompt, answer, ended=ended)

@@ -13,12 +13,21 @@ from torch import Tensor
 
 from algos.config import Count
 from algos.finetuning.optimizer import CosineOptimizer, SupervisedConfig, dropout_on, length_buckets
-from algos.finetuning.packing import Example, TokenRows, check_packing, learnt_log_probs, pack, read_example, token_rows
+from algos.finetuning.packing import (
+    Example,
+    TokenRows,
+    check_packing,
+    learnt_log_probs,
+    pack,
+    read_examples,
+    token_rows,
+)
 from algos.policies.lm import LMPolicy
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
+from textenv.prompts.prompts import by_position
 
 DEFAULT_MAX_LENGTH = 1024
 """Upper limit of the default ``max_length``, tokens; the context of some models is too long for memory."""
@@ -53,8 +62,9 @@ def sft(
 
     Args:
         model: model to train; only parameters that require a gradient are trained (with LoRA, the adapter).
-        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}`` (see `algos.finetuning.packing`). Targets
-            are all tokens of a text after the first; otherwise, answers and their EOS.
+        examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}``, also in a Series or data frame; see
+            `algos.finetuning.packing.read_examples`. Targets are all tokens of a text after the first; otherwise,
+            answers and the token that ends each: of a chat, as its template writes them.
         config: hyper-parameters.
         held_out: examples to evaluate after each epoch.
         run_dir: folder for ``metrics.jsonl``.
@@ -117,8 +127,23 @@ def check_context(lm: LanguageModel, max_length: int) -> None:
 
 
 def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
-    """Read the examples, truncated to ``max_length``; those left without target tokens are dropped."""
-    whole = [read_example(i, example, lm.tokenizer) for i, example in enumerate(examples)]
+    """Read the examples, truncated to ``max_length``; those left without target tokens are dropped.
+
+    Raises:
+        ValueError: if a row cannot be read, with the number of such rows, or no example has a target.
+    """
+    rows = by_position(examples)
+    whole: list[Example] = []
+    refused: list[ValueError] = []
+    for index, row in enumerate(rows):
+        try:
+            whole += read_examples(index, row, lm.tokenizer)
+        except ValueError as error:
+            refused.append(error)
+    if refused:
+        raise ValueError(
+            f"{len(refused)} of {len(rows)} {name} cannot be learnt. The first: {refused[0]}"
+        ) from refused[0]
     cut = [Example(ids[:max_length], learnt[:max_length]) for ids, learnt in whole]
     kept = [example for example in cut if any(example.learnt)]
     if not kept:

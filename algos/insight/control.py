@@ -40,9 +40,11 @@ def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tup
     if not isinstance(after, ControlPolicy) or after.trained_by_values:
         raise ValueError(f"{folder} holds a {type(after).__name__}, which has no action probabilities to compare")
     spaces = after.observation_space, after.action_space
-    before = type(after)(*spaces, **after.arguments(), seed=description["config"]["seed"])
+    before = type(after)(*spaces, **after.arguments(), seed=description.get("config", {}).get("seed", 0))
     vector_env = remake_environment(description, num_envs=num_episodes, **env)
-    name = (env.get("env_id") or description["environment"]["id"]).rpartition(":")[2].partition("-")[0]
+    saved = description["environment"]
+    env_id = env.get("env_id") or ("" if saved is None else saved["id"])
+    name = env_id.rpartition(":")[2].partition("-")[0]
     return before, after, evaluate(vector_env, after, num_episodes=num_episodes).rollout, OBSERVED.get(name, ())
 
 

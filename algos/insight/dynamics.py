@@ -21,6 +21,9 @@ from textenv.rollout import is_episode_env
 PARTS, ROWS, STEPS, FITS = 8, 32, 512, 10
 """Batches for the gradient's noise; rows or steps for the features; gradient steps of `fit_error`."""
 
+UNITS_OF_ROUNDING = 4
+"""Units in the last place by which an output that never changes may vary."""
+
 
 class Dynamics(Callback):
     """Logs ``dynamics/...`` (docs/insight.md) every few iterations; the training itself is the same, bit by bit."""
@@ -73,10 +76,18 @@ def effective_rank(features: Tensor, *, delta: float = 0.01) -> int:
 def dead_units(layers: dict[str, Tensor], *, share: float = 0.025) -> float:
     """Share of units whose standard deviation is at most this share of their layer's mean, so saturated ones too.
 
+    One that rounding alone can explain counts as 0: where a whole layer is saturated, rounding would be its mean.
     Dormant neurons (Sokar et al. 2023, eq. 1) are the same by the mean activation.
     """
-    spread = [x.std(0) for x in layers.values()]
-    return torch.cat([(each <= share * each.mean()).float() for each in spread]).mean().item() if spread else 0.0
+    if not layers:
+        return 0.0
+    dead = []
+    for outputs in layers.values():
+        spread = outputs.std(0)
+        by_rounding = UNITS_OF_ROUNDING * torch.finfo(outputs.dtype).eps * outputs.abs().amax(0)
+        spread = torch.where(spread <= by_rounding, 0.0, spread)
+        dead.append(spread <= share * spread.mean())
+    return torch.cat(dead).float().mean().item()
 
 
 def gradient_noise(gradients: Iterable[Tensor], size: int) -> tuple[float, float]:

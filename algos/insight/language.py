@@ -14,7 +14,7 @@ from algos.insight.attribution import Attribution, Place, attribute, patch
 from algos.insight.blocks import PROJECTIONS, Blocks
 from algos.insight.finding import Finding, change, compared, draw_lines, draw_maps
 from textenv.lm.model import LanguageModel
-from textenv.prompts.prompts import as_prompt
+from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids, text_ids
 
 MOST_PROBABLE, MOVED = 10, 5
@@ -37,6 +37,7 @@ def interpret_language(
 
     Raises a ValueError if a text is not one token, or a model does not fit the others or `Blocks`.
     """
+    prompts = by_position(prompts)
     blocks = {name: Blocks(lm) for name, lm in models.items()}
     if len(blocks) < 2 or len(tokens) != 2 or not prompts or neurons < 0:
         given = f"{len(blocks)} different models, {len(tokens)} tokens, {len(prompts)} prompts and {neurons} neurons"

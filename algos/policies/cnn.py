@@ -53,12 +53,12 @@ class CNNPolicy(ControlPolicy):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is uint8 ``[N, *]``."""
         features = self._features(torch.from_numpy(np.asarray(observation)))
-        return self._step(self.actor(features), action_mask, deterministic)
+        return self.choose(self.actor(features), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         features = self._features(rollout["observation"])
-        return self._evaluation(rollout, self.actor(features), self.critic(features))
+        return self.evaluation(rollout, self.actor(features), self.critic(features))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""

@@ -222,6 +222,11 @@ def _cross_fit(parts: Sequence[tuple[Tensor, Tensor]], earlier: dict[str, Tensor
     sums = torch.stack([x.T @ torch.cat([x, y[:, None]], dim=1) for x, y in parts])
     total = sums.sum(0)
 
+    def without(*left_out: int) -> Tensor:
+        """Sums of the other folds, added up: from ``total``, rounding would leave something of the folds left out."""
+        kept = [i for i in range(FOLDS) if i not in left_out]
+        return sums[kept].sum(0)
+
     def solve(own: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
         """Solutions ``[candidates, H + 1]``."""
         return torch.stack([_ridge(own + decay * earlier["sums"], strength) for decay, strength in candidates])
@@ -231,16 +236,17 @@ def _cross_fit(parts: Sequence[tuple[Tensor, Tensor]], earlier: dict[str, Tensor
         x, y = parts[i]
         return (y[:, None] - x @ solutions.T).square().sum(0)
 
-    solved = [solve(total - own) for own in sums]
+    solved = [solve(without(i)) for i in range(FOLDS)]
     errors = torch.stack([missed(solutions, i) for i, solutions in enumerate(solved)])
     if "errors" in earlier:
         chosen = [int(earlier["errors"].argmin())] * FOLDS
         errors = torch.cat([errors, DECAYS[-1] * earlier["errors"][None]])
     else:
         first = CANDIDATES[: len(RIDGES)]  # nothing is earlier
-        pairs = [[(total - sums[i] - sums[j], j) for j in range(FOLDS) if j != i] for i in range(FOLDS)]
-        others = [[missed(solve(kept, first), j) for kept, j in pair] for pair in pairs]
-        chosen = [int(torch.stack(each).sum(0).argmin()) for each in others]
+        chosen = []
+        for i in range(FOLDS):
+            missed_by_others = [missed(solve(without(i, j), first), j) for j in range(FOLDS) if j != i]
+            chosen.append(int(torch.stack(missed_by_others).sum(0).argmin()))
     errors = errors.sum(0)
     folds = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
     last = solve(total, [CANDIDATES[int(errors.argmin())]])[0]

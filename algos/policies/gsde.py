@@ -1,6 +1,5 @@
 """`GSDEPolicy`: an MLP whose exploration noise is one function of the state for several steps."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,7 +107,7 @@ class GSDEPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
             raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
-        self.hidden, self.sde_sample_freq, size = widths(hidden), sde_sample_freq, math.prod(self._shape)
+        self.hidden, self.sde_sample_freq, size = widths(hidden), sde_sample_freq, self.input_size
         self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
         self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
         self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
@@ -144,7 +143,7 @@ class GSDEPolicy(ControlPolicy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        return self._evaluation(rollout, self.output(rollout), self.critic(self._read(rollout["observation"])))
+        return self.evaluation(rollout, self.output(rollout), self.critic(self.read(rollout["observation"])))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Mean and features of a rollout's action distributions, ``[*, size + features]``."""
@@ -152,12 +151,12 @@ class GSDEPolicy(ControlPolicy):
 
     def value(self, observation: Tensor) -> Tensor:
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
-        return value(self._read(observation), self.critic).squeeze(-1)
+        return value(self.read(observation), self.critic).squeeze(-1)
 
     def arguments(self) -> dict[str, Any]:
         """See `ControlPolicy.arguments`."""
         return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
     def _output(self, observation: Tensor) -> Tensor:
-        features = self.actor[:-1](self._read(observation))
+        features = self.actor[:-1](self.read(observation))
         return torch.cat([self.actor[-1](features), features], dim=-1)

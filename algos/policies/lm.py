@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -19,12 +20,25 @@ from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.envs.limits import Ends
 from textenv.envs.turn import Turn
+from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
-from textenv.lm.loading import EMBEDDED, add_lora, is_adapted, merged, save_model
+from textenv.lm.loading import (
+    BASE,
+    EMBEDDED,
+    add_lora,
+    check_same_logits,
+    is_adapted,
+    load_causal_lm,
+    merged,
+    save_model,
+    trial_logits,
+)
 from textenv.lm.model import LanguageModel
+from textenv.lm.origin import ORIGIN_FILE
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
-from textenv.prompts.prompts import as_prompt
+from textenv.names import check_names
+from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, texts
@@ -73,6 +87,7 @@ class LMPolicy(nn.Module, Policy):
     sequential = True
     token_head: Tensor
 
+    @check_names
     def __init__(
         self,
         model: PreTrainedModel,
@@ -118,6 +133,7 @@ class LMPolicy(nn.Module, Policy):
         self.memory: dict[str, UniformStreams] = {}
 
     @classmethod
+    @check_names
     def load(
         cls,
         name: str | Path = EMBEDDED,
@@ -231,13 +247,15 @@ class LMPolicy(nn.Module, Policy):
             self.memory["streams"].begin(rows, seeds)
 
     @torch.no_grad()
+    @check_names
     def generate(
         self, prompts: Sequence[Any], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
     ) -> list[str]:
         """Complete texts, or answer chats, as in training: same distribution, special tokens in a text are plain text.
 
         Args:
-            prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`.
+            prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`. A chat that ends
+                with an assistant's message is continued after it.
             max_new_tokens: maximum length of a completion, in tokens; `ends` or the model's context end it earlier.
             deterministic: take the most probable token instead of a sample.
             seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
@@ -248,6 +266,7 @@ class LMPolicy(nn.Module, Policy):
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
         """
+        prompts = by_position(prompts)
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         if max_new_tokens < 1:
@@ -335,12 +354,37 @@ class LMPolicy(nn.Module, Policy):
     def merge(self, folder: str | Path) -> Path:
         """Write the policy with its adapter (LoRA) merged into the weights, as a plain `transformers` folder.
 
-        The value head or critic is added as in `save`.
+        The value head or critic is added as in `save`. Nothing is written unless the model that is read back has the
+        logits of the policy.
+
+        Raises:
+            ValueError: if the merged model has other logits, by more than rounding.
         """
         folder = Path(folder)
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(merged(self.lm.model), folder)
+        try:
+            with TemporaryDirectory(prefix=".merged-", dir=folder) as draft:
+                self._write(merged(self.lm.model), Path(draft))
+                self._check_merged(draft)
+                of_earlier_policy = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, HEAD, CRITIC)
+                new = [path.name for path in Path(draft).iterdir()]
+                for name in {*of_earlier_policy, *new}:
+                    _remove(folder / name)
+                for name in new:
+                    (Path(draft) / name).replace(folder / name)
+        except Exception:
+            if is_new:
+                _remove(folder)
+            raise
         return folder
+
+    def _check_merged(self, folder: str) -> None:
+        """Raise a ValueError if the model in a folder has other logits than this policy's."""
+        expected = trial_logits(self.lm.model)
+        written: Any = load_causal_lm(folder)
+        found = trial_logits(written.to(self.lm.device))
+        check_same_logits(expected, found, dtype=self.lm.model.dtype, what="what was written")
 
     def _write(self, model: Any, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -372,6 +416,13 @@ class LMPolicy(nn.Module, Policy):
         """Sum of the embeddings of the answer's tokens so far, float32 ``[B, L, embedding size]``."""
         answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
         return (self.lm.model.get_input_embeddings()(tokens).float() * answer[..., None]).cumsum(1)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _now_and_next(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:

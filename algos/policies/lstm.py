@@ -1,6 +1,5 @@
 """`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -63,7 +62,7 @@ class LSTMPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden, size = hidden, math.prod(self._shape)
+        self.hidden, size = hidden, self.input_size
         self.distribution = action_distribution(action_space)
         self.encoder = nn.Sequential(linear(size, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)
@@ -75,14 +74,10 @@ class LSTMPolicy(ControlPolicy):
         """See `Policy.act`; the observation is ``[N, *]``."""
         features = self._encode(torch.from_numpy(self._flatten(observation)))
         before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden)).to(features)
-        if len(before) != len(features):
-            raise ValueError(
-                f"the observation has {len(features)} slots, but the state has {len(before)}: call reset() before "
-                "acting in another environment, or use algos.evaluate, which restores the state"
-            )
+        _check_slots(len(features), len(before))
         _, after = self.lstm(features.unsqueeze(1), _pair(before))
         self.memory["state"] = state = torch.cat(after).transpose(0, 1)
-        return self._step(self.actor(state[:, 0]), action_mask, deterministic)._replace(state=before)
+        return self.choose(self.actor(state[:, 0]), action_mask, deterministic)._replace(state=before)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""
@@ -91,6 +86,7 @@ class LSTMPolicy(ControlPolicy):
             self.memory.clear()
         elif self.memory:
             state = self.memory["state"]
+            _check_slots(len(rows), len(state))
             self.memory["state"] = torch.where(torch.from_numpy(rows).to(state.device)[:, None, None], 0.0, state)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
@@ -148,7 +144,16 @@ class LSTMPolicy(ControlPolicy):
 
     def _encode(self, observation: Tensor) -> Tensor:
         """LSTM input: flat, float32, normalized, encoded."""
-        return self.encoder(self._read(observation.to(self.critic.weight)))
+        return self.encoder(self.read(observation.to(self.critic.weight)))
+
+
+def _check_slots(observed: int, remembered: int) -> None:
+    """Raise a ValueError if the recurrent state is that of another number of slots."""
+    if observed != remembered:
+        raise ValueError(
+            f"the observation has {observed} slots, but the state has {remembered}: call reset() before acting in "
+            "another environment, or use algos.evaluate, which restores the state"
+        )
 
 
 def _stretches(rollout: TensorDict) -> _Stretches:

@@ -1,6 +1,5 @@
 """`MLPPolicy`: actor and critic as two multilayer perceptrons."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +44,7 @@ class MLPPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden, size = towers.widths(hidden), math.prod(self._shape)
+        self.hidden, size = towers.widths(hidden), self.input_size
         self.distribution = action_distribution(action_space)
         self.actor = towers.tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
         self.critic = towers.tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
@@ -58,18 +57,18 @@ class MLPPolicy(ControlPolicy):
         """See `Policy.act`; the observation is ``[N, *]``."""
         seen = self._flatten(observation)
         if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
-            seen = self._read(torch.from_numpy(seen)).cpu().numpy()
-        return self._step(towers.act(seen, self.actor), action_mask, deterministic)
+            seen = self.read(torch.from_numpy(seen)).cpu().numpy()
+        return self.choose(towers.act(seen, self.actor), action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        outputs = towers.both(self._read(rollout["observation"]), self.actor, self.critic)
-        return self._evaluation(rollout, *outputs)
+        outputs = towers.both(self.read(rollout["observation"]), self.actor, self.critic)
+        return self.evaluation(rollout, *outputs)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
-        return self.actor(self._read(rollout["observation"]))
+        return self.actor(self.read(rollout["observation"]))
 
     def value(self, observation: Tensor) -> Tensor:
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
-        return towers.value(self._read(observation), self.critic).squeeze(-1)
+        return towers.value(self.read(observation), self.critic).squeeze(-1)

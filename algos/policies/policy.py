@@ -15,14 +15,17 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.config import CONTROL_RATE
-from algos.envs.flatten import flat_shape, flatten
-from algos.envs.spaces import acts_alike, describe_space, reads_alike, restore_space
+from algos.envs.batching import as_batch
+from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
+from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
 from algos.policies.distributions import Gaussian
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
+"""What `Policy.act` gets of all slots. For control one array ``[N, *]``: of a Box as the environment returns it, of
+other spaces flat, float32 ``[N, size]`` (`unflatten` gives the parts). For text the dictionary of a `TextVectorEnv`."""
 
 
 class Step(NamedTuple):
@@ -78,8 +81,79 @@ class Policy(Protocol):
         return None
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
-        """Choose an action for each slot, and keep the recurrent state for the next call."""
+        """Choose an action for each slot, and keep the recurrent state for the next call.
+
+        Args:
+            observation: of all slots; see `Observation`.
+            action_mask: bool ``[N, n]``, the available actions, at least one in a slot; None: all.
+            deterministic: take the most probable action instead of a sample.
+
+        Returns:
+            A `Step` without gradient, which `check_step` checks.
+        """
         raise _missing(self, "act")
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: Any,
+        state: Mapping[str, Any] | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        *,
+        action_mask: Any = None,
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """Choose actions for ``env.step``, for one observation or several, as ``predict`` of Stable-Baselines3 does.
+
+        The policy's own `memory` is neither read nor changed, so this may be called at any time, also in training.
+
+        Args:
+            observation: what one environment shows, or a batch of it: numbers, arrays, tensors, or a dictionary or
+                tuple of these.
+            state: recurrent state that the last call returned; None at the start.
+            episode_start: bool, or bool ``[N]``: where a new episode begins, so that its state is cleared.
+            deterministic: take the most probable action instead of a sample by `generator`.
+            action_mask: bool or int8 ``[n]`` or ``[N, n]`` of the available actions, as in ``info["action_mask"]``.
+
+        Returns:
+            The action, or for a batch the actions ``[N, *]``: NumPy, of the dtype and shape of the action space, and
+            within the bounds of a Box (agents saved before version 0.10 know none). And the state to pass to the next
+            call: arrays by name; None if the policy has no memory.
+
+        Raises:
+            TypeError: if the policy has no spaces, as a language model (see `LMPolicy.generate`).
+            ValueError: if the observation or the mask does not fit the spaces.
+        """
+        observed, chosen = self.observation_space, self.action_space
+        if observed is None or chosen is None:
+            raise TypeError(
+                f"a {type(self).__name__} has no observation_space and action_space, which predict needs: set both in "
+                "its constructor; a language model answers by generate(prompts)"
+            )
+        batch, is_single = as_batch(observed, observation)
+        flat = flatten(observed, batch)
+        slots = len(flat)
+
+        # A copy with the memory of the last call
+        player = self.fork()
+        if state is not None:
+            player.memory = {name: _tensor(value) for name, value in state.items()}
+        if episode_start is not None:
+            player.reset(np.array(np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)))
+
+        mask = None if action_mask is None else _mask_of(action_mask, slots, chosen)
+        step = player.act(flat, action_mask=mask, deterministic=deterministic)
+        check_step(step, self, slots=slots, action_shape=chosen.shape)
+
+        # NumPy
+        actions = fit_actions(chosen, step.action.cpu().numpy())
+        state_after = {name: _array(value) for name, value in player.memory.items()} or None
+        if not is_single:
+            return actions, state_after
+        action = actions[0]
+        if isinstance(chosen, spaces.Discrete):
+            return action, state_after  # a number, which can be a key of a dictionary
+        return np.asarray(action), state_after
 
     @property
     def device(self) -> torch.device:
@@ -156,8 +230,34 @@ class Policy(Protocol):
         return iter(())
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the weights into a folder; returns the other data that `algos.load` needs, for JSON."""
+        """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
+
+        `algos.load` reads both by a classmethod ``load(folder, saved)`` of the class, if it is given that class.
+        """
         raise _missing(self, "save")
+
+
+def _mask_of(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
+    """Bool ``[N, n]`` of the available actions that `Policy.predict` was given, for one observation or many."""
+    mask = np.array(action_mask, dtype=bool)
+    if mask.ndim == 1:
+        mask = mask[None]
+    if not isinstance(space, spaces.Discrete) or mask.shape != (slots, int(space.n)):
+        raise ValueError(
+            f"action_mask has shape {np.shape(action_mask)} for {slots} observations, expected one entry for each "
+            f"action of a Discrete, but the actions are {space}"
+        )
+    return torch.from_numpy(mask)
+
+
+def _tensor(value: Any) -> Any:
+    """Tensor of an array of a policy's memory; other values unchanged."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _array(value: Any) -> Any:
+    """Array of a tensor of a policy's memory; other values unchanged."""
+    return value.cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _missing(policy: object, method: str) -> NotImplementedError:
@@ -193,14 +293,14 @@ def check_policy(policy: Any, *, call: str) -> None:
         )
 
 
-def check_step(step: Any, policy: Any, *, slots: int, space: spaces.Space) -> None:
+def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, ...] | None = ()) -> None:
     """Check what a policy's `act` returned, so that a mistake is found where it was made.
 
     Args:
         step: what it returned.
         policy: the policy, for the message.
         slots: number of slots, N.
-        space: action space of one environment.
+        action_shape: shape of one action; None for a Dict or Tuple, which have none.
 
     Raises:
         TypeError: if it is no `Step` of tensors.
@@ -211,21 +311,34 @@ def check_step(step: Any, policy: Any, *, slots: int, space: spaces.Space) -> No
         raise TypeError(
             f"{name} returned {step!r:.100}, expected an algos.policies.Step(action, log_prob): return one, not a tuple"
         )
-    shapes = {"log_prob": (slots,)}
-    if space.shape is not None:  # not so for a Dict or Tuple
-        shapes["action"] = (slots, *space.shape)
+    shapes: dict[str, tuple[int, ...]] = {"log_prob": (slots,)}
+    if action_shape is not None:
+        shapes["action"] = (slots, *action_shape)
     for part, shape in shapes.items():
         value = getattr(step, part)
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name} returned a {part} of {type(value).__name__}, expected a torch.Tensor {shape}")
+            raise TypeError(
+                f"{name} returned a Step whose {part} is a {type(value).__name__}, expected a torch.Tensor {shape}"
+            )
         if value.shape != shape:
             raise ValueError(
-                f"{name} returned a {part} of shape {tuple(value.shape)}, expected {shape}: one for each of {slots} "
-                f"slots of {space}"
+                f"{name} returned a Step whose {part} has shape {tuple(value.shape)}, expected {shape}, one for each "
+                f"of {slots} slots"
             )
     if step.log_prob.requires_grad:
         raise ValueError(
-            f"{name} returned a log_prob with a gradient, expected none: decorate it with @torch.no_grad()"
+            f"{name} returned a Step whose log_prob has a gradient, expected none: decorate it with @torch.no_grad()"
+        )
+
+
+def refuse_strings(env: VectorEnv) -> None:
+    """Raise a ValueError if an environment that is stepped reads or writes strings."""
+    strings = isinstance(env.single_observation_space, spaces.Text) or isinstance(env.single_action_space, spaces.Text)
+    if strings and not is_episode_env(env):
+        raise ValueError(
+            f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
+            "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
+            "tokenizer=policy.tokenizer, num_envs=64), and train an LMPolicy on it"
         )
 
 
@@ -233,9 +346,11 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
     """Check that a policy's spaces match the environment's.
 
     Raises:
-        TypeError: if a control policy is used with a text environment.
-        ValueError: if the policy has the batched spaces of all slots, or those of another environment.
+        TypeError: if a control policy is used with a text environment, or a language model with another one.
+        ValueError: if the policy has the batched spaces of all slots, or those of another environment; or if the
+            environment reads and writes strings.
     """
+    refuse_strings(env)
     read, chosen = policy.observation_space, policy.action_space
     if read is None or chosen is None:
         return
@@ -270,8 +385,10 @@ WEIGHTS = "policy.safetensors"
 class ControlPolicy(nn.Module, Policy):
     """Base of policies for control; a subclass adds ``distribution`` and ``critic``, and the methods that raise here.
 
-    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`); `act` also those of an
-    environment, which `_flatten` flattens. `algos.policies.registry` names the policies of ``--policy``.
+    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`), `act` also those of an
+    environment. `read` makes the network's input of both, and `algos.envs.flatten.unflatten` gives the parts of a Dict
+    back. `choose` and `evaluation` are the last lines of `act` and `evaluate`. `arguments` names what `load` hands to
+    the constructor besides the spaces. `algos.policies.registry` names the policies of ``--policy``.
 
     Args:
         observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
@@ -301,10 +418,12 @@ class ControlPolicy(nn.Module, Policy):
     ) -> None:
         super().__init__()
         self._shape = flat_shape(observation_space, type(self).__name__)
+        self.input_size = math.prod(self._shape)
+        """Length of what `read` returns for one observation."""
         self.observation_space, self.action_space = observation_space, action_space
         self.generator = torch.Generator().manual_seed(seed)
         self.memory: dict[str, Any] = {}
-        self.normalizer = ObservationNormalizer(math.prod(self._shape)) if normalize_observations else None
+        self.normalizer = ObservationNormalizer(self.input_size) if normalize_observations else None
 
     @property
     def num_actions(self) -> int | None:
@@ -371,8 +490,12 @@ class ControlPolicy(nn.Module, Policy):
         load_model(policy, str(folder / WEIGHTS))
         return policy
 
-    def _step(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes."""
+    def choose(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
+        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes: the end of `act`.
+
+        Raises:
+            ValueError: if the mask allows no action in a slot.
+        """
         if action_mask is not None and not action_mask.any(-1).all():
             slot = int((~action_mask.any(-1)).nonzero()[0, 0])
             raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
@@ -381,19 +504,25 @@ class ControlPolicy(nn.Module, Policy):
             *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
         )
 
-    def _evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
-        """Score a rollout's actions by a network's outputs: ``[*, size]``, and values ``[*, 1]``."""
+    def evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
+        """Score a rollout's actions by a network's output ``[*, size]`` and values ``[*, 1]``; ends `evaluate`."""
         log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
         return Evaluation(log_prob, entropy, value.squeeze(-1))
+
+    def read(self, observation: Observation | Tensor) -> Tensor:
+        """Network input of observations: flat, float32, normalized, on the policy's device, ``[*, input_size]``.
+
+        Args:
+            observation: ``[*, *]`` of a rollout, or what `act` gets.
+        """
+        if not isinstance(observation, Tensor):
+            observation = torch.from_numpy(self._flatten(observation))
+        flat = self._flat(observation)
+        return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flatten(self, observation: Observation) -> np.ndarray:
         """Observations of an environment as one array ``[N, *]`` (`algos.envs.flatten`)."""
         return np.asarray(flatten(self.observation_space, observation))
-
-    def _read(self, observation: Tensor) -> Tensor:
-        """Network input: flat, float32, normalized."""
-        flat = self._flat(observation)
-        return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flat(self, observation: Tensor) -> Tensor:
         """Flatten the observation's own dimensions and keep the leading ones; float32, on the policy's device."""

@@ -1,6 +1,5 @@
 """`QPolicy`: a Q-network with an ε-greedy policy."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -49,7 +48,7 @@ class QPolicy(ControlPolicy):
             raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
         self.distribution, self.hidden = Categorical(action_space), widths(hidden)
         self.network = tower(
-            math.prod(self._shape), self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
+            self.input_size, self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
             activation=nn.ReLU,
         )  # fmt: skip
         self.exploration = 0.0
@@ -57,14 +56,14 @@ class QPolicy(ControlPolicy):
 
     def action_values(self, observation: Tensor) -> Tensor:
         """Q(s, a) of every action: ``[*batch, *]`` to float32 ``[*batch, n]``."""
-        return self.network(self._read(observation))
+        return self.network(self.read(observation))
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         seen = torch.from_numpy(self._flatten(observation))
         log_probs = self._log_probs(self.action_values(seen), action_mask)
-        return self._step(log_probs, action_mask, deterministic)
+        return self.choose(log_probs, action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -68,6 +68,10 @@ def make_policy(
         from algos.policies.lm import LMPolicy
 
         return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options)).to(place)
+    if model != "embedded":
+        raise ValueError(
+            f"model is {model!r}, a language model, but {type(env).__name__} is no text environment: leave it out"
+        )
     observation_space, action_space = env.single_observation_space, env.single_action_space
     if policy == "auto":
         from algos.policies.cnn import is_image

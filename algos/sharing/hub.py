@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from algos.training.run_folder import newest_agent
 from textenv.lm.loading import PICKLES
 
 HUB_NAME = r"\w[\w.-]*/\w[\w.-]*"
@@ -49,12 +50,14 @@ def download(repo_id: str, *, revision: str | None = None, token: str | None = N
 def agent_folder(name: str | Path) -> Path:
     """Return the folder of a saved agent; a text such as ``user/name`` is downloaded, unless ``user`` is a folder here.
 
+    Of a run under way it is that of its newest checkpoint (`newest_agent`).
+
     Raises:
         FileNotFoundError: if it is neither a folder nor the name of an agent on the hub.
     """
     path = Path(name)
     if not isinstance(name, str) or path.exists() or path.parent.is_dir() or not re.fullmatch(HUB_NAME, name):
-        return path
+        return newest_agent(path)
     try:
         return download(name)
     except OSError as error:

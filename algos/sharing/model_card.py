@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from algos.sharing.hub import HUB_NAME, hub_errors
-from algos.sharing.run_summary import METRICS, read_run
+from algos.sharing.run_summary import read_run
+from algos.training.run_reader import METRICS
 from algos.training.save import read_description
-from textenv.json_files import read_json
-from textenv.lm.loading import ADAPTER_CONFIG, BASE, is_adapter
+from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
+from textenv.lm.loading import BASE
 from textenv.rendering import sparkline
 
 PRIVATE = ("command", "folder", "machine")
@@ -43,10 +44,11 @@ def push_to_hub(
     description = read_description(folder)
     _check_base(folder, repo_id)
     made_by = description.get("made_by") or {}
-    description["made_by"] = {name: value for name, value in made_by.items() if name not in PRIVATE}
-    config = json.dumps(description, indent=2) + "\n"
+    public = {name: value for name, value in made_by.items() if name not in PRIVATE}
+    config = json.dumps(description | {"made_by": public}, indent=2) + "\n"
     files: dict[str, Any] = {"config.json": config.encode(), "README.md": model_card(folder, repo_id).encode()}
     for path in (folder / METRICS, *(folder / "policy").rglob("*")):
+        _check_inside(path, folder)
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
     api = HfApi(token=token, library_name="textenv")
@@ -80,13 +82,19 @@ def model_card(folder: Path, repo_id: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise a ValueError if a file of an agent is a link out of its folder, such as to a key of yours."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{path} is a link to {path.resolve()}, which would be published: put the file itself there")
+
+
 def _check_base(folder: Path, repo_id: str) -> None:
     """Raise a ValueError if the policy is an adapter of a model that is only on this machine."""
     policy = folder / "policy"
     if not is_adapter(policy) or (policy / BASE).is_dir():
         return
-    name = read_json(policy / ADAPTER_CONFIG, what="an adapter's configuration", kind=dict)["base_model_name_or_path"]
-    if Path(name).is_absolute():
+    name = read_adapter_config(policy).get("base_model_name_or_path")
+    if name is not None and Path(name).is_absolute():
         raise ValueError(
             f"{folder} is an adapter of {name}, which another machine does not have: write a plain model ('algos "
             f"merge {folder} MERGED') and upload it ('hf upload {repo_id} MERGED'), or put the hub name of the base "

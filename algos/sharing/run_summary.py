@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from algos.config import CONFIGS
 from algos.training.run_folder import RUN, status
+from algos.training.run_reader import DamagedRunError, read_metrics, read_options_file, read_samples
 from algos.training.save import describe, read_description
-from textenv.json_files import json_lines
 
-METRICS = "metrics.jsonl"
 SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
 """Part of `read_run` that a list of runs has."""
 SHOWN = (
@@ -29,9 +27,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     ``curves`` (values by metric), ``samples`` (the newest three), and ``continue`` (the command) if that is possible.
 
     Raises:
-        ValueError: if a file of the run is damaged.
+        DamagedRunError: if a file of the run is damaged.
     """
-    description, lines = describe_run(folder), json_lines(folder / METRICS)
+    description = describe_run(folder)
+    lines = read_metrics(folder)
     last: dict[str, Any] = lines[-1] if lines else {}
     curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
     scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
@@ -49,7 +48,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "made_by": description.get("made_by") or {},
         "config": {name: x for name, x in config.items() if name not in defaults or x != defaults[name]},
         "curves": curves,
-        "samples": json_lines(folder / "samples.jsonl")[-3:],
+        "samples": read_samples(folder)[-3:],
     }
     if wrappers := (description.get("environment") or {}).get("wrappers"):
         result["wrappers"] = wrappers
@@ -58,22 +57,26 @@ def read_run(folder: Path) -> dict[str, Any]:
     return result
 
 
-def describe_run(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a run; while it is missing, the same of the flags that it was started with, or nothing."""
+def describe_run(folder: Path) -> Mapping[str, Any]:
+    """Read ``config.json`` of a run; while it is missing, the same of the flags that started it, or nothing."""
     if (folder / "config.json").is_file():
         return read_description(folder)
-    if not (found := read_options(folder)):
+    options = read_options(folder)
+    if not options:
         return {}
-    env_id, config = found["env"].rpartition(":")[2], found["config"] | {"seed": found.get("seed", 0)}
-    return {"environment": {"id": env_id}, "algorithm": found["algo"].upper(), "config": config}
+    env_id = options["env"].rpartition(":")[2]
+    config = options["config"] | {"seed": options.get("seed", 0)}
+    return {"environment": {"id": env_id}, "algorithm": options["algo"].upper(), "config": config}
 
 
 def read_options(folder: Path) -> dict[str, Any]:
-    """Options of ``algos train`` that a run was started with; none for a run of another kind."""
+    """Read the options of ``algos train`` that a run was started with; none for a run of another kind."""
     if not (folder / RUN).is_file():
         return {}
-    try:
-        found = yaml.safe_load((folder / RUN).read_bytes())
-        return found | {"config": dict(found["config"]), "env": str(found["env"]), "algo": str(found["algo"])}
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / RUN} is damaged, expected the options of a run: {error!r:.200}") from error
+    options = read_options_file(folder / RUN)
+    kinds = {"config": dict, "env": str, "algo": str}
+    for name, kind in kinds.items():
+        if not isinstance(options.get(name), kind):
+            found = f"{name} is {options.get(name)!r:.100}, expected {kind.__name__}"
+            raise DamagedRunError(f"{folder / RUN} is damaged, expected the options of a run: {found}")
+    return options

@@ -1,11 +1,12 @@
 """Checkpoints of a run: complete or absent, verified by checksums, with the last good one kept."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from algos.training.run_folder import (
+    AGENT,
     agent_steps,
     checkpoint_steps,
     checkpoints,
@@ -26,7 +27,9 @@ KEPT = 2
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
 
 
-def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: int) -> Path:
+def write_checkpoint(
+    run_dir: str | Path, state: Mapping[str, Any], *, steps: int, save: Callable[[Path], Any] | None = None
+) -> Path:
     """Write a checkpoint beside the existing ones, verify it, and only then remove those that it replaces.
 
     It is written under a temporary name, flushed to disk, read back and renamed: a killed process leaves the others
@@ -36,6 +39,7 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
         run_dir: the run's folder; the checkpoint goes into ``checkpoints/``.
         state: values that `algos.training.serialization.to_json` accepts.
         steps: training steps so far.
+        save: writes the agent into a folder, for ``algos.load``; None writes none.
 
     Returns:
         Folder of the checkpoint.
@@ -61,6 +65,8 @@ def write_checkpoint(run_dir: str | Path, state: Mapping[str, Any], *, steps: in
             files = {name: sha256(new / name) for name in (STATE, TENSORS)}
             manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": files}
             (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+            if save is not None:
+                save(new / AGENT)
             for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
                 force_to_disk(path)
             _verify(new)

@@ -30,12 +30,20 @@ QUIET, NOTEBOOK = 10.0, 0.5
 """Seconds between plain lines, and between pictures of the panel in a notebook."""
 
 
+class PipeConsole(Console):
+    """Console that raises a BrokenPipeError when nobody reads its pipe; rich would end the program and its stdout."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise  # noqa: PLE0704
+
+
 class LiveView:
     """Logger that shows progress, rate, time left, curves and the newest sample; by default on stderr."""
 
     def __init__(self, total_steps: float, console: Console | None = None) -> None:
         self.total_steps = total_steps
-        self.console = Console(stderr=True) if console is None else console  # stdout stays clean for programs
+        self.console = PipeConsole(stderr=True) if console is None else console  # stdout stays clean for programs
         self._curves: dict[str, list[float]] = defaultdict(list)
         self._sample: Mapping[str, Any] = {}
         self._last: dict[str, float] = {}

@@ -14,10 +14,10 @@ from typing import IO, Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from algos.training.run_folder import replacing
+from algos.training.run_reader import METRICS, SAMPLES, TOKENS
 from textenv.json_files import parse_json
 from textenv.optional import package
 
-METRICS, SAMPLES, TOKENS = "metrics.jsonl", "samples.jsonl", "tokens.jsonl"
 SHADED = ("log_ratio", "advantage", "value", "entropy")
 """Columns in `TOKENS`, which shade the tokens of a report."""
 Values = Mapping[str, Any]
@@ -163,6 +163,8 @@ class Logs:
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         self._files: dict[str, IO[str]] = {}
+        self._opened: dict[str, os.stat_result] = {}
+        """Status of each file when it was opened."""
         self.folder = None if run_dir is None else Path(run_dir)
         self._identity: tuple[int, int] | None = None
         if self.folder is not None:
@@ -182,6 +184,7 @@ class Logs:
         with replacing(path) as new:  # so that the old file is never lost
             new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         self._files[name] = path.open("a", encoding="utf-8")
+        self._opened[name] = os.fstat(self._files[name].fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -207,28 +210,42 @@ class Logs:
 
     def write(self, values: Values, *, step: int, iteration: int) -> None:
         """Log values everywhere; rows of tables that have no ``steps`` or ``iteration`` get these."""
+        for name, file in self._files.items():
+            self._check_open(name, file)
         if self._files:
             self._replace_lost_files()
             for name, table in values.items():
                 if isinstance(table, list):
                     file = self._files[TOKENS if name == "tokens" else SAMPLES]
                     rows = [{"steps": step, "iteration": iteration} | row for row in table]
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                    file.writelines(json.dumps(row, ensure_ascii=False, default=_plain_number) + "\n" for row in rows)
             numbers = {name: x for name, x in values.items() if not isinstance(x, (list, np.ndarray))}
-            self._files[METRICS].write(json.dumps(numbers) + "\n" if numbers else "")
+            self._files[METRICS].write(json.dumps(numbers, default=_plain_number) + "\n" if numbers else "")
             for file in self._files.values():
                 file.flush()
         for logger in self._loggers if "tokens" not in values else ():
             with self._counted(logger):
                 logger.log(values, step=step)
 
+    def _check_open(self, name: str, file: IO[str]) -> None:
+        """Raise an OSError if a file's descriptor is closed, or belongs to another file that was opened since."""
+        try:
+            opened = os.fstat(file.fileno())
+        except OSError:
+            opened = None
+        if opened is None or not os.path.samestat(opened, self._opened[name]):
+            raise OSError(
+                f"{name} was closed by other code in this process: does a reward, an environment or a callback close "
+                "file descriptors that it has not opened (os.close, os.closerange)?"
+            )
+
     def __exit__(self, *error: object) -> None:
         for logger in self._loggers:
             with self._counted(logger):
                 logger.close()
         for name, file in self._files.items():
-            file.close()
-            with suppress(OSError):  # must not hide the error of a folder that has gone or become read-only
+            with suppress(OSError):  # must not hide the error of a folder that has gone, or of a closed descriptor
+                file.close()
                 if name != METRICS and not Path(file.name).stat().st_size:
                     Path(file.name).unlink()  # a run of control has no texts
 
@@ -241,9 +258,12 @@ class Logs:
             if _identity(path) == _identity(file.fileno()):
                 continue
             again = "it is written again from memory" if name == METRICS else "it begins anew"
-            _log.warning("%s was removed or replaced while the training writes into it: %s", path, again)
+            try:
+                self._open(name)
+            except FileNotFoundError:  # the folder is being removed, which is found at the end of the iteration
+                return
             file.close()
-            self._open(name)
+            _log.warning("%s was removed or replaced while the training writes into it: %s", path, again)
 
     @contextmanager
     def _counted(self, logger: Logger) -> Iterator[None]:
@@ -256,6 +276,13 @@ class Logs:
                 self._warned.add(id(logger))
                 name = logger.name if isinstance(logger, _Tracker) else type(logger).__name__.strip("_")
                 _log.warning("the logger %s failed, the run continues: %r", name, error)
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of NumPy, or a tensor of one element, as a number of Python, for JSON."""
+    if getattr(value, "size", None) == 1 or getattr(value, "numel", lambda: 0)() == 1:
+        return value.item()
+    raise TypeError(f"{value!r:.200} cannot be logged: expected a number, or an array or a list of rows by name")
 
 
 def _identity(path: Path | int) -> tuple[int, int] | None:

@@ -1,7 +1,10 @@
 """The learning loop of every algorithm: collect, penalise, update, log, save."""
 
 import json
+import logging
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +43,12 @@ from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, noted_signals
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.names import check_names
+from textenv.processes import end_if_forked
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
+
+logger = logging.getLogger(__name__)
 
 
 @check_names
@@ -114,6 +120,9 @@ def learn(
     if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
+    if on_iteration is not None and not callable(on_iteration):
+        advice = "an algos.Callback goes into the list callbacks=[...]"
+        raise TypeError(f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; {advice}")
     if run_dir is not None:
         commit()  # read now, written with the agent
     home = run_dir
@@ -173,6 +182,7 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
         for callback in run.callbacks:
             callback.on_rollout(run, rollout)
 
+    process = os.getpid()
     run.agent.progress = run.steps / run.total_steps
     metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
@@ -180,6 +190,7 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
         ends = [callback.on_iteration(run, metrics) for callback in run.callbacks]  # call them all
         return any(ends)
     finally:
+        end_if_forked(process, "a callback")
         run.record(metrics)
 
 
@@ -235,15 +246,21 @@ def _check_folder(logs: Logs) -> None:
 @contextmanager
 def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
     """If training fails, save its results: the agent, unscored answers, the offending batch."""
+    process = os.getpid()
     try:
         yield
     except KeyboardInterrupt as interrupt:  # Ctrl-C at once is reported as after an iteration, without its place
+        end_if_forked(process, "other code")
         interruption = interrupt
         if not isinstance(interrupt, Interrupted):
             interruption = run.interruption("SIGINT")
         _rescue_results(interruption, run, run_dir)
         raise interruption from None
     except BaseException as error:
+        end_if_forked(process, "other code")
+        if isinstance(error, SystemExit):  # of an environment or a callback; Python ends without a word
+            location = traceback.extract_tb(error.__traceback__)[-1]
+            logger.warning("line %s of %s ended the training by sys.exit", location.lineno, location.filename)
         if isinstance(error, InvariantError):
             error.add_note(f"in iteration {len(run.history) + 1}, after {run.steps} steps")
         _rescue_results(error, run, run_dir)
@@ -273,9 +290,9 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
-    if isinstance(error, FolderLostError):
-        assert run.logs is not None
+    if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
         run.logs.write_again()
+    if isinstance(error, FolderLostError):  # at the end of an iteration
         run.checkpoint(every=None, over=True, request=Request())
         error.add_note(f"in its place is a new one, with the metrics and a checkpoint: --resume {run_dir} goes on")
     ending = FAILED
@@ -301,7 +318,11 @@ def iterate(
     if not (isinstance(agent.progress, SupportsFloat) and 0 <= agent.progress <= 1):
         raise ValueError(f"agent.progress is {agent.progress!r}, expected the finished part of the training, 0 to 1")
     clock = [time.perf_counter()]
-    rollout = agent.collect() if rollout is None else rollout
+    process = os.getpid()
+    try:
+        rollout = agent.collect() if rollout is None else rollout
+    finally:
+        end_if_forked(process, "an environment or a task")
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= parallel.mean(agent.env.metrics)

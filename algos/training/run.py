@@ -318,7 +318,7 @@ class Run:
             state = self._state()
             folder = None
             if self.run_dir is not None:
-                folder = write_checkpoint(self.run_dir, state, steps=self.steps)
+                folder = write_checkpoint(self.run_dir, state, steps=self.steps, save=self.agent.save)
         except TypeError as error:
             if asked:
                 raise

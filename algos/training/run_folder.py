@@ -1,9 +1,11 @@
 """Run folders: locked by one run at a time, and protected from being overwritten by another."""
 
+import hmac
 import json
 import logging
 import os
 import platform
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from textenv.json_files import json_lines, read_json
+from textenv.embedded.cache import cache_root
+from textenv.json_files import json_lines, read_bytes, read_json
 
 logger = logging.getLogger(__name__)
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
@@ -27,12 +30,18 @@ OBJECTS = "objects.safetensors"
 COMPARISON = "comparison.json"
 """File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
 OTHERS = (
-    UNFINISHED, RUN, OBJECTS, COMPARISON, "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb", "wandb.id",
-    "frontier.png",
+    UNFINISHED, RUN, OBJECTS, COMPARISON, ".made-here", "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb",
+    "wandb.id", "frontier.png",
     "unscored.jsonl", "violation.safetensors", "violation.json",
 )  # fmt: skip
 """Other files that a run writes."""
+AGENT = "agent"
+"""Folder of the agent in that of a checkpoint."""
 LOCK, HOLDER = ".lock", ".holder.json"
+MARK = ".made-here"
+"""File of a run that says, by a key that only this user has, that `RUN` was written by this user's own command."""
+MOST_BYTES_OF_WORD = 100
+"""Bytes that `UNFINISHED` may have."""
 
 
 def holds_run(folder: str | Path) -> bool:
@@ -95,7 +104,8 @@ def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = 
             (folder / HOLDER).unlink(missing_ok=True)
             if created and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing has begun
                 remove(folder)
-        lock.release()
+        with suppress(OSError):  # a reward may have closed the lock's descriptor, which releases it too
+            lock.release()
 
 
 def status(folder: Path) -> str:
@@ -107,13 +117,62 @@ def status(folder: Path) -> str:
         except OSError:  # Timeout is one; so is the lock of another user
             return "running"
     if (folder / UNFINISHED).exists():
-        return "stopped" if (folder / UNFINISHED).read_bytes().startswith(b"stopped") else "failed"
+        try:
+            word = read_bytes(folder / UNFINISHED, most=MOST_BYTES_OF_WORD)
+        except (OSError, ValueError):  # not what this library writes
+            return "failed"
+        return "stopped" if word.startswith(b"stopped") else "failed"
     return "finished" if (folder / "config.json").exists() else "ended"
+
+
+def mark_as_own(folder: Path) -> None:
+    """Mark the options of a run, in `RUN`, as written by this user: `is_own` is then true until the file changes.
+
+    Without a place for the key (a read-only home) nothing is marked.
+    """
+    with suppress(OSError):
+        mark = _mark_of(folder / RUN)
+        (folder / MARK).write_text(mark + "\n", encoding="ascii")
+
+
+def is_own(folder: Path) -> bool:
+    """Return True if the options of a run were written by a command of this user, and not changed since."""
+    try:
+        mark = read_bytes(folder / MARK, most=MOST_BYTES_OF_WORD).decode("ascii").strip()
+        return hmac.compare_digest(mark, _mark_of(folder / RUN))
+    except (OSError, ValueError):
+        return False
+
+
+def _mark_of(path: Path) -> str:
+    """Keyed hash of a file, 64 hexadecimal digits; the key is made once, in the cache, readable by this user alone."""
+    key = cache_root() / "key-of-runs"
+    if not key.is_file():
+        key.parent.mkdir(parents=True, exist_ok=True)
+        draft = key.with_name(f"{key.name}-{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_bytes(secrets.token_bytes(32))
+        draft.replace(key)
+    return hmac.new(key.read_bytes(), read_bytes(path), "sha256").hexdigest()
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))
+
+
+def newest_agent(folder: str | Path) -> Path:
+    """Return the folder of a run's newest agent: its own or, while it trains, that of its newest checkpoint.
+
+    Also of a run that was killed before it saved an agent, and of a checkpoint's own folder.
+    """
+    folder = Path(folder)
+    if (folder / AGENT / "config.json").is_file():
+        return folder / AGENT
+    saved = [path / AGENT for path in checkpoints(folder) if (path / AGENT / "config.json").is_file()]
+    if saved and (not (folder / "config.json").is_file() or status(folder) == "running"):
+        return saved[-1]
+    return folder
 
 
 def run_of(folder: str | Path) -> Path:
@@ -132,14 +191,16 @@ def starts_again(resume: str | Path) -> bool:
     """True if a run's own folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
-        FileExistsError: if it holds an agent whose training ended without a checkpoint.
+        FileExistsError: if it holds an agent whose training ended without a checkpoint, unless it failed in its first
+            iteration, after which one would have been written.
     """
     folder = Path(resume).resolve()
     if folder != run_of(resume) or checkpoints(folder):
         return False
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
     steps = agent_steps(folder)
-    if left and steps != 0:
+    ended_early = was_broken_off(folder) and len(json_lines(folder / "metrics.jsonl")) <= 1
+    if left and steps != 0 and not ended_early:
         trained = "a trained agent" if steps is None else f"an agent trained for {steps} steps"
         raise FileExistsError(
             f"{folder} holds {trained} ({', '.join(left)}) but no checkpoint to resume: a new run would replace it. "

@@ -71,11 +71,19 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         if isinstance(value, sequence):
             return {name: [to_json(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[to_json(key, tensors), to_json(item, tensors)] for key, item in value.items()]}
+        return {"dict": [[to_json(key, tensors), _entry_to_json(key, item, tensors)] for key, item in value.items()]}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = [field.name for field in dataclasses.fields(value)]
         return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
+
+
+def _entry_to_json(key: Any, item: Any, tensors: dict[str, Tensor]) -> Any:
+    """Convert an entry of a dictionary; an error names its key."""
+    try:
+        return to_json(item, tensors)
+    except TypeError as error:
+        raise TypeError(f"{key}: {error}") from None
 
 
 def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:

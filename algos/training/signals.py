@@ -9,7 +9,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a training."""
-Handler = Callable[[int, FrameType | None], None]
+Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,9 +68,9 @@ def interrupted_by_signals(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[dict[signal.Signals, object]]:
+def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[dict[signal.Signals, Handler]]:
     """Set a handler for these signals, but for those that are ignored, as under ``nohup``; yield the former ones."""
-    before: dict[signal.Signals, object] = {}
+    before: dict[signal.Signals, Handler] = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in numbers}
     before = {number: former for number, former in before.items() if former is not signal.SIG_IGN}
@@ -80,4 +80,4 @@ def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[di
         yield before
     finally:
         for number, former in before.items():
-            signal.signal(number, former)  # type: ignore[arg-type]
+            signal.signal(number, former)

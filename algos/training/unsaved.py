@@ -23,8 +23,12 @@ COUNTED = {"progress", "steps"}
 """Numbers of every agent that a resumed run sets again."""
 
 
+OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "memory"}
+"""Attributes of a policy that are saved."""
+
+
 class UnsavedState:
-    """Attributes that a training changes and that a checkpoint leaves out, in an own algorithm, reward or task.
+    """Attributes that a training changes and that a checkpoint leaves out, in an own algorithm, policy, reward or task.
 
     Not of what only watches the training, such as callbacks, which may count as they like.
     """
@@ -57,6 +61,11 @@ class UnsavedState:
                 is_saved = name.lstrip("_") in {*ours, *own} or fingerprint in own.values()
                 if not is_saved and name not in COUNTED:
                     found[f"{type(self.agent).__name__}.{name}"] = fingerprint
+        policy = self.agent.policy
+        if not class_name(policy).startswith(OURS):
+            values = {name: value for name, value in vars(policy).items() if name not in OF_POLICY}
+            for name, fingerprint in _attributes(values):
+                found[f"{type(policy).__name__}.{name}"] = fingerprint
         for used in self._stateless_objects():
             attributes = dict(vars(used))
             if isinstance(used, FunctionType):
@@ -78,7 +87,7 @@ class UnsavedState:
 
 def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
-    library = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
+    library: Any = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
     state = agent.state_dict()
     if library is None:
         return set(), dict(_leaves(state))
@@ -113,7 +122,7 @@ def _fingerprint(value: Any) -> Hashable:
         return repr(value)
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
-        return (tuple(value.shape), str(value.dtype), zlib.crc32(flat.view(torch.uint8).numpy()))
+        return (tuple(value.shape), str(value.dtype), zlib.crc32(flat.view(torch.uint8).numpy().tobytes()))
     if isinstance(value, np.ndarray):
         content = value.tobytes() if value.dtype != object else repr(value).encode()
         return (value.shape, str(value.dtype), zlib.crc32(content))

@@ -211,12 +211,21 @@ class Own(nn.Module, Policy):
 ACTION, LOG_PROB = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
 WRONG = {
     "a tuple": (lambda x, net: (ACTION, LOG_PROB), TypeError, ["Own.act returned", "algos.policies.Step"]),
-    "a column": (lambda x, net: Step(ACTION, LOG_PROB[:, None]), ValueError, [r"log_prob of shape \(2, 1\)", "slots"]),
-    "a mean": (lambda x, net: Step(ACTION, LOG_PROB.mean()), ValueError, [r"log_prob of shape \(\)", r"\(2,\)"]),
-    "one-hot": (lambda x, net: Step(torch.eye(2), LOG_PROB), ValueError, [r"action of shape \(2, 2\)", "Discrete"]),
-    "numpy": (lambda x, net: Step(ACTION.numpy(), LOG_PROB), TypeError, ["action of ndarray", "torch.Tensor"]),
-    "gradient": (lambda x, net: Step(ACTION, net(x).sum(1)), ValueError, ["log_prob with a gradient", "no_grad"]),
+    "a column": (lambda x, net: Step(ACTION, LOG_PROB[:, None]), ValueError, [r"log_prob has shape \(2, 1\)", "slots"]),
+    "a mean": (lambda x, net: Step(ACTION, LOG_PROB.mean()), ValueError, [r"log_prob has shape \(\)", r"\(2,\)"]),
+    "one-hot": (lambda x, net: Step(torch.eye(2), LOG_PROB), ValueError, [r"has shape \(2, 2\)", r"expected \(2,\)"]),
+    "numpy": (lambda x, net: Step(ACTION.numpy(), LOG_PROB), TypeError, ["action is a ndarray", "torch.Tensor"]),
+    "gradient": (lambda x, net: Step(ACTION, net(x).sum(1)), ValueError, ["log_prob has a gradient", "no_grad"]),
 }  # fmt: skip
+
+
+class Words(gymnasium.Env):
+    observation_space, action_space = spaces.Dict(a=spaces.Box(0, 1, (4,)), b=spaces.Text(3)), spaces.Discrete(2)
+
+
+def test_an_agent_refuses_observations_that_its_own_policy_could_not_get():
+    with refused(ValueError, "Own cannot read Text", "--wrapper"):
+        PPO(SyncVectorEnv([Words]), Own(lambda x, net: Step(ACTION, LOG_PROB)))
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -63,7 +63,9 @@ def test_an_update_on_several_ranks_is_that_of_one_with_whole_and_with_shared_we
                 assert found[0][1] == pytest.approx(logged, rel=1e-4, abs=3e-6), case
 
 
-@pytest.mark.parametrize(("name", "shard"), [("ppo_cartpole", ""), ("ppo_text", ""), ("ppo_critic", "1")])
+@pytest.mark.parametrize(
+    ("name", "shard"), [("ppo_cartpole", ""), ("ppo_text", ""), ("ppo_normalized", ""), ("ppo_critic", "1")]
+)
 def test_a_rerun_and_a_resumed_run_are_the_same_to_the_bit(name, shard, tmp_path):
     script(2, "train", name, tmp_path / "whole", 4, shard=shard)
     script(2, "train", name, tmp_path / "parts", 2, shard=shard)

@@ -25,6 +25,7 @@ from algos.finetuning.text_loss import TextLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
+from textenv.rewards import Normalize
 
 
 def control(env_id, **options):
@@ -89,13 +90,20 @@ def grpo_control():
     return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
 
 
-def text(algorithm, config, *, make=make_gpt2, policy_options=None, **options):
-    tokenizer = make_tokenizer(WORDS)
-    env = TextVectorEnv(
-        prompts=["a b", "c", "d a b", "b b", "a d"], reward=lambda prompts, completions, **columns: [
-            float(text.count("good")) for text in completions
-        ], tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5,
+def count_good(prompts, completions, **columns):
+    return [float(text.count("good")) for text in completions]
+
+
+def text_env(reward, num_envs):
+    return TextVectorEnv(
+        prompts=["a b", "c", "d a b", "b b", "a d"], reward=reward, tokenizer=make_tokenizer(WORDS), num_envs=num_envs,
+        max_prompt_tokens=4, max_new_tokens=5,
     )  # fmt: skip
+
+
+def text(algorithm, config, *, make=make_gpt2, policy_options=None, reward=count_good, **options):
+    env = text_env(reward, 4)
+    tokenizer = env.tokenizer
     policy = LMPolicy(make(), tokenizer, **({} if policy_options is None else policy_options()))
     penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=2.0))
     return algorithm(env, policy, config, penalty=penalty, **options)
@@ -113,13 +121,23 @@ def ppo_seq2seq():
     )
 
 
+def normalized(slots):
+    """An environment whose reward has running statistics."""
+    return text_env(Normalize(count_good), slots)
+
+
+def ppo_normalized():
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False)
+    return text(PPO, config, reward=Normalize(count_good))
+
+
 def grpo_text():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
 MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
-    grpo_text,
+    grpo_text, ppo_normalized,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from algos import PPO, Critic, LMPolicy, MLPPolicy, PPOConfig, collect
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
+from tests.helpers.tolerances import GRADIENT
 from textenv import LanguageModel
 
 
@@ -58,8 +59,8 @@ def take_gradients(model):
     return found
 
 
-def close_gradients(found, expected, share=3e-5):
-    """Equal but for the order of their sums: small entries of a tensor may be sums of terms as large as its largest."""
+def close_gradients(found, expected, share=GRADIENT):
+    """Equal but for the order of their sums."""
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         atol = share * max(1.0, gradient.abs().max().item())

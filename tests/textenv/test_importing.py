@@ -98,6 +98,13 @@ def test_a_neighbour_that_the_script_has_imported_is_not_imported_twice(tmp_path
         scores(write(tmp_path / "rewards.py", text))
 
 
+def test_a_file_that_is_named_in_a_string_is_not_run_twice(tmp_path):
+    path = write(tmp_path / "named_by_string.py", SCORE.format(1.0))
+    function = load_function(f"{path}:score")
+    assert importlib.import_module("named_by_string").score is function
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
 def test_two_files_of_one_name_are_pickled(tmp_path):
     functions = []
     for place in ("a", "b.c"):

@@ -97,10 +97,12 @@ def check_reward(
 
     Args:
         function: a reward function, ``async`` or not, or any callable such as `textenv.RewardModel`.
-        prompts: texts or chats.
+        prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns, as for
+            `textenv.TextVectorEnv`; a column ``"completion"`` has the completions. Of more than 32, if completions and
+            columns are not given too, the first 32.
         completions: varied completions, good and bad, one per prompt; all count as terminated.
         columns: further columns by name, one entry per row.
-        tokenizer: computes ``completion_ids``; without one they are the bytes of the text.
+        tokenizer: computes ``prompt_ids`` and ``completion_ids``; without one they are the bytes of the text.
         tolerance: for rounding, as a fraction of the scores' spread; raise it for bfloat16, whose rounding
             depends on the batch.
 
@@ -130,9 +132,10 @@ def run_reward_checks(
         raise TypeError("the reward asks people, who would be shown invented answers: check its fallback instead")
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
-    trial, name = Trial(function, make_rows(prompts, completions, columns), tokenizer), reward_name(function)
+    trial, name = Trial(function, make_rows(prompts, completions, columns, tokenizer), tokenizer), reward_name(function)
     returned, seconds = _first_calls(trial, name)
-    if problem := _type_problem(returned, len(trial.rows)):
+    problem = _type_problem(returned, len(trial.rows)) or trial.invalid
+    if problem:
         return RewardCheckReport(name, [CheckResult(TYPE, problem)], [], None, None, seconds)
     given = [float(score) for score in returned if score is not None]
     ordinary = [score for score in given if math.isfinite(score)]
@@ -158,7 +161,8 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"reward {name!r} raised {type(error).__name__} on ordinary completions, in line {place.lineno} of "
-            f"{place.filename}: {error}. Columns of its own come from --prompts FILE, in Python columns={{name: list}}"
+            f"{place.filename}: {error}. Columns of its own come from --prompts FILE, in Python prompts=rows or "
+            "columns={name: list}"
         ) from error
     return returned, (time.perf_counter() - start) / len(trial.rows)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from textenv.lm.ends import turn_ends
+from textenv.plain import plain
 from textenv.prompts.tokenize import text_ids
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from textenv.envs.turn import Turn
 
-Rule = Callable[["Turn"], "Sequence[int] | None"]
+Rule = Callable[["Turn"], "Collection[int] | None"]
 """Function from the turn so far to the ids allowed next (None allows all). It must depend on the turn alone."""
 
 _ALL, _BASE, _GO_ON = 0, 1, 2
@@ -119,7 +123,7 @@ class ActionMasks:
             )
         return actions
 
-    def _intern(self, ids: Sequence[int], base: int, turn: Turn) -> int:
+    def _intern(self, ids: Collection[int], base: int, turn: Turn) -> int:
         chosen = _array(list(ids) if isinstance(ids, (set, frozenset)) else ids, "allowed returned")
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
             raise TypeError(
@@ -144,6 +148,69 @@ class ActionMasks:
             self._places[key] = self._count
             self._count += 1
         return self._places[key]
+
+
+def as_rule(
+    allowed: Rule | Sequence[str | int] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    num_tokens: int,
+    ends: Sequence[int],
+    longest: int,
+) -> Rule | None:
+    """Return a rule, made of a list of texts or token ids if it is one.
+
+    Args:
+        allowed: a rule, which is returned as it is; texts, one of which is the whole turn; or token ids, of which the
+            turn consists until it ends.
+        tokenizer: the policy's tokenizer.
+        num_tokens: size of the vocabulary.
+        ends: ids that end a turn.
+        longest: maximum tokens of a turn.
+
+    Raises:
+        TypeError: if it is none of these.
+        ValueError: if a list is empty, an id is outside the vocabulary, or a text has no token or more than fit into a
+            turn.
+    """
+    if allowed is None or (callable(allowed) and not isinstance(allowed, type)):
+        return cast("Rule | None", allowed)
+    expected = (
+        'expected a list of texts, such as ["yes", "no"], a list of token ids, or a function from the turn so far to '
+        "the ids that are allowed next"
+    )
+    if isinstance(allowed, (str, bytes, Mapping)) or not isinstance(allowed, Iterable):
+        raise TypeError(f"allowed is {allowed!r:.200}, {expected}")
+    entries = plain(list(allowed))
+    if not entries:
+        raise ValueError(f"allowed is empty, which leaves no token: {expected}")
+    if all(isinstance(entry, str) for entry in entries):
+        return _one_of(entries, tokenizer, ends=ends, longest=longest)
+    whole = all(isinstance(entry, numbers.Integral) and not isinstance(entry, bool) for entry in entries)
+    if not whole:
+        raise TypeError(f"allowed is {allowed!r:.200}, {expected}")
+    ids = [int(entry) for entry in entries]
+    if min(ids) < 0 or max(ids) >= num_tokens:
+        raise ValueError(f"allowed is {allowed!r:.200}, expected ids from 0 to {num_tokens - 1}")
+    later = sorted({*ids, *ends})
+    return lambda turn: later if turn.completion_ids else ids
+
+
+def _one_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int) -> Rule:
+    """Return the rule that a turn is one of these texts, and then ends."""
+    following: dict[tuple[int, ...], set[int]] = {}
+    for text in texts:
+        ids = text_ids(text, tokenizer)
+        if not ids or len(ids) > longest:
+            raise ValueError(
+                f"allowed has {text!r:.200}, which has {len(ids)} tokens, expected 1 to max_new_tokens, {longest}"
+            )
+        if not ends and len(ids) < longest:
+            raise ValueError(f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]")
+        for position, token in enumerate(ids):
+            following.setdefault(tuple(ids[:position]), set()).add(token)
+        following.setdefault(tuple(ids), set()).update(ends)
+    return lambda turn: following.get(tuple(turn.completion_ids), ends)
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:

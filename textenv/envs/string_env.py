@@ -167,7 +167,7 @@ class TokenVectorEnv(TextVectorEnv):
     """
 
     def __init__(
-        self, make_env: Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase, num_envs: int = 1,
+        self, make_env: Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase, num_envs: int | None = None,
         pay_at: Literal["turn", "end"] = "turn", max_turns: int = MAX_TURNS, **limits: Any,
     ) -> None:  # fmt: skip
         task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)

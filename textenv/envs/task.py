@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
+from textenv.prompts.messages import asked_and_answered
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
@@ -15,7 +16,7 @@ from textenv.rewards.training import Training
 ALIKE = 32
 """Completions with the same score that are worth a warning."""
 CHECKED_PROMPTS = 10_000
-"""Maximum number of prompts that are looked at when a task or an environment is made."""
+"""Maximum number of prompts in which a task looks for columns when it is made."""
 _warn_once = functools.cache(logging.getLogger(__name__).warning)  # the training's environment and the evaluation's
 
 
@@ -49,7 +50,7 @@ class FunctionTask(PromptList):
     """Single-turn task: prompts from a sequence, scores by plain functions.
 
     For a chat prompt the functions get the messages, and the completion as one assistant message (TRL's
-    convention).
+    convention); if the chat ends with the beginning of an answer, that is in the completion, not in the prompt.
 
     Args:
         prompts: see `PromptList`.
@@ -98,12 +99,10 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     Raises:
         ValueError: if a prompt column has the name of another argument.
     """
+    asked = [_prompt_and_completion(turn) for turn in turns]
     ours: dict[str, list[Any]] = {
-        "prompts": [list(turn.prompt.content) if is_chat(turn.prompt) else turn.prompt_text for turn in turns],
-        "completions": [
-            [{"role": "assistant", "content": turn.completion}] if is_chat(turn.prompt) else turn.completion
-            for turn in turns
-        ],
+        "prompts": [prompt for prompt, _ in asked],
+        "completions": [completion for _, completion in asked],
         "prompt_ids": [turn.prompt_ids for turn in turns],
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
@@ -114,6 +113,14 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
         raise ValueError(f"the prompt columns {sorted(taken)} have names of other reward arguments: rename them")
     columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
     return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
+
+
+def _prompt_and_completion(turn: Turn) -> tuple[Any, Any]:
+    """Return a turn's prompt and completion for rewards: texts, or of a chat messages."""
+    if not is_chat(turn.prompt):
+        return turn.prompt_text, turn.completion
+    messages: list[Any] = list(turn.prompt.content)
+    return asked_and_answered(messages, turn.completion)
 
 
 def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], Any] | None = None) -> Scores:

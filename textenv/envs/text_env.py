@@ -23,7 +23,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
     metadata = {"render_modes": RENDER_MODES, "render_fps": 10}
 
     def __init__(self, task: Task | None = None, **arguments: Any) -> None:
-        self.vector = TextVectorEnv(task, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **arguments)
+        self.vector = TextVectorEnv(task, autoreset_mode=AutoresetMode.DISABLED, **arguments)
         """Vector environment with one slot, which does the work."""
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space

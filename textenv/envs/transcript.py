@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class OverlongPromptError(ValueError):
+    """Prompt with more tokens than ``max_prompt_tokens``."""
+
+
 class Transcript:
     """Token ids, one episode per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
@@ -84,16 +88,17 @@ class Transcript:
         """Token ids of a prompt.
 
         Raises:
-            ValueError: if the prompt has no token, an id outside the vocabulary, or more tokens than the limit.
+            OverlongPromptError: if the prompt has more tokens than the limit.
+            ValueError: if it has no token, or an id outside the vocabulary.
         """
         n, most = self.ends.num_tokens, self.limits.max_prompt_tokens
         ids = self.tools.prompt_ids(prompt) if self.tools else prompt_ids(prompt, self.tokenizer)
         if min(ids) < 0 or max(ids) >= n:
-            raise ValueError(f"prompt {prompt.content!r:.200} has ids outside the vocabulary, expected 0 to {n - 1}")
+            raise ValueError(f"{_named(prompt)} has ids outside the vocabulary, expected 0 to {n - 1}")
         if len(ids) > most:
-            raise ValueError(
-                f"prompt {prompt.content!r:.200} has {len(ids)} tokens, the limit is {most}: "
-                "shorten it or raise max_prompt_tokens"
+            raise OverlongPromptError(
+                f"{_named(prompt)} has {len(ids)} tokens, the limit is {most}: shorten it, raise max_prompt_tokens, "
+                "or leave out such prompts by overlong='skip' (--overlong skip)"
             )
         return ids
 
@@ -320,3 +325,9 @@ class Transcript:
         self.open[rows] = self.masks.index(
             lambda i: self._turn(rows[i], terminated=False), self.length[rows] - self.turn_start[rows]
         )
+
+
+def _named(prompt: Prompt) -> str:
+    """Return a prompt for an error, with its row in the data."""
+    number = "" if prompt.row is None else f" {prompt.row}"
+    return f"prompt{number} ({prompt.content!r:.200})"

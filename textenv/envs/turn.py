@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from textenv.prompts.plain_text import plain_text
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import first_special_token, special_tokens
+from textenv.prompts.tokenize import is_chat
 from textenv.rewards.scores import Scores, total
 
 if TYPE_CHECKING:
@@ -132,11 +133,18 @@ def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], s
                 "parts": {name: _sum(column) for name, column in columns.items()},
             }
         )
+        if is_chat(turns[own[0]].prompt):
+            found[-1]["chat"] = [_role_and_text(message) for message in turns[own[0]].prompt.content]
         if scores.logged:  # of the last turn
             found[-1]["logged"] = {name: column[own[-1]] for name, column in scores.logged.items()}
         if len(own) > 1:
             found[-1]["turns"] = messages([turns[i] for i in own])
     return found
+
+
+def _role_and_text(message: Any) -> dict[str, str]:
+    content = message.get("content")
+    return {"role": str(message["role"]), "content": content if isinstance(content, str) else str(content)}
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,17 +16,18 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 from textenv.device import move
-from textenv.envs.action_masks import ActionMasks, Rule
+from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Ends, Limits, check_at_least
-from textenv.envs.task import CHECKED_PROMPTS, Conversation, Task, choose_task, rows_of, score_turns
+from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
-from textenv.envs.transcript import Transcript
+from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
+from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
 from textenv.prompts.tokenize import is_chat
@@ -39,8 +41,15 @@ from textenv.state import frozen_states, set_states, states_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+Deck = TypeVar("Deck", bound=PromptList)
 RENDER_MODES = ["ansi", "human", "rgb_array"]
+
+DEFAULT_SLOTS = 64
+"""Slots in which whole episodes are generated, if ``num_envs`` is not given."""
+MANY_EPISODES = 8
+"""Episodes from which on one slot is worth a warning."""
+_warn_once = functools.cache(logger.warning)
 
 TextObservation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
@@ -61,8 +70,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
         tool_timeout: time limit in seconds of the calls of one step, or None.
-        num_envs: number of slots.
+        num_envs: number of slots. None: whole episodes are generated in up to 64 slots at once (a conversation's in
+            one, which may hold a process), and `step` has one.
         max_prompt_tokens: maximum length of a prompt, in tokens.
+        overlong: what to do with longer prompts: ``"error"`` or ``"skip"``, which leaves them out and counts them
+            (`skipped_prompts`, and ``prompts/skipped`` in the log). Given prompts are all checked in the constructor.
         max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
             without ``reply`` the episode then ends as ``truncated``.
         min_new_tokens: minimum length of a turn, in tokens, before it may end.
@@ -73,7 +85,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
             length).
-        allowed: for constrained decoding, function from the turn so far (`Turn`) to the ids allowed next (None: all).
+        allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
+            until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns of `advance` in another thread while others are generated, in
             several calls of at least a quarter of the episodes; for slow rewards. The scores are the same.
@@ -99,27 +112,34 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[Callable[..., Any]] = (),
         tool_timeout: float | None = 10.0,
-        num_envs: int = 1,
+        num_envs: int | None = None,
         max_prompt_tokens: int = 32,
+        overlong: Literal["error", "skip"] = "error",
         max_new_tokens: int = 32,
         min_new_tokens: int = 0,
         max_turns: int | None = None,
         max_length: int | None = None,
         stop: Sequence[str | int] = (),
         forbidden: Sequence[int] = (),
-        allowed: Rule | None = None,
+        allowed: Rule | Sequence[str | int] | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         score_while_generating: bool = False,
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_at_least("num_envs", num_envs, 1)
+        check_at_least("num_envs", 1 if num_envs is None else num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
+        if overlong not in ("error", "skip"):
+            raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+        self._overlong = overlong
         self.task = choose_task(task, prompts, reward)
         self._early = EarlyScores(self.task) if score_while_generating else None
         self.tokenizer, self.penalty, self.render_mode, self._order = tokenizer, penalty, render_mode, PromptOrder()
-        self.num_envs, self.autoreset_mode = num_envs, AutoresetMode(autoreset_mode)
+        self.num_envs = 1 if num_envs is None else num_envs
+        """Number of slots of `step`."""
+        self._several_by_default = num_envs is None and not isinstance(self.task, Conversation)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
         self._limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
@@ -131,27 +151,69 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         )
         self.ends = Ends(tokenizer, self._limits.stop)
         self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
+        n, ends = self.ends.num_tokens, self.ends.ids
+        rule = as_rule(allowed, tokenizer, num_tokens=n, ends=ends, longest=max_new_tokens)
         self._masks = ActionMasks(
             self.ends.num_tokens,
             forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
             ends=self.ends.ids,
             min_new_tokens=min_new_tokens,
-            rule=allowed,
+            rule=rule,
         )
-        self._slots = self._transcript(num_envs)
+        self._slots = self._transcript(self.num_envs)
         self.max_length = self._limits.width
         """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
+        self.skipped_prompts = 0
+        """Number of prompts that ``overlong="skip"`` leaves out."""
         if isinstance(self.task, PromptList):
-            for index in range(min(len(self.task.prompts), CHECKED_PROMPTS)):
-                self._slots.ids(self.task.prompt(index))  # a bad prompt fails now, not after hours
+            self.task = self._checked_prompts(self.task)
             if is_chat(self.task.prompt(0)):
                 warn_of_opened_tag(tokenizer)
-        self._ended, self._started = np.zeros(num_envs, dtype=bool), False  # ended: slots over and not reset yet
+        elif overlong == "skip":
+            raise ValueError(
+                f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
+            )
+        self._ended, self._started = np.zeros(self.num_envs, dtype=bool), False  # ended: slots over and not reset yet
         self._batch: EpisodeBatch | None = None
         self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
+
+    def _checked_prompts(self, deck: Deck) -> Deck:
+        """Check all prompts now, not after hours; return the list without those that are too long and to be skipped.
+
+        Raises:
+            ValueError: if a prompt does not fit, or none is left.
+        """
+        bounds = LengthBounds()
+        fitting = []
+        overlong = []
+        for index in range(len(deck.prompts)):
+            prompt = deck.prompt(index)
+            bound = bounds.bound(prompt) if index >= TOKENIZED_PROMPTS else None
+            if bound is None or bound > self._limits.max_prompt_tokens:
+                try:
+                    bounds.note(prompt, len(self._slots.ids(prompt)))
+                except OverlongPromptError:
+                    if self._overlong == "error":
+                        raise
+                    overlong.append(prompt)
+                    continue
+            fitting.append(index)
+        if not overlong:
+            return deck
+        if not fitting:
+            self._slots.ids(overlong[0])  # which says what to do
+        self.skipped_prompts = len(overlong)
+        logger.warning(
+            "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
+            len(overlong),
+            len(deck.prompts),
+            self._limits.max_prompt_tokens,
+            overlong[0].row,
+        )
+        return deck.only(fitting)
 
     def _define_spaces(self, max_length: int) -> None:
         n = self.ends.num_tokens
@@ -201,7 +263,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
         if different:
-            _log.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
+            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
@@ -312,7 +374,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             episodes: number of rows of the next rollout; a multiple of ``group_size``.
             seed: restarts the order of prompts, as in `reset`; None continues it.
             group_size: number of neighbouring rows that share a prompt.
-            slots: number of slots for this batch; None: ``num_envs``.
+            slots: number of slots for this batch; None: ``num_envs``, or as many as that says if it was not given.
 
         Returns:
             Observation, as from `reset`; a slot with length 0 is idle.
@@ -327,13 +389,24 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._ended[:] = False
         self._masks.forget()
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
-        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots or self.num_envs)
+        if slots is None:
+            slots = self._usual_slots(episodes)
+        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots)
         self._fill()
         return self._batch.observe()
 
+    def _usual_slots(self, episodes: int) -> int:
+        """Return the number of slots for a batch of whole episodes; log a warning once if a single one is slow."""
+        if self._several_by_default:
+            return min(episodes, DEFAULT_SLOTS)
+        if self.num_envs == 1 and episodes >= MANY_EPISODES:
+            advice = "%d episodes are generated one after another, in one slot: num_envs=%d is many times faster"
+            _warn_once(advice, episodes, DEFAULT_SLOTS)
+        return self.num_envs
+
     @property
     def running(self) -> np.ndarray:
-        """Bool ``[num_envs]``: slots with a running episode."""
+        """Bool ``[slots]``: slots with a running episode."""
         return self._current_batch().running
 
     @property
@@ -345,10 +418,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Append one token to every running slot; slots that finish get the next prompts, several at a time.
 
         Args:
-            actions: int64 ``[num_envs]``; entries of idle slots are ignored.
+            actions: int64 ``[slots]``; entries of idle slots are ignored.
 
         Returns:
-            Observation, and bool ``[num_envs]``: slots that now hold another episode or none.
+            Observation, and bool ``[slots]``: slots that now hold another episode or none.
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)
@@ -430,6 +503,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Take `samples` and `metrics` from these turns; ``rows`` has the episode of each, ``taken`` all three."""
         self.taken, count = (turns, rows, scores), len(set(rows))
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        if self._overlong == "skip":
+            self.metrics["prompts/skipped"] = float(self.skipped_prompts)
         if self.tools:
             failed = [call["error"] for turn in turns if turn.last for call in turn.tool_calls]
             self.metrics |= {"tools/calls": len(failed) / count, "tools/errors": sum(failed) / count}

@@ -90,8 +90,8 @@ class AdaptiveCoefficient(_Saved):
         for name, x, most in (("initial", initial, math.inf), ("target", target, math.inf), ("gain", gain, 5.0)):
             if not 0 < x < most:
                 raise ValueError(f"{name} is {x}, expected a number above 0 and below {most}")
-        super().__init__(value=initial)
-        self.target, self.gain = target, gain
+        super().__init__(value=float(initial))
+        self.target, self.gain = float(target), float(gain)
 
     @property
     def value(self) -> float:

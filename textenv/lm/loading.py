@@ -11,13 +11,15 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textenv.json_files import read_json
+from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
 from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.lm.origin import (
     ORIGIN_FILE,
@@ -33,14 +35,17 @@ from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Weight files that can run code when loaded, so they are never loaded."""
-ADAPTER_CONFIG = "adapter_config.json"
-"""File that only a folder with an adapter has."""
+SETTINGS = (".json", ".jinja", ".txt", ".model")
+"""Endings of the files of a model's folder that are read whole."""
+MOST_BYTES_OF_SETTINGS = 2**28
+"""Bytes that such a file may have; a tokenizer of 250,000 words has 35 million."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
@@ -99,16 +104,22 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     Raises:
         ValueError: if the name is neither ``"embedded"``, nor a folder with a model, nor a reachable hub name; if it
             has no weights in safetensors; or if it has its own code outside the context `trust_remote_code`.
+        ImportError: if a package is missing that the model needs.
     """
     import torch
 
     folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
+    _refuse_large_files(Path(folder))
     if not trusted:
         _refuse_code(folder, name)
+        if is_adapter(folder):  # which `transformers` would load with its base
+            _adapter_settings(folder)
     try:
         with torch.device("cpu"), no_progress_bars() if Path(folder).is_dir() else nullcontext():
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
-    except (OSError, ValueError, RecursionError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # a file of somebody else may make it raise anything
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
         if (Path(folder) / "policy").is_dir():
             where = f"a run, whose model is in {Path(folder) / 'policy'}"
@@ -125,17 +136,44 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         ) from error
 
 
+def _refuse_large_files(folder: Path) -> None:
+    """Raise a ValueError if a model's folder has a file, other than weights, that is too large to be read whole."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.suffix in SETTINGS and path.is_file() and path.stat().st_size > MOST_BYTES_OF_SETTINGS:
+            raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES_OF_SETTINGS:,}")
+
+
+def _adapter_settings(folder: str | Path) -> dict[str, Any]:
+    """Read the configuration of an adapter, and refuse what its base model brings, unless code is trusted.
+
+    Raises:
+        ValueError: if the adapter is damaged, not in safetensors, more than plain data, or on top of another adapter;
+            or if its base brings code.
+    """
+    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
+        raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
+    config = read_adapter_config(folder, trusted=_CODE_TRUSTED.get())
+    base = config.get("base_model_name_or_path")
+    if base and not (Path(folder) / BASE).is_dir():
+        if is_adapter(base):
+            raise ValueError(
+                f"{folder} holds an adapter whose base model {base!r} is an adapter itself: merge that first"
+            )
+        if not _CODE_TRUSTED.get():
+            _refuse_code(base, base)
+    return config
+
+
 def _refuse_code(folder: str, name: str | Path) -> None:
     """Raise a ValueError if a model refers to its own code, even if `transformers` could load it without that code."""
     from transformers.utils import cached_file
 
     for file in ("config.json", "tokenizer_config.json"):
         try:
-            settings = json.loads(Path(str(cached_file(folder, file))).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            path = Path(str(cached_file(folder, file)))
+            settings = read_json(path, what="settings of a model", kind=dict, most=MOST_BYTES_OF_SETTINGS)
+        except (OSError, ValueError):
             continue  # missing or unreadable: the loader raises
-        if not isinstance(settings, dict):
-            continue
         found, instead = "", "remove that line from the file"
         if kernel := _hub_kernel(settings):
             found = f"needs code from a hub ({kernel} in its {file})"
@@ -232,6 +270,12 @@ def check_adapter(model: Any) -> None:
             "the model has an adapter over another adapter, of which only the outer one would be saved: merge the "
             "inner one into the weights first (model.merge_and_unload()), and give its result an adapter"
         )
+    if getattr(model.active_peft_config, "target_modules_to_tie", None):
+        raise ValueError(
+            "the adapter has ensure_weight_tying=True for tied layers among its target_modules, whose weights peft "
+            "keeps as two views of one memory: copies of the model would lose the tie. Leave ensure_weight_tying out, "
+            "or name the layers in modules_to_save"
+        )
     if len(model.peft_config) > 1:
         names = ", ".join(model.peft_config)
         raise ValueError(
@@ -241,9 +285,89 @@ def check_adapter(model: Any) -> None:
 
 
 def merged(model: Any) -> PreTrainedModel:
-    """Return a copy of the model, with the adapters merged into its weights."""
+    """Return a copy of the model, with the adapters merged into its weights.
+
+    Where the adapter changes one of two tied weights, such as the output layer and not the embedding, the copy has both
+    weights apart, and its configuration says so.
+
+    Raises:
+        ValueError: if the merged model has other logits than the adapted one.
+    """
     copied = copy.deepcopy(model)
-    return copied.merge_and_unload() if is_adapted(model) else copied
+    if not is_adapted(model):
+        return copied
+    expected = trial_logits(copied.eval())
+    config = plain_model(copied).config
+    is_tied = bool(setting(config, "tie_word_embeddings") or setting(config.get_text_config(), "tie_word_embeddings"))
+    try:
+        if is_tied:
+            _untie(copied)
+            _set_tied(plain_model(copied), False)  # before merging, as peft warns otherwise
+        plain = _without_layers_of_peft(copied.merge_and_unload)
+    except Exception as error:  # an adapter of a kind that peft cannot merge may raise anything
+        raise ValueError(
+            f"peft cannot merge this adapter ({type(error).__name__}: {error}): keep it as it is"
+        ) from error
+    if is_tied:
+        plain = _tied_if_equal(plain)
+    check_same_logits(expected, trial_logits(plain), dtype=model.dtype, what="the model with its adapter merged")
+    return plain
+
+
+def _untie(model: Any) -> None:
+    """Give every module weights of its own."""
+    from torch import nn
+
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if id(weight) in seen:
+                setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+            seen.add(id(weight))
+
+
+def _tied_if_equal(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with its embeddings tied again, if that changes no weight; else the model as it is."""
+    tied = _sharing_copy(model)
+    _set_tied(tied, True)
+    tied.tie_weights()
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    same = all(weight.equal(weights[name]) for name, weight in tied.named_parameters(remove_duplicate=False))
+    return tied if same else model
+
+
+def _set_tied(model: PreTrainedModel, tied: bool) -> None:
+    """Say in a model's configurations whether its output layer is its embedding."""
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = tied
+
+
+def trial_logits(model: Any) -> Tensor:
+    """Logits of a model for some tokens of its vocabulary, float32 on the CPU, to compare it with another one."""
+    import torch
+
+    config = model.config.get_text_config()
+    count = min(16, setting(config, "max_position_embeddings") or 16)
+    tokens = torch.linspace(0, config.vocab_size - 1, count, device=model.device).long()[None]
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits.float().cpu()
+
+
+def check_same_logits(expected: Tensor, found: Tensor, *, dtype: torch.dtype, what: str) -> None:
+    """Raise a ValueError if logits of `trial_logits` differ by more than rounding in a dtype explains."""
+    from textenv.rollout import rounding_tolerance
+
+    scale = max(1.0, expected.abs().max().item())
+    gap = (found - expected).abs().max().item()
+    if not gap <= rounding_tolerance(dtype) * scale:
+        raise ValueError(
+            f"{what} has other logits than the model with its adapter beside the weights (they differ by {gap:.3g}), "
+            "so it is not used: train an adapter that leaves embedding and output layer alone (targets=all-linear), or "
+            "keep the adapter as it is"
+        )
 
 
 def merged_trunk(model: Any) -> PreTrainedModel:
@@ -276,7 +400,7 @@ def save_model(model: Any, folder: Path) -> None:
     if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
         plain_model(model).generation_config.save_pretrained(folder)
     base = _base_of(model)
-    name = base.name_or_path
+    name = str(base.name_or_path or "")
     present = Origin.of(base)
     unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
     of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
@@ -298,14 +422,22 @@ def save_model(model: Any, folder: Path) -> None:
 
 def _base_of(model: Any) -> PreTrainedModel:
     """Return the model under an adapter: copies of its modules, which share all weights with the model."""
+    return _without_layers_of_peft(_sharing_copy(model).unload)
+
+
+def _sharing_copy(model: Any) -> Any:
+    """Return a copy of a model's modules that shares all weights with the model."""
     tensors = [*model.parameters(), *model.buffers()]
     shared = {id(tensor): tensor for tensor in tensors}
-    return copy.deepcopy(model, shared).unload()
+    return copy.deepcopy(model, shared)
 
 
-def is_adapter(folder: str | Path) -> bool:
-    """Return True if a folder holds an adapter."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
+def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Unload an adapter; again where a layer was adapted in two ways, one inside the other."""
+    plain = unload()
+    while any(hasattr(module, "unload_and_optionally_merge_module") for module in plain.modules()):
+        plain = unload()
+    return plain
 
 
 def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
@@ -320,10 +452,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     from transformers.utils import GENERATION_CONFIG_NAME
 
     peft = package("peft", "lora")
-    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
-        raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
     beside = Path(folder) / BASE
-    name = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    name = _adapter_settings(folder).get("base_model_name_or_path")
     base = str(beside) if beside.is_dir() else name
     if not base or (Path(base).is_absolute() and not Path(base).exists()):
         missing = f"its base model {name!r} does not exist" if name else f"its {ADAPTER_CONFIG} names no base model"
@@ -338,8 +468,14 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             "will not do what it did: give it the former model",
             folder, base,
         )  # fmt: skip
-    with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
+    try:
+        with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
+            model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
+    except ImportError:
+        raise
+    except Exception as error:  # a file of somebody else may make it raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the adapter in {folder} does not fit its base model {base!r}: {reason:.1000}") from error
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         plain_model(model).generation_config = from_pretrained(GenerationConfig, folder)
     return model

@@ -40,7 +40,7 @@ class Origin:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Origin:
         """Read the weights and settings of a model without an adapter, and the files under its name."""
-        return cls(_checksums(model), _settings(model), _files(model.name_or_path))
+        return cls(_checksums(model), _settings(model), _files(str(model.name_or_path or "")))
 
     def same_model(self, other: Origin) -> bool:
         """Return True if both have the same weights and settings, from whichever files."""
@@ -62,7 +62,7 @@ def is_what_its_name_gives(model: PreTrainedModel, present: Origin, load: Callab
         present: what the model is now.
         load: loads a name, in the model's dtype.
     """
-    name = model.name_or_path
+    name = str(model.name_or_path or "")
     if not name:
         return False
     remembered: Origin | None = vars(model).get("origin")
@@ -118,7 +118,7 @@ def checksum(tensor: Tensor) -> int:
     import torch
 
     header = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return zlib.crc32(content, zlib.crc32(header))
 
 

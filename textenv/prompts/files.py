@@ -38,7 +38,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     kinds = {".jsonl": JSONLines, ".csv": CSVRecords, ".tsv": CSVRecords, ".parquet": DatasetRecords}
-    kind = DatasetRecords if path.is_dir() else kinds.get(path.suffix)
+    kind = DatasetRecords if path.is_dir() else kinds.get(path.suffix.lower())
     if kind is None:
         raise ValueError(f"{path} is not a .jsonl, .csv, .tsv or .parquet file, nor a folder written by save_to_disk")
     records = kind(path, prompt_column)
@@ -141,7 +141,7 @@ class CSVRecords(_Records):
 
     def _rows(self, file: IO[bytes]) -> Iterator[list[str]]:
         return csv.reader(
-            _decoded_lines(file, self.path), delimiter="\t" if self.path.suffix == ".tsv" else ",", strict=True
+            _decoded_lines(file, self.path), delimiter="\t" if self.path.suffix.lower() == ".tsv" else ",", strict=True
         )
 
     def _next(self, rows: Iterator[list[str]], index: int) -> list[str] | None:

@@ -1,21 +1,23 @@
 """Prompts: their content, sources, order and splits."""
 
+import copy
 import functools
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from textenv.prompts.messages import Message, is_messages, read_messages
 from textenv.prompts.special_tokens import check_unicode
 
 logger = logging.getLogger(__name__)
 RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tool_calls", "tokenizer"}
 """A reward function's own arguments; prompt columns may not use these names."""
-Messages = tuple[dict[str, str], ...]
+Messages = tuple[Message, ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
 
 
@@ -32,11 +34,35 @@ class Prompt:
     """One prompt, with the data that belongs to it."""
 
     content: str | tuple[int, ...] | Messages
-    """Text, token ids, or chat messages, rendered by the tokenizer's chat template."""
+    """Text, token ids, or chat messages, rendered by the tokenizer's chat template. A chat that ends with an
+    assistant's message is continued there."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The dataset's other columns, for the reward."""
     state: Any = None
     """Data that the task keeps for this one episode, such as a running game."""
+    row: int | None = field(default=None, compare=False)
+    """Row in the data that the user gave, counted from 0, for errors."""
+
+
+def by_position(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return rows in such a form that index i is the i-th row: pandas looks indices up among the table's labels.
+
+    Args:
+        rows: a pandas Series becomes a list of its values, a data frame a list of mappings from column to value; any
+            other sequence is returned as it is.
+
+    Raises:
+        ValueError: if two columns of a data frame have the same name.
+    """
+    if not hasattr(rows, "iloc"):
+        return rows
+    if not hasattr(rows, "columns"):
+        return rows.tolist()  # type: ignore[attr-defined]
+    names = [str(name) for name in rows.columns]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"the data frame has several columns named {', '.join(repeated)}: rename them")
+    return [dict(zip(names, row, strict=True)) for row in rows.itertuples(index=False, name=None)]  # type: ignore[attr-defined]
 
 
 class PromptList:
@@ -46,7 +72,8 @@ class PromptList:
     `textenv.load_prompts` and a `datasets.Dataset` read from disk on demand.
 
     Args:
-        prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns.
+        prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns; of pandas, a
+            Series or a data frame.
 
     Raises:
         ValueError: if it is not a sequence, or is empty.
@@ -58,8 +85,7 @@ class PromptList:
     """
 
     def __init__(self, prompts: Sequence[Any]) -> None:
-        if any(kind.__name__ == "DataFrame" for kind in type(prompts).__mro__):
-            raise ValueError("prompts is a data frame, expected a sequence of rows: give frame.to_dict('records')")
+        prompts = by_position(prompts)
         if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, _Indexable):
             raise ValueError(
                 f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (for a "
@@ -71,7 +97,13 @@ class PromptList:
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt at this index of the sequence; raise as `as_prompt` does."""
-        return as_prompt(index, self.prompts[index])
+        return as_prompt(row_of(self.prompts, index), self.prompts[index])
+
+    def only(self, indices: Sequence[int]) -> Self:
+        """Return a copy of this list that has only the prompts at these indices; all else is shared."""
+        kept = copy.copy(self)
+        kept.prompts = Subset(self.prompts, np.array(indices, dtype=np.int64))
+        return kept
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions; see `textenv.envs.task.Task.sample_prompts`."""
@@ -142,42 +174,48 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
             the message has the index.
     """
     columns: Mapping[str, Any] = {}
-    if isinstance(prompt, Mapping) and "role" not in prompt:
-        if "prompt" not in prompt:
-            raise ValueError(f"prompt {index} has the columns {sorted(map(str, prompt))}, expected one named 'prompt'")
+    if isinstance(prompt, Mapping):
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
-        if set(columns) & RESERVED:
-            raise ValueError(
-                f"prompt {index} has columns named {sorted(set(columns) & RESERVED)}, but a reward function has "
-                "other arguments of these names: rename them"
-            )
-        prompt = prompt["prompt"]
+        prompt = _prompt_column(index, prompt, columns)
     if isinstance(prompt, np.ndarray):
         prompt = prompt.tolist()
+
+    content: Any
     if isinstance(prompt, str):
-        content: Any = prompt
-    elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-        content = tuple(_message(index, message) for message in prompt)
+        content = prompt
+    elif is_messages(prompt):
+        content = tuple(read_messages(prompt, where=f"prompt {index}"))
     elif isinstance(prompt, bytes | bytearray):
         raise ValueError(f"prompt {index} is {prompt!r:.200}, which are bytes: decode them to text")
     elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
         content = tuple(int(token) for token in prompt)
     else:
         raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
-    if prompt and not isinstance(content[0], int):
+
+    if not content:
+        raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
+    if not isinstance(content[0], int):
         try:
             check_unicode(content)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-    if not content:
-        raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
-    return Prompt(content, columns)
+    return Prompt(content, columns, row=index)
 
 
-def _message(index: int, message: Any) -> dict[str, str]:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-        raise ValueError(f"prompt {index} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
-    return dict(message)
+def _prompt_column(index: int, row: Mapping[str, Any], columns: Mapping[str, Any]) -> Any:
+    """Return the prompt of a row that has other columns, too."""
+    if "prompt" not in row:
+        hint = ""
+        if {"role", "content"} <= set(row):
+            hint = "; a chat is a list of messages, also if there is only one"
+        raise ValueError(f"prompt {index} has the columns {sorted(map(str, row))}, expected one named 'prompt'{hint}")
+    taken_names = sorted(set(columns) & RESERVED)
+    if taken_names:
+        raise ValueError(
+            f"prompt {index} has columns named {taken_names}, but a reward function has "
+            "other arguments of these names: rename them"
+        )
+    return row["prompt"]
 
 
 # --- splits --------------------------------------------------------------------------------------------------------
@@ -190,7 +228,8 @@ class Subset(Sequence[Any]):
     """Selected items of a sequence, read on demand."""
 
     def __init__(self, items: Sequence[Any], places: np.ndarray) -> None:
-        self._items, self._places = items, places
+        self._items = by_position(items)
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._places)
@@ -199,6 +238,15 @@ class Subset(Sequence[Any]):
         if isinstance(index, slice):
             return Subset(self._items, self._places[index])
         return self._items[int(self._places[index])]
+
+    def row(self, index: int) -> int:
+        """Return the index that an item has in the sequence from which the items were selected."""
+        return row_of(self._items, int(self._places[index]))
+
+
+def row_of(items: Sequence[Any], index: int) -> int:
+    """Return the row of an item in the data that the user gave, of which ``items`` may be a `Subset`."""
+    return items.row(index) if isinstance(items, Subset) else int(index)
 
 
 def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = False) -> Subset:
@@ -221,6 +269,7 @@ def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = Fals
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    prompts = by_position(prompts)
     quarters = [content_hash(as_prompt(i, prompt)) % 4 for i, prompt in enumerate(prompts)]
     places = [i for i, quarter in enumerate(quarters) if quarter in SPLITS[split]]
     if all_if_few and not 0 < len(places) < len(quarters):
@@ -233,6 +282,8 @@ def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = Fals
 
 def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
     """Raise a ValueError if a prompt is in both, by content; for splits not made by `split_prompts`."""
+    train = by_position(train)
+    test = by_position(test)
     seen = {content_hash(as_prompt(i, prompt)) for i, prompt in enumerate(train)}
     both = [i for i, prompt in enumerate(test) if content_hash(as_prompt(i, prompt)) in seen]
     if both:
@@ -248,8 +299,9 @@ def content_hash(prompt: Prompt) -> int:
     if isinstance(prompt.content, str):
         text = " ".join(prompt.content.split())
     elif isinstance(prompt.content[0], dict):
-        said = [(str(m["role"]), " ".join(str(m["content"]).split())) for m in prompt.content if isinstance(m, dict)]
-        text = repr(said)
+        messages = [message for message in prompt.content if isinstance(message, dict)]
+        texts = [" ".join(str(message.get("content", "")).split()) for message in messages]
+        text = repr([(str(message["role"]), text) for message, text in zip(messages, texts, strict=True)])
     else:
         text = " ".join(repr(prompt.content).split())
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

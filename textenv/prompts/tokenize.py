@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from textenv.prompts.messages import beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
     broken_up,
@@ -44,14 +45,17 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
     """Token ids of a prompt.
 
     Text gets the tokenizer's own special tokens, with at most one BOS; a chat is rendered by the chat template up to
-    the start of the assistant's message. Special tokens spelled in a text or message are read as plain text; to use
-    these tokens, give ids.
+    the start of the assistant's message. If the chat ends with an assistant's message, that is the beginning of the
+    answer, and the ids end with it. Special tokens spelled in a text or message are read as plain text; to use these
+    tokens, give ids.
 
     Raises:
-        ValueError: if the prompt has no tokens, or as `chat_ids` or `ordinary_ids` does.
+        ValueError: if the prompt has no tokens, the chat ends with an assistant's message that has no text to continue,
+            or as `chat_ids` or `ordinary_ids` does.
     """
     if is_chat(prompt):
-        ids = chat_ids(prompt.content, tokenizer, **options)
+        messages = read_messages(prompt.content, where="the prompt")
+        ids = chat_ids(messages, tokenizer, **(_start_options(messages) | options))
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -111,19 +115,54 @@ def chat_ids(
         ValueError: if there is no template, if it refuses the messages, or if a special token that they spell looks
             like the template's own.
     """
-    if not tokenizer.chat_template:
-        hint = "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
-        raise ValueError(f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: {hint}")
-    spelt = _control_tokens(messages, tokenizer)
-    if spelt is not None:
-        messages = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
-        messages = [_marked(message, own) for message, own in zip(messages, spelt, strict=True)]
-    rendered = render(messages, tokenizer, **{"add_generation_prompt": True} | options)
+    check_template(messages, tokenizer)
+    protected, marked = protect(messages, tokenizer)
+    rendered = render(protected, tokenizer, **{"add_generation_prompt": True} | options)
     if after and (times := rendered.count(after)) != 1:
         expected = "expected once: use another template for conversations"
         raise ValueError(f"the tokenizer's chat template writes an assistant message {times} times, {expected}")
     wanted = rendered.partition(after)[2] if after else rendered
-    return _usual_ids(wanted, tokenizer) if spelt is None else _marked_ids(wanted, tokenizer)
+    return rendered_ids(wanted, tokenizer, marked=marked)
+
+
+def check_template(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if the tokenizer has no chat template for these messages."""
+    if not tokenizer.chat_template:
+        hint = "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
+        raise ValueError(f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: {hint}")
+
+
+def protect(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Any], bool]:
+    """Put marks around the control tokens that messages spell, so that `rendered_ids` reads them as text.
+
+    Returns:
+        The messages, and True if they have marks.
+
+    Raises:
+        ValueError: as `chat_ids`.
+    """
+    patterns = _control_tokens(messages, tokenizer)
+    if patterns is None:
+        return list(messages), False
+    broken = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
+    return [_marked(message, tokens) for message, tokens in zip(broken, patterns, strict=True)], True
+
+
+def rendered_ids(text: str, tokenizer: PreTrainedTokenizerBase, *, marked: bool) -> list[int]:
+    """Token ids of a rendered chat, or of its beginning; ``marked`` says if `protect` has put marks into it."""
+    return _marked_ids(text, tokenizer) if marked else _usual_ids(text, tokenizer)
+
+
+def unmarked(text: str) -> str:
+    """Return a rendered chat without marks, for errors."""
+    return text.replace(_START, "").replace(_END, "")
+
+
+def _start_options(messages: Sequence[Any]) -> dict[str, Any]:
+    """Options of the chat template by which a chat ends where the policy begins to write."""
+    if beginning(messages) is None:
+        return {"add_generation_prompt": True}
+    return {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -242,8 +281,14 @@ def _parts_text(message: Mapping[str, Any]) -> str:
 
 
 def render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
-    """Text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages."""
+    """Text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
+
+    Where it refuses a message without content (of tool calls), that message gets an empty one.
+    """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except Exception as error:  # a jinja template may raise anything
+        if not all("content" in message for message in messages):
+            filled = [{"content": "", **message} for message in messages]
+            return render(filled, tokenizer, **options)
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from textenv.names import nearest
+from textenv.processes import end_if_forked
 from textenv.rewards.scores import Rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
@@ -72,23 +74,31 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
             receives copies of lists and dictionaries, so changing them has no effect outside.
-        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own.
+        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own;
+            a method cannot get a column named as its object (``self``).
         tokenizer: tokenizer of the ids; passed to functions that have a parameter ``tokenizer``.
 
     Raises:
         ValueError: if the function needs a column that is missing.
+        RuntimeError: if it calls ``sys.exit``.
     """
     parameters, now = _parameters(function), NOW.get()._asdict()
     now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
-    check_columns(function, columns)
+    check_columns(function, columns if tokenizer is None else columns.keys() | {"tokenizer"})
     names = {each.name for each in parameters}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names |= columns.keys()
+        names |= columns.keys() - {_name_of_self(function)}
     given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
     if tokenizer is not None and "tokenizer" in names:
         given["tokenizer"] = tokenizer
-    found = function(**given)
-    return _wait(found) if inspect.isawaitable(found) else found
+    process = os.getpid()
+    try:
+        returned = function(**given)
+        return _wait(returned, function) if inspect.isawaitable(returned) else returned
+    except SystemExit as error:  # it would end the training without a word
+        raise RuntimeError(f"ended by {error!r}") from error
+    finally:
+        end_if_forked(process, f"reward {reward_name(function)!r}")
 
 
 def call_logged(
@@ -122,6 +132,18 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, kinds) or is_tensor(value) else value
 
 
+def _name_of_self(function: Callable[..., Any]) -> str | None:
+    """Return the name by which a method, or a callable object, knows its object: no argument can have it.
+
+    None for functions, and where the name cannot be in conflict.
+    """
+    method = function if inspect.ismethod(function) else type(function).__call__
+    parameters = list(inspect.signature(getattr(method, "__func__", method)).parameters.values())
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return None
+    return parameters[0].name
+
+
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
@@ -129,9 +151,15 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("prompts", "completions")]
 
 
-def _wait(found: Any) -> Any:
+def _wait(awaitable: Any, function: Callable[..., Any]) -> Any:
+    """Return the result of an ``async`` reward function."""
+    process = os.getpid()
+
     async def result() -> Any:
-        return await found
+        try:
+            return await awaitable
+        finally:
+            end_if_forked(process, f"reward {reward_name(function)!r}")
 
     # A separate thread, because the caller may be inside an event loop (as in a notebook).
     (outcome,) = run_in_threads([lambda: asyncio.run(result())], None)

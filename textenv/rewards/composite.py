@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
 from textenv.device import move
+from textenv.names import check_names
 from textenv.rewards.calling import call_logged, is_async, reward_name
 from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, add, merge, read_scores, shown, total
 from textenv.rewards.training import NOW
@@ -19,6 +22,9 @@ from textenv.state import stateful_objects
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
+
+WeightedFunction = RewardFunction | tuple[RewardFunction, float]
+"""A reward function, or one with its weight."""
 
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
@@ -46,7 +52,8 @@ class Rewards:
     tested alone all fail), ``"skip"`` waits, calls the whole batch once more, and stops if that call fails too.
 
     Args:
-        functions: a function, or a mapping from name to function or to (function, weight).
+        functions: a function; a mapping from name to function or to (function, weight); or a list of functions and
+            (function, weight), which get their own names.
         on_error: ``"stop"`` raises the function's error; ``"skip"`` leaves the completions that fail out of the
             update and counts them.
         max_failed: with ``"skip"``, the maximum fraction of failing completions; above it, the error is raised.
@@ -68,9 +75,10 @@ class Rewards:
         [-2.0]
     """
 
+    @check_names
     def __init__(
         self,
-        functions: RewardFunction | Mapping[str, RewardFunction | tuple[RewardFunction, float]],
+        functions: RewardFunction | Mapping[str, WeightedFunction] | Sequence[WeightedFunction],
         *,
         on_error: Literal["stop", "skip"] = "stop",
         max_failed: float = 0.1,
@@ -80,7 +88,7 @@ class Rewards:
         pause: float = 10.0,
     ) -> None:
         if isinstance(functions, (list, tuple)):
-            raise ValueError("functions is a list, expected a mapping from names to functions or (function, weight)")
+            functions = _by_own_names(functions)
         self.several = isinstance(functions, Mapping)
         named = functions if isinstance(functions, Mapping) else {reward_name(functions): functions}
         self.functions = {name: _with_weight(name, entry) for name, entry in named.items()}
@@ -90,7 +98,7 @@ class Rewards:
             raise ValueError(f"on_error is {on_error!r}, expected 'stop' or 'skip'")
         if not 0 <= max_failed <= 1:
             raise ValueError(f"max_failed is {max_failed}, expected a fraction from 0 to 1")
-        if not isinstance(workers, int) or workers < 0:
+        if not isinstance(workers, (int, np.integer)) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
         alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
         if alone and (workers or processes or on_error == "skip"):
@@ -113,14 +121,14 @@ class Rewards:
         if not pause >= 0:
             raise ValueError(f"pause is {pause}, expected seconds of at least 0")
         self.on_error, self.max_failed, self.timeout, self.pause = on_error, max_failed, timeout, pause
-        self.workers, self._pool = workers, Workers(max(workers, 1)) if processes else None
+        self.workers, self._pool = int(workers), Workers(max(int(workers), 1)) if processes else None
         self.seen = self.failed = 0
         """Completions so far, and those on which a function failed."""
         self._recent: deque[tuple[int, int]] = deque()
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
-    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> Scores:
+    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
@@ -290,6 +298,23 @@ class Rewards:
                 raise outcome
         in_order = iter(outcomes)
         return {name: [_checked(next(in_order), part, name) for part in parts] for name in names}
+
+
+def _by_own_names(entries: Sequence[WeightedFunction]) -> dict[str, WeightedFunction]:
+    """Return functions, or (function, weight), by the functions' names; later ones of a name are name_2, name_3, …"""
+    if len(entries) == 2 and callable(entries[0]) and isinstance(entries[1], (int, float)):
+        raise ValueError(f"functions is {entries!r:.200}, expected a list: give [(function, weight)]")
+    named: dict[str, WeightedFunction] = {}
+    for entry in entries:
+        function = entry[0] if isinstance(entry, tuple) and entry else entry
+        name = reward_name(function)
+        number = 1
+        unique = name
+        while unique in named:
+            number += 1
+            unique = f"{name}_{number}"
+        named[unique] = entry
+    return named
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:

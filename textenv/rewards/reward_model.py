@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from textenv.lm.ends import ids_after_end, template_end
 from textenv.lm.loading import EMBEDDED, from_pretrained, setting
+from textenv.prompts.messages import answered, read_messages, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids
 
@@ -89,6 +90,7 @@ class RewardModel:
 
     def __call__(
         self,
+        /,
         prompts: Sequence[Any],
         completions: Sequence[Any],
         *,
@@ -179,9 +181,10 @@ class RewardModel:
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
         """Encode prompt and completion as ids, at least one, because a model cannot read an empty row.
 
-        A terminated completion of a text prompt gets the tokenizer's EOS, if any; a chat's template adds its own. The
-        only special tokens are those of the tokenizer and of the chat template: a completion that spells one out is
-        ordinary text, see `textenv.prompts.special_tokens`.
+        A terminated completion of a text prompt gets the tokenizer's EOS, if any; a chat's template adds its own. A
+        completion of a chat is messages or a text; it continues a chat that ends with an assistant's message, and may
+        repeat the chat. The only special tokens are those of the tokenizer and of the chat template: a completion that
+        spells one out is ordinary text, see `textenv.prompts.special_tokens`.
         """
         eos = self.tokenizer.eos_token_id
         if isinstance(prompt, str):
@@ -193,7 +196,10 @@ class RewardModel:
                 ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
             ids += end
         else:
-            ids = chat_ids([*prompt, *completion], self.tokenizer, add_generation_prompt=False)
+            asked = read_messages(prompt, where="the prompt")
+            said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+            answer = without_prompt(read_messages(said, where="the completion"), asked)
+            ids = chat_ids(answered(asked, answer), self.tokenizer, add_generation_prompt=False)
         known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
         return self._cut(ids) or [next((token for token in known if token is not None), 0)]
 

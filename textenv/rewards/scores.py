@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from textenv.prompts.prompts import by_position
 from textenv.rendering import printable
 
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -105,7 +106,12 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
     if isinstance(returned, Scores):
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
             check(column)
-        return returned
+        entries = [_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.earned)]
+        columns: dict[str, Any] = {}
+        for kind in ("parts", "raw", "logged"):
+            given: Mapping[str, Sequence[Any]] = getattr(returned, kind)
+            columns[kind] = {part: _read_numbers(column, name=f"{name}/{part}") for part, column in given.items()}
+        return replace(returned, earned=entries, **columns)
     if isinstance(returned, Mapping):
         for column in returned.values():
             check(column)
@@ -155,7 +161,9 @@ class Rows:
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: Any = None) -> None:
-        self.columns, self.first, self.tokenizer = columns, first, tokenizer
+        self.columns = {name: by_position(column) for name, column in columns.items()}
+        self.first = first
+        self.tokenizer = tokenizer
 
     def __len__(self) -> int:
         return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))
@@ -201,14 +209,33 @@ def is_tensor(value: Any) -> bool:
 
 
 def check_count(returned: Any, expected: int, *, name: str, item: str, error: type[ValueError] = ValueError) -> None:
-    """Raise unless there is one item for each completion."""
+    """Raise unless there is one item for each completion, in their order."""
+    advice = f"return a list with one {item} for each"
     try:
-        count = None if isinstance(returned, str) else len(returned)
+        count = None if isinstance(returned, (str, bytes, bytearray)) else len(returned)
     except TypeError:  # a number, an iterator, an array without dimensions
         count = None
     if count != expected:
         given = f"{returned!r:.200}" if count is None else f"{count} values"
-        raise error(f"{name} returned {given} for {expected} completions: return a list with one {item} for each")
+        raise error(f"{name} returned {given} for {expected} completions: {advice}")
+    if problem := order_problem(returned):
+        raise error(f"{name} returned {problem}: {advice}, in their order")
+
+
+def order_problem(values: Any) -> str:
+    """Say why the order of a container is not that of the completions; return an empty text if it may be."""
+    if isinstance(values, Set):
+        return f"a {type(values).__name__}, which has no order"
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return ""
+    if isinstance(values, pandas.DataFrame):
+        return "a DataFrame, whose entries are names of columns"
+    if isinstance(values, pandas.Series):
+        labels = values.index.tolist()
+        if labels != list(range(len(labels))) and set(labels) == set(range(len(labels))):
+            return f"a Series with the index {labels!r:.80}, as after a sort (undo it by .sort_index())"
+    return ""
 
 
 def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
@@ -218,15 +245,17 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
     if is_tensor(entry) and not entry.is_complex():
         with suppress(RuntimeError, TypeError):  # on the meta device, sparse
             entry = entry.detach().float().cpu().numpy()
-    is_list = isinstance(entry, Sequence) and not isinstance(entry, (str, bytes, bytearray))
-    if entry.ndim == 1 if isinstance(entry, np.ndarray) else is_list and not any(isinstance(x, Sized) for x in entry):
-        dense = np.asarray(entry)
+    dense = _values_per_token(entry)
+    if dense is not None:
         if len(dense) != rows.tokens(row):
             raise RewardError(
                 f"reward {name!r} returned {len(dense)} numbers for {rows.describe(row)}, which has {rows.tokens(row)} "
                 "tokens: return one per token, or one for the whole completion"
                 + (" (scores of shape [B, 1]: .squeeze(-1))" if len(dense) == 1 else "")
             )
+        if dense.dtype.kind == "O":  # of Decimal, Fraction, tensors of one element
+            numbers = [as_number(x) for x in dense]
+            dense = dense if None in numbers else np.array(numbers, dtype=np.float64)
         is_real = dense.dtype.kind in "biuf" and not np.ma.is_masked(entry)
         if is_real and (not finite or (np.abs(dense) <= MAX_REWARD).all()):
             with np.errstate(over="ignore"):  # overflow to infinity, which the caller reports
@@ -235,4 +264,30 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
         number = as_number(entry)
         if number is not None and (not finite or abs(number) <= MAX_REWARD):
             return number
-    raise RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: expected a finite number")
+    expected = "expected a finite number, or None where the reward does not apply"
+    raise RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: {expected}")
+
+
+def _values_per_token(entry: Any) -> np.ndarray | None:
+    """Return the values of a list, an array or a Series; None for an entry that cannot have one number per token."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(entry, pandas.Series):
+        entry = entry.to_numpy()
+    if isinstance(entry, np.ndarray):
+        return entry if entry.ndim == 1 else None
+    if not isinstance(entry, Sequence) or isinstance(entry, (str, bytes, bytearray)):
+        return None
+    if any(isinstance(x, Sized) and as_number(x) is None for x in entry):  # a list of lists
+        return None
+    if any(is_tensor(x) for x in entry):  # NumPy does not read bfloat16
+        return np.array([as_number(x) for x in entry], dtype=object)
+    return np.asarray(entry)
+
+
+def _read_numbers(column: Iterable[Any], *, name: str) -> list[float | None]:
+    """Return a column of `Scores` as numbers, which JSON can hold, and None."""
+    numbers = [as_number(entry) for entry in column]
+    for row, (entry, number) in enumerate(zip(column, numbers, strict=True)):
+        if number is None and entry is not None:
+            raise RewardError(f"reward {name!r} has {entry!r:.200} for row {row}: expected a number or None")
+    return numbers

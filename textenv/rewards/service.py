@@ -3,11 +3,11 @@
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
@@ -16,6 +16,8 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from textenv.optional import package
+from textenv.rendering import printable
+from textenv.rewards.bounded_http import Answer, BoundedClient, OversizedAnswerError
 from textenv.rewards.calling import call_logged, reward_name
 from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, merge, read_scores, shown
 from textenv.rewards.training import NOW, Training
@@ -28,6 +30,11 @@ from pydantic import BaseModel, ValidationError  # noqa: E402
 
 LOCAL, BREAK, KEPT, MOST_BYTES = ("127.0.0.1", "localhost"), 5, 1024, 2**24
 """This machine; failures in a row that open the circuit; replies that a server keeps; maximum size of a request."""
+REPLY_BYTES = 2**20
+REPLY_BYTES_PER_BYTE = 32
+"""Maximum size of a reply: the first, and as much for each byte of the request, whose tokens may each get a score."""
+SHOWN = 2000
+"""Characters of a server's words that an error shows."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,10 +70,12 @@ class ServiceError(StopTraining, RewardError):
 class RewardService:
     """Reward function at the URL of a `serve_reward`, which has the token; needs ``textenv[service]``.
 
-    A request has at most ``batch_size`` answers; ``in_flight`` are sent at a time. One that fails, or takes more than
-    ``timeout`` seconds, is repeated with exponential back-off and jitter, not computed again: it has a key, a hash of
-    its content with a random number. After ``patience`` seconds of it, the call fails with a `ServiceError`, and keeps
-    its scores for a call with the same answers. An exception of the function on the server is a `ChildError`.
+    A request has at most ``batch_size`` answers; ``in_flight`` are sent at a time. One that fails, or whose whole reply
+    takes more than ``timeout`` seconds, is repeated with exponential back-off and jitter, not computed again: it has a
+    key, a hash of its content with a random number. After ``patience`` seconds of it, the call fails with a
+    `ServiceError`, and keeps its scores for a call with the same answers. A reply that is too large, compressed, or has
+    not the scores of these answers is a `ServiceError` at once. An exception of the function on the server is a
+    `ChildError`.
     """
 
     __name__ = "reward_service"
@@ -83,22 +92,30 @@ class RewardService:
         url, numbers = self._httpx.URL(self.url), (self.batch_size, self.in_flight, self.timeout, self.patience)
         if not (url.scheme[:4] == "http" and url.host and min(numbers) > 0 and self.token.split() == [self.token]):
             raise ValueError(f"{self} was given, expected http://host:port, a token and numbers above 0")
-        options = dict(headers={"Authorization": f"Bearer {self.token}"}, trust_env=url.host not in LOCAL)
-        self._client = self._httpx.Client(base_url=url, timeout=self.timeout, **options)
-        weakref.finalize(self, self._client.close)
+        # Certificates are read once; without TLS there are none to check.
+        verify = self._httpx.create_ssl_context() if url.scheme == "https" else False
+        self._make_client = partial(
+            self._httpx.Client,
+            base_url=url,
+            timeout=self.timeout,
+            headers={"Authorization": f"Bearer {self.token}"},
+            trust_env=url.host not in LOCAL,
+            verify=verify,
+        )
         self._probe, self._failures, self._last = threading.Lock(), 0, ""
         self._run, self._used, self._replies = secrets.token_bytes(16), Counter[str](), dict[str, Reply]()
 
     def __reduce__(self) -> Any:
         return partial(RewardService, **asdict(self)), ()
 
-    def __call__(self, prompts: Any, completions: Any, **more: Any) -> Scores:
+    def __call__(self, /, prompts: Any, completions: Any, **more: Any) -> Scores:
         """Return the scores of a batch; columns are sent as JSON, in which tuples and arrays are lists."""
         rows = Rows({"completion_ids": [[0]] * len(prompts), **more, "prompts": prompts, "completions": completions})
         spans = [range(len(rows))[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
         bodies = dict(self._body(**rows.part(span.start, span.stop).columns) for span in spans)
         todo = [key for key in bodies if key not in self._replies]
-        work = partial(self._send, iter(todo), bodies)
+        parts = {key: rows.part(span.start, span.stop) for key, span in zip(bodies, spans, strict=True)}
+        work = partial(self._send, iter(todo), bodies, parts)
         try:
             for error in filter(None, run_in_threads([work] * min(self.in_flight, len(todo)), None)):
                 raise error
@@ -110,7 +127,7 @@ class RewardService:
         scores = merge(len(rows), zip(spans, found, strict=True))
         return replace(scores, earned=read_scores(scores.earned, rows, name=self.__name__).earned)
 
-    def _body(self, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
+    def _body(self, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "columns": columns}
         try:
             now = NOW.get()
@@ -123,40 +140,96 @@ class RewardService:
         self._used[content] += 1
         return f"{content}-{self._used[content]}", body
 
-    def _send(self, keys: Iterator[str], bodies: dict[str, str]) -> None:
-        retry = self._retry
-        for key in keys:
-            retrying = retry.Retrying(
-                retry=retry.retry_if_exception_type(self._httpx.HTTPError),
-                wait=retry.wait_random_exponential(multiplier=0.2, max=10),
-                stop=retry.stop_before_delay(self.patience),
-            )
-            try:
-                response = retrying(self._try, key, bodies[key])
-            except retry.RetryError as error:
-                kept = sum(len(reply.earned) for reply in list(self._replies.values()))
-                said = f"no reply from {self.url} for {self.patience:g} s ({self._last}); in this process, {kept}"
-                raise ServiceError(f"{said} answers are scored and kept: start it again with the same token") from error
-            if response.status_code == 422:
-                raise ChildError(response.text)
-            if response.status_code != 200:
-                raise ServiceError(f"{self.url} answers {response.status_code}: {response.text:.2000}")
-            self._replies[key] = Reply.model_validate_json(response.content)
+    def _send(self, keys: Iterator[str], bodies: dict[str, str], parts: dict[str, Rows]) -> None:
+        """Send the requests of these keys, in a thread of its own, and keep their replies."""
+        client = BoundedClient(self._make_client, seconds=self.timeout)
+        try:
+            for key in keys:
+                answer = self._answer(client, key, bodies[key])
+                if answer.status == 422:
+                    raise ChildError(printable(answer.text[:SHOWN]))
+                if answer.status != 200:
+                    raise ServiceError(f"{self.url} answers {answer.status}: {printable(answer.text[:SHOWN])}")
+                self._replies[key] = self._read(answer, parts[key])
+        finally:
+            client.close()
 
-    def _try(self, key: str, body: str) -> Any:
+    def _answer(self, client: BoundedClient, key: str, body: str) -> Answer:
+        """Send a request until it is answered; a ServiceError if that takes too long, or the answer is too large."""
+        retry = self._retry
+        retrying = retry.Retrying(
+            retry=retry.retry_if_exception_type(self._httpx.HTTPError),
+            wait=retry.wait_random_exponential(multiplier=0.2, max=10),
+            stop=retry.stop_before_delay(self.patience),
+        )
+        try:
+            return retrying(self._try, client, key, body)
+        except retry.RetryError as error:
+            kept = sum(len(reply.earned) for reply in list(self._replies.values()))
+            raise ServiceError(
+                f"no reply from {self.url} for {self.patience:g} s ({self._last}); in this process, {kept} answers are "
+                "scored and kept: start it again with the same token"
+            ) from error
+        except OversizedAnswerError as error:
+            raise ServiceError(f"{self.url} gives no scores: {error}. Is it a serve_reward?") from error
+
+    def _try(self, client: BoundedClient, key: str, body: str) -> Answer:
+        most_bytes = REPLY_BYTES + REPLY_BYTES_PER_BYTE * len(body)
         with self._probe if self._failures >= BREAK else nullcontext():  # one at a time while the circuit is open
             try:
-                response = self._client.post("v1/score", content=body, headers={"Idempotency-Key": key})
-                if response.is_server_error or response.status_code == 429:
-                    raise self._httpx.HTTPError(f"status {response.status_code}")
+                headers = {"Idempotency-Key": key}
+                answer = client.post("v1/score", content=body, headers=headers, most_bytes=most_bytes)
+                if answer.status >= 500 or answer.status == 429:
+                    raise self._httpx.HTTPError(f"status {answer.status}")
             except self._httpx.HTTPError as error:
                 self._failures = failures = self._failures + 1
-                self._last = f"{type(error).__name__}: {error}"
+                self._last = f"{type(error).__name__}: {shown(error)}"
                 if failures == BREAK:
                     _log.warning("%s fails (%s): trying for %g s", self.url, self._last, self.patience)
                 raise
             self._failures = 0
-            return response
+            return answer
+
+    def _read(self, answer: Answer, rows: Rows) -> Reply:
+        """Return the scores of these rows in an answer; a ServiceError if it has others, or none."""
+        try:
+            reply = Reply.model_validate_json(answer.content)
+            check_reply(reply, rows)
+        except ValueError as error:
+            raise ServiceError(
+                f"{self.url} gives no scores of {len(rows)} answers ({printable(str(error)[:SHOWN])}): is it a "
+                "serve_reward, and is its textenv another version?"
+            ) from error
+        return reply
+
+
+def finite(column: Sequence[float | list[float] | None]) -> bool:
+    """Return True if all numbers of a column are finite."""
+    numbers = [entry for entry in column if isinstance(entry, float)]
+    for entry in column:
+        if isinstance(entry, list):
+            numbers.extend(entry)
+    return all(map(math.isfinite, numbers))
+
+
+def check_reply(reply: Reply, rows: Rows) -> None:
+    """Raise a ValueError unless a reply has one entry for each row and token, and names failed rows that there are."""
+    columns = {"earned": reply.earned}
+    for kind in ("parts", "raw", "logged"):
+        columns |= {f"{kind} {name!r:.100}": column for name, column in getattr(reply, kind).items()}
+    for name, column in columns.items():
+        if len(column) != len(rows):
+            raise ValueError(f"{name} has {len(column)} entries")
+    for row, entry in enumerate(reply.earned):
+        if isinstance(entry, list) and len(entry) != rows.tokens(row):
+            raise ValueError(f"earned has {len(entry)} numbers for the {rows.tokens(row)} tokens of answer {row}")
+    if finite(reply.earned):  # numbers that are not finite are the function's, and said with its name
+        for name, column in columns.items():
+            if not finite(column):
+                raise ValueError(f"{name} has numbers that are not finite")
+    missing = sorted(row for row in reply.failed if not 0 <= row < len(rows))
+    if missing:
+        raise ValueError(f"failed has {missing[0]}, but the answers are 0 to {len(rows) - 1}")
 
 
 def serve_reward(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from textenv.rewards.scores import as_number
+from textenv.rewards.scores import as_number, order_problem
 
 
 class RewardLog:
@@ -33,7 +33,8 @@ class RewardLog:
         entries = list(value) if as_number(value) is None and isinstance(value, Iterable) else [value] * self.rows
         column = np.array([as_number(entry) for entry in entries], float)
         numbers = int(np.isfinite(column).sum()) + sum(entry is None for entry in entries)
-        if not isinstance(name, str) or value is None or not len(entries) == numbers == self.rows:
+        in_order = value is not None and not order_problem(value)
+        if not isinstance(name, str) or not in_order or not len(entries) == numbers == self.rows:
             raise ValueError(
                 f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
                 "finite number, or a list with a finite number or None for each completion"

@@ -38,7 +38,7 @@ class Transform:
         self.function, self.change, self.by_batch = function, change, by_batch or depends_on_batch(function)
         self.__name__ = reward_name(function)
 
-    def __call__(self, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
+    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
         """Call the function and return the changed scores."""
         rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
         scores = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__)

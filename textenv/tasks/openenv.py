@@ -18,6 +18,8 @@ from textenv.envs.string_env import FAILED, StringGames
 from textenv.games.dialogue import text_space
 from textenv.optional import package
 
+SCHEMA_BYTES = 2**24
+"""Maximum size of a server's schemas."""
 TOOL_ACTIONS = ("call_tool", "list_tools")
 """Values of the field ``type`` by which MCP environments know their actions."""
 _log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class OpenEnv(StringGames):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if local else None))
         try:
             with opener.open(f"http{base}/schema", timeout=timeout) as answer:
-                action_schema = json.load(answer)["action"]
+                action_schema = json.loads(answer.read(SCHEMA_BYTES))["action"]
         except (OSError, HTTPException, LookupError, TypeError, ValueError) as error:
             raise ConnectionError(f"http{base} is no running OpenEnv server ({error!r}): start it first") from error
         field = _find_field(action_schema, action_field)

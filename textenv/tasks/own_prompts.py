@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from textenv.envs.task import CHECKED_PROMPTS, FunctionTask
+from textenv.envs.task import FunctionTask
 from textenv.importing import load_function, name_of
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
+from textenv.prompts.lengths import longest_prompt
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, distinct_names, reward_name
@@ -80,17 +81,15 @@ class Prompts(FunctionTask):
         if not self._chat:
             return prompt
         if isinstance(content[0], int):
-            raise ValueError(f"prompt {index} is a list of token ids, but a chat (system_prompt, chat) needs text")
+            raise ValueError(f"prompt {prompt.row} is a list of token ids, but a chat (system_prompt, chat) needs text")
         chat = ({"role": "user", "content": content},) if isinstance(content, str) else content
         if self._system is not None and chat[0]["role"] != "system":
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
 
     def longest_prompt(self, tokenizer: Any) -> int:
-        """Tokens of the longest prompt, the default limit; of more than 10,000 prompts, at least 512."""
-        seen = min(len(self.prompts), CHECKED_PROMPTS)
-        longest = max(len(prompt_ids(self.prompt(index), tokenizer)) for index in range(seen))
-        return longest if seen == len(self.prompts) else max(longest, 512)
+        """Tokens of the longest prompt, the default limit."""
+        return longest_prompt(self, lambda prompt: len(prompt_ids(prompt, tokenizer)))
 
 
 def read_rewards(reward: Any) -> Rewards:

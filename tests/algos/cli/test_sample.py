@@ -3,10 +3,12 @@
 import io
 import json
 
+import gymnasium
 import pytest
 
 from algos import PPO, LMPolicy
 from algos.cli import main
+from algos.training.run_folder import checkpoints, hold
 from tests.helpers.resumable_agents import ppo_cartpole
 from textenv.registration import make_vector_env
 
@@ -14,8 +16,6 @@ from textenv.registration import make_vector_env
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """An agent whose model writes something else than the one that it started from."""
-    import gymnasium
-
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=2)
     policy = LMPolicy.load("embedded", temperature=0.1)
     return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
@@ -96,3 +96,31 @@ def test_texts_that_ended_turns_in_training_end_answers_and_so_does_stop(tmp_pat
     letter = whole[len(whole) // 2]
     (row,) = found(capsys, *words, "--stop", letter, "--stop", "~")
     assert row[str(tmp_path)] == row["embedded"] == whole.partition(letter)[0]
+
+
+def test_a_run_under_way_is_sampled_and_evaluated_from_its_newest_checkpoint(tmp_path, capsys):
+    """Its older agent, of an interruption, is left alone while the run goes on."""
+    env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=4, max_new_tokens=4)
+    agent = PPO(env, LMPolicy.load("embedded"), num_steps=None, num_episodes=4, minibatch_size=4, learning_rate=1e-2)
+    agent.learn(40, run_dir=tmp_path, checkpoint_every=8)
+    early, late = checkpoints(tmp_path)
+    newest = LMPolicy.load(tmp_path / "policy").generate(["the film"], max_new_tokens=6)
+    LMPolicy.load("embedded").save(tmp_path / "policy")
+    old = LMPolicy.load(tmp_path / "policy").generate(["the film"], max_new_tokens=6)
+    words = ["--prompt", "the film", "--max-new-tokens", "6"]
+
+    def written(folder):
+        (row,) = found(capsys, folder, *words)
+        return [row[str(folder)]]
+
+    assert written(tmp_path) == old != newest, "a run that has ended has its own agent"
+    with hold(tmp_path, resumed=True):
+        assert written(tmp_path) == newest
+        capsys.readouterr()
+        main(["evaluate", str(tmp_path), "--num-episodes", "2", "--json"])
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["checkpoint"] == str(late)
+        assert f"{tmp_path} has not ended: this is its newest checkpoint, {late.name}" in shown.err
+    (tmp_path / "config.json").unlink()  # killed before it saved an agent
+    assert written(tmp_path) == newest
+    assert written(late) == newest and written(early), "a checkpoint may be named, too"

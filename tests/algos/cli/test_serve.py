@@ -4,6 +4,8 @@ import contextlib
 import http.client
 import json
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from algos.cli import main
-from algos.cli.serve import PolicyServer
+from algos.cli.serve import FIELDS, PolicyServer
 from algos.policies.lm import LMPolicy
 from tests.helpers.resumable_agents import ppo_cartpole
 
@@ -94,6 +96,22 @@ def test_it_is_the_policy_that_answers(server, client):
     assert client.completions.create(model="critic", prompt=ids, temperature=0, max_tokens=9).choices[0].text == text
 
 
+def test_parts_of_a_message_are_one_text(client):
+    parts = [{"type": "text", "text": CHAT[-1]["content"][:3]}, {"type": "text", "text": CHAT[-1]["content"][3:]}]
+    whole, joined = ask(client), ask(client, messages=[*CHAT[:-1], CHAT[-1] | {"content": parts}])
+    assert joined.prompt_token_ids == whole.prompt_token_ids
+    assert joined.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_an_answer_that_was_begun_is_continued(server, client):
+    begun = [*CHAT, {"role": "assistant", "content": "a"}]
+    expected = server.policy.tokenizer.apply_chat_template(begun, continue_final_message=True, return_dict=False)
+    answer = ask(client, messages=begun)
+    assert answer.prompt_token_ids == expected
+    (text,) = server.policy.generate([begun], max_new_tokens=9, deterministic=True)
+    assert ask(client, messages=begun, temperature=0, max_tokens=9).choices[0].message.content == text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
     whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
@@ -114,7 +132,9 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
         ({"top_p": 0.5}, "does not support top_p"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "does not support tools"),
         ({"messages": []}, "messages is"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "messages with texts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "images"),
+        ({"messages": [{"role": "user"}]}, "expected {'role': ..., 'content': ...}"),
+        ({"messages": ["a"]}, "messages with texts"),
         ({"messages": [{"role": "user", "content": "film " * 2000}]}, "positions"),
     ],
 )
@@ -138,6 +158,112 @@ def test_the_server_survives_what_it_is_sent(server, client):
     next(iter(stream))
     stream.close()  # in the middle: the next one is not kept waiting
     assert ask(client, max_tokens=1).usage.completion_tokens == 1
+
+
+def post(server, body, path="chat/completions", headers=None):
+    """Status and content of an answer to these bytes, or to this object as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    key = {"Authorization": "Bearer key"} | (headers or {})
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as connection:
+        connection.request("POST", f"/v1/{path}", content, key)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+ODD = [True, 0, -1, 7, 2**70, 0.5, -0.0, 1e-38, 1e300, float("nan"), float("inf"), "", "x", "\ud800", "x" * 2000, [],
+       [1], [[1]], [None], ["a"], [True], {}, {"a": 1}, [{}], [{"role": 5, "content": "a"}], [{"role": "user"}],
+       [{"role": "user", "content": 5}], {"include_usage": "yes"}, {"prompt": "a"}]  # fmt: skip
+"""Values of JSON, right ones for some fields among them."""
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_malformed_field_is_refused_before_an_answer_begins(server, path, stream):
+    base = {"model": "critic", "max_tokens": 1, "stream": stream}
+    base |= {"messages": CHAT} if "chat" in path else {"prompt": "the film"}
+    fields = sorted(FIELDS | {"top_p", "tools", "response_format"})
+    for name in fields:
+        for value in ODD:
+            status, content = post(server, base | {name: value}, path)
+            case = f"{name}={value!r:.60}: {status} {content!r:.200}"
+            if status != 200:
+                assert status in (400, 404) and json.loads(content)["error"]["message"], case
+            elif content.startswith(b"data: "):
+                assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content, case
+            else:
+                assert json.loads(content)["choices"], case
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"stream_options": "usage"}, "stream_options is 'usage', expected an object"),
+        ({"stream_options": {"include_usage": 1}}, "include_usage 1, expected true or false"),
+        ({"stream": "yes"}, "stream is 'yes', expected true or false"),
+        ({"logprobs": 2}, "logprobs is 2, expected true or false"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "expected a role"),
+        ({"temperature": 1e-38}, "temperature is 1e-38, expected 0 (the most probable token) or at least 0.001"),
+        ({"stop": ["a"] * 65}, "stop has 65 texts of up to 1 characters, expected at most 64"),
+    ],
+)
+def test_a_refused_field_is_named(server, field, words):
+    status, content = post(server, {"model": "critic", "messages": CHAT} | field)
+    assert status == 400 and words in json.loads(content)["error"]["message"]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 100])
+def test_the_extremes_of_the_temperature_are_answered(server, temperature):
+    status, _ = post(server, {"model": "critic", "messages": CHAT, "temperature": temperature, "max_tokens": 5})
+    assert status == 200
+
+
+def test_a_prompt_beyond_the_model_is_refused_without_reading_it_by_tokens(server, client):
+    long = "film " * 100_000
+    status, content = post(server, {"model": "critic", "messages": [{"role": "user", "content": long}]})
+    assert status == 400 and "500,000 characters, and the model has 128 positions" in content.decode()
+    status, content = post(server, {"model": "critic", "prompt": long}, "completions")
+    assert status == 400 and "500,000 characters" in content.decode()
+    status, content = post(server, b" " * 2**21)
+    assert status == 413 and "2,097,152 bytes, expected at most 1,048,576" in content.decode()
+    for length in ("-1", "many"):
+        status, content = post(server, b"{}", headers={"Content-Length": length})
+        assert status == 400 and "Content-Length is" in content.decode()
+
+
+def test_many_clients_at_once_are_all_answered(server):
+    """All connect before one of them is accepted."""
+    with PolicyServer(server.policy, "critic", token="key", limit=2) as waiting:
+        clients = [socket.create_connection(waiting.server_address, timeout=2) for _ in range(64)]
+        body = json.dumps({"model": "critic", "prompt": "the film"}).encode()
+        head = "POST /v1/completions HTTP/1.0\r\nHost: localhost:1\r\nAuthorization: Bearer key\r\n"
+        for each in clients:
+            each.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            each.settimeout(60)
+        thread = threading.Thread(target=waiting.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        answers = []
+        for each in clients:
+            with each, each.makefile("rb") as stream:
+                answers.append(stream.read())
+        waiting.shutdown()
+        thread.join()
+    assert all(answer.startswith(b"HTTP/1.0 200") and b'"choices"' in answer for answer in answers)
+
+
+def test_a_client_that_leaves_leaves_no_traceback(server, client, capfd):
+    """Before its request is whole, before its answer, and in the middle of it; each resets the connection."""
+    body = json.dumps({"model": "critic", "prompt": "the film", "stream": True, "n": 8}).encode()
+    head = "POST /v1/completions HTTP/1.0\r\nHost: localhost:1\r\nAuthorization: Bearer key\r\n"
+    whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    wrong = whole.replace(b"critic", b"gritic")
+    for sent, received in ((b"", 0), (whole[:9], 0), (whole[:-5], 0), (whole, 0), (whole, 20), (wrong, 0)):
+        with socket.create_connection(server.server_address, timeout=10) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(sent)
+            if received:
+                connection.recv(received)
+    assert ask(client, max_tokens=1).usage.completion_tokens == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_only_who_has_the_key_and_asks_this_machine_is_answered(server, client):

@@ -20,6 +20,9 @@ from algos.config import PPOConfig
 from algos.training.made_by import commit, made_by
 from algos.training.run_folder import hold
 from tests.helpers.finished_runs import run_of
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from textenv import TextVectorEnv
+from textenv.envs.task import FunctionTask
 from textenv.registration import NAMES
 
 SMALL = ["--total-steps", "64", "--num-envs", "2", "--config.num-steps", "32", "--num-episodes", "1", "--json"]
@@ -121,7 +124,7 @@ def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, t
     assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "damaged"
     with pytest.raises(SystemExit):
         main(["show", str(run)])
-    assert "run.yaml is damaged" in capsys.readouterr().err
+    assert "run.yaml is no yaml" in capsys.readouterr().err
 
 
 def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):
@@ -192,3 +195,32 @@ def test_a_wrong_folder_is_one_sentence(words, sentence, capsys):
         main(words)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and sentence in said and said.count("\n") == 1
+
+
+def test_samples_are_shown_with_their_step_and_with_who_speaks(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    tokenizer = make_tokenizer(WORDS)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    chat = [{"role": "system", "content": "b b"}, {"role": "user", "content": "a b c"}]
+    policy = algos.LMPolicy(make_gpt2(), tokenizer, seed=1)
+
+    def trained(folder, task, **options):
+        env = TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, max_new_tokens=3, **options)
+        algos.PPO(env, policy, num_steps=None, num_episodes=2, minibatch_size=2).learn(4, run_dir=folder)
+        return json.loads((folder / "samples.jsonl").read_text().splitlines()[-1])
+
+    reward = lambda completions: [float(len(x)) for x in completions]  # noqa: E731
+    row = trained(tmp_path / "chat", FunctionTask([chat], reward))
+    assert row["chat"] == chat and row["steps"] == 0
+    shown = printed(capsys, "show", tmp_path / "chat")
+    assert "steps" in shown and all(f"{message['role']}: {message['content']}" in shown for message in chat)
+    assert "assistant: " in shown
+    trained(tmp_path / "text", FunctionTask(["a b"], reward))
+    assert "assistant: " not in printed(capsys, "show", tmp_path / "text")
+    line = {"steps": 7, "prompt": "hi", "completion": "x", "score": 1.0, "chat": chat}
+    turns = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "two"}]
+    (tmp_path / "text" / "samples.jsonl").write_text(json.dumps(line | {"turns": turns}) + "\n")
+    shown = printed(capsys, "show", tmp_path / "text")
+    assert "assistant: one" in shown and "user: two" in shown and "system: b b" in shown
+    (tmp_path / "text" / "samples.jsonl").write_text(json.dumps(line | {"turns": ["odd", 3], "chat": 5}) + "\n")
+    assert "odd" in printed(capsys, "show", tmp_path / "text")

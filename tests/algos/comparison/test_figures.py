@@ -12,7 +12,7 @@ from algos.comparison.paper import scores_by_algorithm
 from algos.comparison.report import write_report
 from algos.comparison.runs import read_runs
 from algos.comparison.summary import RunResult, bootstrap_interval, name_cases
-from tests.algos.comparison.test_page import write_run
+from tests.helpers.finished_runs import write_run
 
 
 def named(names, *, seeds=5, envs=("One-v0",)):

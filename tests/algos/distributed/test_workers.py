@@ -18,7 +18,7 @@ from algos.training.metrics import EpisodeMeter
 from algos.training.serialization import trained_weights
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.ranks import weights
-from tests.helpers.resumable_agents import AGENTS, mlp
+from tests.helpers.resumable_agents import AGENTS, mlp, normalized
 from textenv import TextVectorEnv
 from textenv.rewards.human import HumanReward
 
@@ -249,3 +249,33 @@ def test_what_workers_cannot_do_is_refused_in_words(tmp_path):
         rollout_workers(agent, text, 2),
     ):
         pass
+
+
+def statistics(agent):
+    """Running statistics of the reward in the learning process."""
+    (reward,) = (function for function, _ in agent.env.task.rewards.functions.values())
+    return reward.state_dict()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_state_of_rewards_in_workers_is_kept_to_the_bit(count, cluster, tmp_path, caplog):
+    """One worker has the statistics of one process; of several, each has its own."""
+    whole, first, second, one = (AGENTS["ppo_normalized"]() for _ in range(4))
+    with rollout_workers(whole, normalized, count):
+        expected = learn(whole, 4)
+    with rollout_workers(first, normalized, count):
+        learn(first, 2, tmp_path)
+    with rollout_workers(second, normalized, count):
+        assert learn(second, 4, tmp_path, tmp_path) == expected
+    assert torch.equal(weights(second), weights(whole)) and statistics(second) == statistics(whole)
+    learn(one, 4)
+    assert statistics(whole)["count"] == statistics(one)["count"] / count == 32 / count
+    if count == 1:
+        assert statistics(whole) == statistics(one)
+        return
+    fewer = AGENTS["ppo_normalized"]()
+    with rollout_workers(fewer, normalized, 1):
+        learn(fewer, 5, tmp_path, tmp_path)
+    assert "rewards with a state go on from that of the first" in caplog.text
+    assert statistics(fewer)["count"] == 16 + 8

@@ -227,6 +227,14 @@ def test_parts_in_another_order_are_refused():
         evaluate(env, policy, num_episodes=1)
 
 
+def test_a_part_of_another_dtype_is_refused():
+    """Bytes of an image are no numbers from 0 to 1."""
+    env = SyncVectorEnv([lambda: Random(spaces.Dict(image=spaces.Box(0, 255, (3,), np.uint8)), TWO)])
+    policy = MLPPolicy(spaces.Dict(image=spaces.Box(0, 1, (3,))), TWO)
+    with refused(ValueError, "reads Dict", "environment has Dict"):
+        evaluate(env, policy, num_episodes=1)
+
+
 def test_an_agent_saved_by_version_0_9_acts_as_it_did_there():
     """Trained and saved there, from spaces that it could not load; its actions and log-probs were printed there."""
     policy = algos.load(DATA / "agent-format-4")

@@ -24,7 +24,7 @@ from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
 from algos.envs.env_worker import Worker, check_observation, check_paid_reward
-from algos.envs.subprocess_env import SubprocessVectorEnv
+from algos.envs.subprocess_env import EnvironmentFailure, SubprocessVectorEnv
 from algos.make import make_vector_environment
 from algos.policies.policy import Policy, Step, step_values
 from algos.training.metrics import EpisodeMeter
@@ -303,13 +303,39 @@ def test_a_process_that_was_stopped_is_replaced(caplog):
         assert alive() != [worker] and len(alive()) == 1
 
 
-def test_too_many_failures_end_it_and_all_are_told():
+def test_too_many_failures_end_it_in_one_sentence(caplog):
     env = SubprocessVectorEnv([counting(), counting(raises, at=2)], max_restarts=2)
     env.reset(seed=5)
-    with pytest.raises(RuntimeError, match="environment 1 failed 3 times, max_restarts is 2") as caught:
+    words = (
+        r"environment 1 failed 3 times, max_restarts is 2, .*: RuntimeError: boom \(3 times\), the last time with seed"
+    )
+    with pytest.raises(EnvironmentFailure, match=words) as caught:
         steps(env, 10)
-    assert [str(caught.value).count(words) for words in ("RuntimeError: boom", "seed 6", "after 1 steps")] == [3, 1, 3]
+    assert "\n" not in str(caught.value) and "boom (seed 6, episode 1, after 1 steps)" in caplog.messages[0]
     assert not alive()
+
+
+def forks(env, returned):
+    os.fork()
+    return returned
+
+
+def test_a_process_that_an_environment_forks_does_not_answer_too(tmp_path):
+    once = str(tmp_path / "forked")
+    with closing(SubprocessVectorEnv([counting(forks, at=2, once=once)], timeout=30)) as env:
+        env.reset(seed=0)
+        assert [float(reward[0]) for _, reward, *_ in steps(env, 4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_text_of_an_environments_error_cannot_control_the_terminal(tmp_path, caplog, capfd):
+    def hostile(env, returned):
+        raise RuntimeError("\x1b[2Jgone\x1b]0;title\x07")
+
+    with closing(SubprocessVectorEnv([counting(hostile, at=2, once=str(tmp_path / "raised"))])) as env:
+        env.reset(seed=0)
+        steps(env, 3)
+    for shown in (capfd.readouterr().err, caplog.text):
+        assert r"\x1b[2Jgone" in shown and not {"\x1b", "\x07"} & {*shown}
 
 
 def test_a_reset_that_fails_is_tried_again_with_its_seed_and_then_with_another(tmp_path, caplog):

@@ -398,7 +398,7 @@ def test_methods_of_an_object_count_too(caplog):
         (lambda agent: agent, "loss"),
         (lambda agent: agent.optimizer, "step"),
         (lambda agent: agent.policy, "evaluate"),
-        (lambda agent: agent.policy, "_read"),
+        (lambda agent: agent.policy, "read"),
     ):
         agent = agent_of(minibatch_size=48)
         own = owner(agent)

@@ -224,6 +224,76 @@ def test_a_chat_is_encoded_as_it_is_when_it_pays():
     assert said == "<|im_start|> user a b <|im_end|> <|im_start|> assistant good <|im_end|>"
 
 
+def chat_judge():
+    tokenizer = make_tokenizer(CHAT_WORDS, eos="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    return RewardModel(make_model("gpt2", vocab_size=len(CHAT_WORDS)), tokenizer)
+
+
+ASKED = [{"role": "user", "content": "a b"}]
+GOOD, BAD = ([{"role": "assistant", "content": word}] for word in ("good", "bad"))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {"chosen": ASKED + GOOD, "rejected": ASKED + BAD},
+        {"prompt": None, "chosen": ASKED + GOOD, "rejected": ASKED + BAD},
+        {"prompt": ASKED, "chosen": ASKED + GOOD, "rejected": ASKED + BAD},
+        {"prompt": "a b", "chosen": ASKED + GOOD, "rejected": ASKED + BAD},
+        {"prompt": ASKED, "chosen": "good", "rejected": "bad"},
+        {"prompt": ASKED, "chosen": [GOOD[0] | {"content": [{"type": "text", "text": "good"}]}], "rejected": BAD},
+    ],
+    ids=["whole", "none", "repeated", "repeated text", "answers as text", "parts"],
+)
+def test_a_pair_of_chats_is_read_once_whole_or_not(pair):
+    rate = chat_judge()
+    (expected,) = read_reward_rows([{"prompt": ASKED, "chosen": GOOD, "rejected": BAD}], rate).rows
+    (read,) = read_reward_rows([pair], rate).rows
+    assert read == expected
+
+
+def test_an_answer_that_the_prompt_begins_is_continued():
+    rate = chat_judge()
+    begun = [*ASKED, {"role": "assistant", "content": "c "}]
+    (read,) = read_reward_rows([{"prompt": begun, "chosen": GOOD, "rejected": BAD}], rate).rows
+    whole = [[*ASKED, {"role": "assistant", "content": f"c {word}"}] for word in ("good", "bad")]
+    expected = tuple(rate.tokenizer.apply_chat_template(chat, return_dict=False) for chat in whole)
+    assert read.ids == expected
+
+
+def test_texts_without_a_prompt_or_with_it_repeated_are_read_once(caplog):
+    rate = judge()
+    expected = read_reward_rows(PAIRS, rate).rows
+    joined = [{name: pair["prompt"] + pair[name] for name in ("chosen", "rejected")} for pair in PAIRS]
+    assert [row.ids for row in read_reward_rows(joined, rate).rows] == [row.ids for row in expected]
+    assert len({row.key for row in read_reward_rows(joined, rate).rows}) == len(LONG)  # the prompt that they share
+    repeated = [{"prompt": pair["prompt"]} | whole for pair, whole in zip(PAIRS, joined, strict=True)]
+    assert read_reward_rows(repeated, rate).rows == expected
+    assert "repeat the text of their prompts" in caplog.text
+    # One answer that begins as its prompt does is no repetition
+    first = PAIRS[0] | {"chosen": f"{PAIRS[0]['prompt']} good", "rejected": f"{PAIRS[0]['prompt']} bad"}
+    mixed = read_reward_rows([first, *PAIRS[1:]], rate).rows
+    assert len(mixed[0].ids[0]) > len(expected[0].ids[0]) and mixed[1:] == expected[1:]
+
+
+def test_equal_questions_of_whole_chats_are_on_one_side():
+    rate = chat_judge()
+    rows = [
+        {"chosen": [*ASKED, {"role": "assistant", "content": word}], "rejected": ASKED + BAD} for word in ("a", "good")
+    ]
+    first, second = read_reward_rows(rows, rate).rows
+    assert first.key == second.key
+
+
+def test_a_table_of_rows_is_its_rows():
+    pandas = pytest.importorskip("pandas")
+    rate = judge()
+    assert read_reward_rows(pandas.DataFrame(SCORED, index=range(9, 9 + len(SCORED))), rate) == (
+        read_reward_rows(SCORED, rate)
+    )
+
+
 def test_dropout_follows_the_models_config_and_the_seed():
     def first_loss(p, seed):
         rate = judge("bert", hidden_dropout_prob=p)
@@ -263,6 +333,7 @@ def test_it_is_the_reward_of_an_environment_at_once():
         ([SCORED[0] | {"score": float("nan")}], "row 0 has the score nan"),
         ([PAIRS[0] | {"margin": "wide"}], "row 0 has the margin 'wide'"),
         ([SCORED[0] | {"completion": []}], "expected both as text, or both as chat"),
+        ([PAIRS[0] | {"chosen": [{"role": "user", "content": "a"}] * 2}], "expected both as text, or both as chat"),
         ([SCORED[0] | {"score": None}], "0 training rows and 0 held-out rows are left"),
     ],
 )

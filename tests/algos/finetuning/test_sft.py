@@ -1,5 +1,6 @@
 """Supervised fine-tuning against `transformers`' own loss and the environment's own ids."""
 
+import json
 import math
 
 import numpy as np
@@ -8,8 +9,17 @@ import torch
 
 from algos import LMPolicy, SFTConfig, sft
 from algos.finetuning.optimizer import CosineOptimizer, dropout_on, length_buckets
-from algos.finetuning.packing import Example, check_packing, learnt_log_probs, pack, read_example, token_rows
+from algos.finetuning.packing import (
+    Example,
+    check_packing,
+    learnt_log_probs,
+    pack,
+    read_example,
+    read_examples,
+    token_rows,
+)
 from algos.finetuning.sft import _add_gradient
+from tests.helpers.chat_templates import template_tokenizer
 from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.lora import lora_policy
 from tests.helpers.models import WORDS, make_bloom, make_gpt2, make_llama, make_mistral, make_tokenizer
@@ -118,6 +128,9 @@ def test_what_is_learnt_of_each_kind_of_example():
     assert shown == "<|im_start|> user d <|im_end|> <|im_start|> assistant GOOD <|IM_END|>"
 
 
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "good"}]
+
+
 @pytest.mark.parametrize(
     ("example", "said"),
     [
@@ -127,15 +140,91 @@ def test_what_is_learnt_of_each_kind_of_example():
         ({"prompt": "a", "completion": 1}, "example 3 has the completion 1"),
         ({"messages": [{"role": "user", "content": "a"}]}, "chat of user; expected"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "chat of assistant; expected"),
+        ({"messages": [{"role": "user", "content": "a"}] * 2}, "example 3: it is a chat of user, user; expected"),
         (
-            {"messages": [{"role": role, "content": "a"} for role in ("user", "assistant", "tool")]},
-            "chat of user, assistant, tool; expected",
+            {"prompt": "a", "completion": [{"role": role, "content": "a"} for role in ("user", "assistant")]},
+            "completion .* of a prompt that is no chat",
+        ),
+        ({"messages": CHAT, "tools": "{}"}, "example 3 has the tools {}, expected a list"),
+        (
+            {"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}},
+            r"chat_template_kwargs \['chat_template'\]",
         ),
     ],
 )
 def test_an_example_of_another_kind_is_refused(example, said):
     with pytest.raises(ValueError, match=said):
         read_example(3, example, chat_tokenizer())
+
+
+THOUGHTFUL = [
+    *({"role": "user", "content": "time?"}, {"role": "assistant", "content": "four", "reasoning_content": "easy"}),
+    *({"role": "user", "content": "now?"}, {"role": "assistant", "content": "five", "reasoning_content": "hard"}),
+]
+
+
+def answers_of(examples, tokenizer):
+    """The text that is learnt of each example."""
+    return [tokenizer.decode([token for token, on in zip(*example, strict=True) if on]) for example in examples]
+
+
+def test_a_completion_of_messages_is_learnt_as_the_template_writes_it():
+    tokenizer = template_tokenizer("qwen 3")
+    row = {"prompt": THOUGHTFUL[:3], "completion": THOUGHTFUL[3:]}
+    expected = ["<think>\nhard\n</think>\n\nfive<|im_end|>"]
+    assert answers_of(read_examples(0, row, tokenizer), tokenizer) == expected
+    assert answers_of(read_examples(0, row | {"completion": THOUGHTFUL}, tokenizer), tokenizer) == expected  # repeated
+    begun = row | {"prompt": [*THOUGHTFUL[:3], {"role": "assistant", "content": "fi"}]}
+    for rest in ("ve", [{"role": "assistant", "content": "ve"}]):
+        assert answers_of(read_examples(0, begun | {"completion": rest}, tokenizer), tokenizer) == ["ve<|im_end|>"]
+
+
+def test_the_template_sees_a_rows_tools_and_variables():
+    tokenizer = template_tokenizer("qwen 3")
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    for given in (tools, json.dumps(tools)):
+        row = {"messages": THOUGHTFUL[:2], "tools": given, "chat_template_kwargs": {"unused": 1}}
+        (example,) = read_examples(0, row, tokenizer)
+        assert tokenizer.decode(example.ids) == tokenizer.apply_chat_template(
+            THOUGHTFUL[:2], tools=tools, tokenize=False
+        )
+
+
+def test_answers_that_a_template_writes_otherwise_later_are_an_example_each():
+    tokenizer = template_tokenizer("qwen 3")
+    row = {"messages": THOUGHTFUL}
+    expected = ["<think>\nhard\n</think>\n\nfive<|im_end|>", "<think>\neasy\n</think>\n\nfour<|im_end|>"]
+    assert answers_of(read_examples(0, row, tokenizer), tokenizer) == expected
+    with pytest.raises(ValueError, match="makes 2 examples"):
+        read_example(0, row, tokenizer)
+    lm = LanguageModel(make_gpt2(len(tokenizer), n_positions=256), tokenizer)
+    history = sft(lm, [row], SFTConfig(num_epochs=1))
+    assert history[0]["steps"] == sum(sum(example.learnt) for example in read_examples(0, row, tokenizer))
+
+
+def test_rows_that_cannot_be_learnt_are_counted():
+    tokenizer = template_tokenizer("r1")
+    lm = LanguageModel(make_gpt2(len(tokenizer), n_positions=256), tokenizer)
+    rows = ["it is four", {"messages": THOUGHTFUL[:2]}, {"messages": THOUGHTFUL[:2]}]
+    with pytest.raises(ValueError, match=r"2 of 3 examples cannot be learnt\. The first: example 1: .*'completion'"):
+        sft(lm, rows)
+
+
+@pytest.mark.parametrize("labels", [[5, 3], [0, 0]])
+def test_a_table_is_its_rows(labels):
+    """Iterated, a data frame gives the names of its columns."""
+    pandas = pytest.importorskip("pandas")
+    rows = [{"prompt": "a", "completion": "good"}, {"prompt": "b c", "completion": "bad"}]
+    histories = [
+        sft(make_lm(), given, SFTConfig(**SMALL))[0]["sft/loss"]
+        for given in (rows, pandas.DataFrame(rows, index=labels))
+    ]
+    assert histories[0] == histories[1]
+    texts = ["a b", "c d good"]
+    assert (
+        sft(make_lm(), texts, SFTConfig(**SMALL))[0]["sft/loss"]
+        == (sft(make_lm(), pandas.Series(texts, index=labels), SFTConfig(**SMALL))[0]["sft/loss"])
+    )
 
 
 def test_a_tokenizer_without_eos_is_refused():

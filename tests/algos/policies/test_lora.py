@@ -381,3 +381,14 @@ def test_a_run_that_goes_on_over_another_base_is_told(tmp_path, caplog):
         other = agent_of(text_env(), lora_policy("llama", base=make_llama(seed=seed)), num_episodes=8, minibatch_size=8)
         Run(other).restore(tmp_path)
         assert ("weights of the policy that are not trained are other ones" in caplog.text) is said
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # peft warns of adapters on tied layers
+@pytest.mark.parametrize("target", ["lm_head", "wte"])
+def test_merging_an_adapter_on_tied_layers_keeps_the_policy(target, tmp_path, capsys):
+    agent, _ = train(lora_policy(target_modules=["c_attn", target]), 3)
+    agent.save(tmp_path / "run")
+    rollout = collect(text_env(), agent.policy, num_episodes=4)
+    main(["merge", str(tmp_path / "run"), str(tmp_path / "plain")])
+    merged = LMPolicy.load(tmp_path / "plain")
+    torch.testing.assert_close(log_probs(merged, rollout), log_probs(agent.policy, rollout), atol=1e-4, rtol=0)

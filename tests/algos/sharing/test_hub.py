@@ -16,6 +16,7 @@ from algos.sharing.model_card import model_card
 from tests.helpers.errors import refused
 from tests.helpers.hub import TOKEN, running_hub, sha
 
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "/home/me/llama"}
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_sent(run, tmp_path)
     with refused(FileNotFoundError, "holds no saved agent"):
         algos.push_to_hub(tmp_path, "me/cart")
     shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "policy" / "adapter_config.json").write_text('{"base_model_name_or_path": "/home/me/llama"}')
+    (tmp_path / "run" / "policy" / "adapter_config.json").write_text(json.dumps(ADAPTER))
     with refused(ValueError, "adapter of /home/me/llama", "algos merge"):
         algos.push_to_hub(tmp_path / "run", "me/cart")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algos import Callback
-from algos.training.loggers import make_loggers
+from algos.training.loggers import Logs, make_loggers
 from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
 
 TRAIN = """
@@ -163,6 +163,22 @@ def test_after_a_resume_files_and_loggers_have_each_iteration_once(make, tmp_pat
             for home in ("whole", "run")
         )
         assert a == b, name
+
+
+def test_a_file_that_other_code_has_closed_is_named_and_no_other_file_is_written(tmp_path):
+    def descriptor():
+        links = {int(name): os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+        return next(number for number, path in links.items() if path == str(tmp_path / "metrics.jsonl"))
+
+    logs = Logs(tmp_path, config={})
+    logs.write({"loss": 1.0}, step=1)
+    closed = descriptor()
+    os.close(closed)
+    descriptor_again = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
+    assert descriptor_again == closed
+    with pytest.raises(OSError, match="metrics.jsonl was closed by other code in this process"), logs:
+        logs.write({"loss": 2.0}, step=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n' and (tmp_path / "other").read_text() == ""
 
 
 def test_a_logger_that_is_unknown_or_not_installed_is_refused_before_the_run(tmp_path, monkeypatch):

@@ -10,10 +10,20 @@ import torch
 
 from algos import PPO, LMPolicy, PPOConfig, collect, evaluate
 from tests.helpers import text_envs
-from tests.helpers.conversations import chat_tokenizer
+from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, good
-from textenv import PromptList, RewardError, TextVectorEnv, check_no_overlap, load_prompts, split_prompts
+from textenv import (
+    PromptList,
+    RewardError,
+    Rewards,
+    TextVectorEnv,
+    TokenVectorEnv,
+    check_no_overlap,
+    load_prompts,
+    split_prompts,
+)
+from textenv.rewards.transforms import clip
 
 ROWS = [
     {"prompt": "a b", "answer": "1"},
@@ -27,11 +37,12 @@ def make_env(prompts=("a b", "c", "d a b"), num_envs=2, reward=good, **options):
 
 
 def write(path, rows):
-    if path.suffix == ".jsonl":
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
         path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
-    elif path.suffix in (".csv", ".tsv"):
+    elif kind in (".csv", ".tsv"):
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(rows)
     else:
@@ -41,7 +52,7 @@ def write(path, rows):
     return path
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.tsv", "p.parquet", "folder"])
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.tsv", "p.parquet", "folder", "P.JSONL", "p.TSV", "p.Parquet"])
 def test_a_file_is_a_sequence_of_mappings_whatever_its_kind(tmp_path, name):
     prompts = load_prompts(write(tmp_path / name, ROWS))
     assert len(prompts) == 3
@@ -328,6 +339,155 @@ def test_splits_of_chats_go_by_what_is_said():
         with pytest.raises(ValueError, match="1 of 1 test prompts"):
             check_no_overlap([one], [other])
     check_no_overlap([one], [[{"role": "system", "content": "hi x"}]])
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def table(labels):
+    """A pandas data frame of 40 prompts, each of which is there twice, whose rows have these labels."""
+    pandas = pytest.importorskip("pandas")
+    rows = [{"prompt": f"prompt {i % 20}", "level": i} for i in range(40)]
+    return rows, pandas.DataFrame(rows, index=labels)
+
+
+LABELS = {
+    "reversed": list(range(39, -1, -1)),
+    "filtered": list(range(100, 140)),
+    "equal": [0] * 40,
+    "names": [f"row {i}" for i in range(40)],
+    "shuffled": np.random.default_rng(0).permutation(40).tolist(),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_table_gives_its_rows_in_order_whatever_their_labels(labels):
+    rows, frame = table(LABELS[labels])
+    texts = [row["prompt"] for row in rows]
+    assert [PromptList(frame["prompt"]).prompt(i).content for i in range(40)] == texts
+    assert [PromptList(frame).prompt(i).columns["level"] for i in range(40)] == list(range(40))
+    for split in ("train", "test"):
+        assert [*split_prompts(frame["prompt"], split)] == [*split_prompts(texts, split)]
+        assert [*split_prompts(frame, split)] == [*split_prompts(rows, split)]
+    train, test = (set(split_prompts(frame["prompt"], split)) for split in ("train", "test"))
+    assert not train & test and len(train | test) == 20
+    with pytest.raises(ValueError, match="40 of 40 test prompts .* the first at 0: 'prompt 0'"):
+        check_no_overlap(frame["prompt"], frame)
+
+
+def test_the_split_of_a_prompt_does_not_depend_on_the_order():
+    rows, frame = table(LABELS["shuffled"])
+    for split in ("train", "test"):
+        expected = {row["level"] for row in split_prompts(rows, split)}
+        assert {row["level"] for row in split_prompts(frame.sample(frac=1, random_state=3), split)} == expected
+        assert {row["level"] for row in split_prompts(frame.sort_index(), split)} == expected
+
+
+def test_an_environment_and_a_policy_read_tables_too():
+    pandas = pytest.importorskip("pandas")
+    prompts = pandas.Series(["a b", "c", "d a b"], index=[7, 0, 2])
+    plain, tabled = make_env(), make_env(prompts)
+    assert plain.reset(seed=1)[0]["tokens"].tolist() == tabled.reset(seed=1)[0]["tokens"].tolist()
+    assert policy().generate(prompts, max_new_tokens=3) == policy().generate(prompts.tolist(), max_new_tokens=3)
+
+
+def test_columns_of_a_table_that_have_one_name_are_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"])
+    with pytest.raises(ValueError, match="several columns named prompt"):
+        PromptList(frame)
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A reward that is an object, which knows itself as ``self``."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, completions, **columns):
+        self.seen = columns
+        return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize("name", ["role", "self", "function", "columns", "content", "messages"])
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: Rewards({"f": f, "g": (f, 0.5)}), lambda f: clip(f, 0, 1)])
+def test_a_column_may_have_any_name_that_is_no_rewards_argument(name, wrap):
+    seen = {}
+
+    def reward(completions, **columns):
+        seen.update(columns)
+        return [0.0] * len(completions)
+
+    env = make_env([{"prompt": "a", name: "poet"}], 1, wrap(reward))
+    env.reset(seed=0)
+    env.step(np.array([EOS]))
+    assert seen[name] == ["poet"]
+
+
+def test_a_reward_object_gets_the_columns_but_one_named_as_itself():
+    recorder = Recorder()
+    env = make_env([{"prompt": "a", "self": "poet", "level": 3}], 1, recorder)
+    env.reset(seed=0)
+    env.step(np.array([EOS]))
+    assert recorder.seen["level"] == [3] and "self" not in recorder.seen
+
+
+def test_one_message_is_no_chat():
+    with pytest.raises(ValueError, match="a chat is a list of messages"):
+        PromptList([{"role": "user", "content": "a"}]).prompt(0)
+
+
+# --- lengths -----------------------------------------------------------------------------------------------------
+
+
+def long_deck(*, number=10_400, at=(10_321,)):
+    """Short prompts, some of different lengths, with long ones in these rows."""
+    prompts = ["a b", "c", "d a b", "d"] * (number // 4)
+    for row in at:
+        prompts[row] = "a b c d a b c d"
+    return prompts
+
+
+def test_a_prompt_that_is_too_long_is_found_in_any_row():
+    with pytest.raises(ValueError, match=r"prompt 10321 \('a b c d a b c d'\) has 8 tokens, the limit is 4"):
+        make_env(long_deck())
+
+
+def test_a_prompt_of_another_type_is_found_in_any_row():
+    with pytest.raises(ValueError, match="prompt 10321 .* expected text"):
+        make_env([*long_deck()[:10_321], 3.5])
+
+
+def test_an_error_names_the_row_of_the_data_not_of_the_split():
+    rows = [{"prompt": f"{letter} {other}"} for letter in "abcd" for other in "abcd"]
+    long = "a b c d a b c d"
+    split = "test" if split_prompts([*rows, long], "test")[-1] == long else "train"
+    with pytest.raises(ValueError, match="prompt 16 "):
+        make_env(split_prompts([*rows, long], split))
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(caplog):
+    prompts = long_deck(number=12, at=(3, 9))
+    env = make_env(prompts, 4, overlong="skip")
+    assert env.skipped_prompts == 2 and "2 of 12 prompts" in caplog.text and "row 3" in caplog.text
+    kept = [text for text in prompts if len(text.split()) < 8]
+    expected = collect(make_env(kept, 4), policy(), num_episodes=20, seed=3)
+    found = collect(env, policy(), num_episodes=20, seed=3)
+    assert found["observation"].tolist() == expected["observation"].tolist()
+    assert env.metrics["prompts/skipped"] == 2
+    assert len(env.task.prompts) == 10
+
+
+def test_skipping_needs_prompts_that_are_known_and_one_that_fits():
+    with pytest.raises(ValueError, match="the limit is 4"):
+        make_env(["a b c d a"], overlong="skip")
+    with pytest.raises(ValueError, match="expected 'error' or 'skip'"):
+        make_env(overlong="cut")
+    with pytest.raises(ValueError, match="makes its prompts itself"):
+        TokenVectorEnv(Parrot, tokenizer=chat_tokenizer(), overlong="skip")
 
 
 @pytest.mark.parametrize(

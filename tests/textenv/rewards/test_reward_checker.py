@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.models import WORDS, make_tokenizer
-from textenv import check_reward, rewards
+from textenv import FunctionTask, check_reward, rewards
 from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, run_reward_checks
 from textenv.checks.reward_probes import PROBES, make_rows
 from textenv.rewards import load_function
@@ -140,7 +140,8 @@ def test_sound_functions_pass(function):
     if function.__name__ == "format_tags":
         said = ["<think>a</think><answer>b</answer>", "a", "b", "<answer>c</answer>"] * 2
     report = check_reward(function, completions=said)
-    assert not report.broken and [probe.name for probe in report.probes] == list(PROBES)
+    tried = [name for name in PROBES if said or name != "all possible answers"]
+    assert not report.broken and [probe.name for probe in report.probes] == tried
     report.raise_if_broken()
 
 
@@ -262,6 +263,71 @@ def test_a_hackable_reward_is_seen_before_training():
     assert swapped["another row's answer"] == mean
 
 
+def test_cheating_that_earns_as_much_as_ordinary_answers_is_noted():
+    as_much = "scores as much as ordinary completions on average"
+    constant_but_for_one = notes(lambda completions: [0.5 + (text == " x") - (text == " y") for text in completions],
+                                 completions=[" x", " y", " z", " w"])  # fmt: skip
+    for name in ("empty", "only punctuation", "one token repeated", "very long"):
+        assert constant_but_for_one[name] == as_much
+    sound = notes(rewards.exact_answer(), columns={"answer": [str(i) for i in range(8)]})
+    assert sound == {}
+
+
+QUESTIONS = [{"prompt": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
+
+
+def contains(completions, answer):
+    return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+@pytest.mark.parametrize("reward, is_noted", [(contains, True), (rewards.numeric_answer(), False)])
+def test_an_answer_that_lists_all_possible_answers_is_tried(reward, is_noted):
+    found = {probe.name: probe for probe in check_reward(reward, QUESTIONS).probes}["all possible answers"]
+    assert bool(found.note) == is_noted and found.answer == "1, 2, 3, 4, 5, 6, 7, 8"
+    labels = notes(lambda completions: [float("yes" in text) for text in completions],
+                   completions=["yes", "no", "yes", "maybe"])  # fmt: skip
+    assert labels["all possible answers"] == "scores above ordinary completions on average"
+    assert "all possible answers" not in {probe.name for probe in check_reward(good).probes}
+
+
+class Rows(list):
+    """Any sequence, such as a dataset."""
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        QUESTIONS,
+        Rows(QUESTIONS * 20),
+        [row | {"completion": row["answer"] if i % 2 else "no"} for i, row in enumerate(QUESTIONS)],
+        [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in QUESTIONS],
+        [row | {"prompt": [3, 1, 2]} for row in QUESTIONS],
+    ],
+    ids=["rows", "dataset", "completions", "chats", "tokens"],
+)
+def test_prompts_are_those_of_an_environment(prompts):
+    seen = []
+
+    def reward(prompts, completions, answer, prompt_ids, tool_calls, tokenizer=None):
+        seen.append((len(completions), type(prompts[0]), len(prompt_ids[0]) > 0))
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        return contains(texts, answer)
+
+    check_reward(reward, prompts, tokenizer=make_tokenizer(WORDS))
+    kind = list if isinstance(prompts[0]["prompt"], list) and isinstance(prompts[0]["prompt"][0], dict) else str
+    assert seen[0] == (min(len(prompts), 32), kind, True)
+    assert FunctionTask(prompts, lambda completions, answer: [1.0] * len(completions)).names >= {"answer"}
+
+
+def test_prompts_without_what_is_needed_are_refused():
+    with pytest.raises(ValueError, match="the prompts are token ids, .* give their tokenizer"):
+        check_reward(good, [[1, 2]] * 4)
+    with pytest.raises(ValueError, match="answer are in the prompts and in columns"):
+        check_reward(contains, QUESTIONS, columns={"answer": ["a"] * 8})
+    with pytest.raises(ValueError, match="expected one named 'prompt'"):
+        check_reward(good, [{"question": "a"}] * 4)
+
+
 def test_the_longest_allowed_answer_is_counted_in_the_tokenizers_tokens():
     lengths = []
 
@@ -369,3 +435,25 @@ def test_the_command_line_says_by_its_status_whether_all_holds(words, status, tm
         assert len(printed.err if status == 2 else printed.out) > 100 or status == 2
     if status < 2:
         assert json.loads(printed.out)["sound"] == (status == 0)
+
+
+def test_several_functions_with_weights_and_another_column_are_checked_on_the_command_line(tmp_path, capsys):
+    from algos.cli import main
+
+    file, data = tmp_path / "mine.py", tmp_path / "p.jsonl"
+    file.write_text(
+        "def length(completions): return [float(len(t)) for t in completions]\n"
+        "def by_answer(completions, answer): return [float(a in t) for t, a in zip(completions, answer)]\n"
+    )
+    data.write_text("".join(json.dumps({"question": f"say {i}", "answer": str(i)}) + "\n" for i in range(8)))
+    words = ["check-reward", f"{file}:length=-0.2", f"{file}:by_answer", "--prompts", str(data)]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "--prompt-column" in capsys.readouterr().err
+    main([*words, "--prompt-column", "question", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["sound"] and list(found["rewards"]) == ["length", "by_answer", "in all"]
+    parts = [found["rewards"][name]["probes"]["very long"] for name in found["rewards"]]
+    assert parts[2] == pytest.approx(-0.2 * parts[0] + parts[1])
+    main([*words, "--prompt-column", "question"])
+    assert capsys.readouterr().out.count("Scores of completions that cheat") == 3

@@ -11,7 +11,8 @@ from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
-from textenv import Rewards, TokenVectorEnv
+from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
+from textenv import Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.rewards.metrics import correlation, distinct, repeated, reward_metrics
 
 
@@ -92,7 +93,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
             rollout["log_prob"] = policy.evaluate(rollout).log_prob
         metrics = agent.update(rollout)
         results.append((metrics["policy/loss"], metrics["update/grad_norm"], metrics["value/mean"]))
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert results[0] == pytest.approx(results[1], rel=METRIC, abs=METRIC_NEAR_0)
 
 
 def test_async_functions_are_awaited_in_a_running_loop_too():
@@ -305,3 +306,30 @@ def test_whitened_rewards_keep_their_mean_and_have_variance_one():
     expected = (paid - paid.mean()) / paid.std(correction=0) + paid.mean()
     torch.testing.assert_close(used, expected, atol=1e-5, rtol=0)
     assert (rollout["reward"] == before).all()
+
+
+def test_a_list_of_functions_is_their_sum_as_in_trl():
+    def short(completions):
+        return [-float(len(text)) for text in completions]
+
+    def polite(completions):
+        return [float("please" in text) for text in completions]
+
+    columns = {"prompts": ["?"] * 2, "completions": ["please", "no"]}
+    listed = Rewards([short, (polite, 0.5)])
+    named = Rewards({"short": short, "polite": (polite, 0.5)})
+    assert listed(**columns) == named(**columns) and listed(**columns).earned == [-5.5, -2.0]
+    assert list(Rewards([short, short, polite, short]).functions) == ["short", "short_2", "polite", "short_3"]
+    tokenizer = make_tokenizer(WORDS)
+    env = TextVectorEnv(prompts=["a"], reward=[short, polite], tokenizer=tokenizer, num_envs=2)
+    assert list(env.task.rewards.functions) == ["short", "polite"]
+
+
+@pytest.mark.parametrize("functions, kind, said", [
+    ([], ValueError, "functions is empty"), (lambda f: (f, 0.5), ValueError, r"give \[\(function, weight\)\]"),
+    (lambda f: [f, 0.5], ValueError, r"give \[\(function, weight\)\]"), (lambda f: [f, "g"], TypeError, "'str' is 'g'"),
+    (lambda f: [(f, 1, 2)], ValueError, r"expected a function or \(function, weight\)"),
+])  # fmt: skip
+def test_lists_that_are_no_functions_are_refused(functions, kind, said):
+    with pytest.raises(kind, match=said):
+        Rewards(functions(lambda completions: [0.0]) if callable(functions) else functions)

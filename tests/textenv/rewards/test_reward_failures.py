@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -13,7 +15,7 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
 from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, good, make_env, play, rewarded
-from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
+from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv, check_reward
 from textenv.rewards import Normalize, whiten
 from textenv.rewards.scores import StopTraining
 
@@ -70,6 +72,25 @@ def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
     assert rollout["reward"].sum(1).tolist() == [1, 0, 0, 1]
     assert env.metrics["reward/failed"] == 2 and env.metrics["reward/left_out"] == 2
     assert (rewards.seen, rewards.failed) == (4, 2)
+
+
+def test_failures_in_first_small_batches_count_as_of_a_hundred_answers():
+    rewards = Rewards(raises, on_error="skip", max_failed=0.1)
+    rows = {"prompts": ["?"] * 4, "completions": ["good", "bad", "good", "good"]}
+    for _ in range(10):  # 10 of 40 answers, which count as 10 of 100
+        scores = rewards(**rows)
+        assert scores.failed == {1} and scores.earned == [1.0, None, 1.0, 1.0]
+    with pytest.raises(RewardError, match="11 of the last 44 completions failed, more than 10%"):
+        rewards(**rows)
+
+
+def test_a_function_of_weight_0_that_fails_leaves_no_answer_out():
+    rewards = Rewards({"paid": good, "watched": (raises, 0.0)}, on_error="skip", max_failed=0.1)
+    scores = rewards(prompts=["?"] * 4, completions=["good", "bad", "good", "bad good"])
+    assert scores.earned == [1.0, 0.0, 1.0, 1.0] and scores.failed == frozenset() and rewards.failed == 0
+    assert scores.raw["watched"] == [1.0, None, 1.0, None]
+    rollout = play(make_env(rewards), REWARDED)
+    assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [1, 1, 0, 0]
 
 
 def test_skip_stops_once_more_than_the_share_fails():
@@ -158,6 +179,32 @@ def test_a_reward_that_exits_in_a_process_fails_on_that_row_only():
         assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
         with pytest.raises(RewardError, match=r"SystemExit.* in row 1 \(prompt"):
             Rewards(leaves, **options)(**rows)
+
+
+def test_a_reward_that_exits_ends_nothing_without_a_word():
+    def leaves_now(completions):
+        sys.exit(0)
+
+    with pytest.raises(RewardError, match=r"'leaves_now' raised RuntimeError: ended by SystemExit\(0\) in row 0"):
+        Rewards(leaves_now)(prompts=["?"], completions=["a"])
+    with pytest.raises(ValueError, match=r"raised RuntimeError on ordinary completions, .*SystemExit\(0\)"):
+        check_reward(leaves_now)
+
+
+@pytest.mark.parametrize("kind", ["", "async "])
+@pytest.mark.parametrize("returns", ["return [1.0]", "raise ValueError"])
+def test_a_process_that_a_reward_forks_ends_where_it_would_return(kind, returns):
+    program = f"""if True:
+        import os
+        from textenv import Rewards
+        {kind}def forks(completions):
+            if os.fork() == 0:
+                {returns}
+            os.wait()
+            return [2.0]
+        print(Rewards(forks)(prompts=["?"], completions=["a"]).earned, flush=True)"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[2.0]\n" and "reward 'forks' called os.fork and r" in done.stderr
 
 
 def test_an_exceptions_own_text_is_escaped_and_cut():

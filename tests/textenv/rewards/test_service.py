@@ -1,6 +1,7 @@
 """A reward behind HTTP, in a real uvicorn server: what arrives, what is repeated, and what is never paid twice."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import logging
@@ -25,6 +26,7 @@ import reward_load
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.reward_models import make_model
+from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
 from textenv import RewardError, RewardModel, Rewards, RewardService, serve_reward
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.service import MOST_BYTES, ServiceError, reward_app
@@ -138,7 +140,7 @@ def test_a_served_reward_gives_what_it_gives_here():
         assert service(**columns) == here(**columns)
         assert Rewards({"judge": service})(**columns).earned == Rewards({"judge": here})(**columns).earned
         said = dict(prompts=["a b"] * 2, completions=["c a", "b"])
-        assert rating(**said).earned == pytest.approx(model(**said))
+        assert rating(**said).earned == pytest.approx(model(**said), rel=METRIC, abs=METRIC_NEAR_0)
 
 
 def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
@@ -267,6 +269,141 @@ def test_what_a_server_refuses_ends_the_call_at_once_and_says_why():
             RewardService(service.url, token="another")(**texts(1))
         with refused(ServiceError, "answers 404: Not Found"):
             RewardService(service.url + "/other", token=TOKEN)(**texts(1))
+
+
+@contextlib.contextmanager
+def raw_server(answer):
+    """A server that reads a request and gives its connection to ``answer``; yields its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    closing = threading.Event()
+
+    def serve(connection):
+        with connection, contextlib.suppress(OSError):
+            request = b""
+            while b"\r\n\r\n" not in request or len(request) < length_of(request):
+                request += connection.recv(65536)
+            answer(connection, closing)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        closing.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def length_of(request):
+    head, _, _ = request.partition(b"\r\n\r\n")
+    return len(head) + 4 + int(re.search(rb"content-length: (\d+)", head.lower())[1])
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = HEAD + b"Content-Length: 1000000000\r\n\r\n"
+
+
+def sent(*pieces, pause=0.0):
+    """Answer by these pieces, the last one again and again until the test ends."""
+
+    def answer(connection, closing):
+        for piece in pieces[:-1]:
+            connection.sendall(piece)
+        while not closing.wait(pause):
+            connection.sendall(pieces[-1])
+
+    return answer
+
+
+SLOW = {
+    "a slow body": sent(ENDLESS, b" ", pause=0.05),
+    "slow headers": sent(HEAD, b"X: y\r\n", pause=0.05),
+    "a slow first line": sent(b"HTTP/1.1 ", b"2", pause=0.05),
+    "interim answers": sent(b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.01),
+    "slow chunks": sent(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", pause=0.05),
+    "nothing": sent(b"", pause=0.05),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+def test_an_answer_that_comes_too_slowly_is_given_up(answer):
+    with raw_server(answer) as url:
+        service = RewardService(url, token=TOKEN, timeout=0.2, patience=0.5)
+        with refused(ServiceError, "no reply from", "for 0.5 s"):
+            service(**texts(2))
+
+
+BOMB = gzip.compress(b" " * 10**7)
+LARGE = {
+    "an endless body": sent(ENDLESS, b" " * 65536),
+    "endless chunks": sent(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b" " * 65536 + b"\r\n"),
+    "an endless body without a length": sent(HEAD + b"\r\n", b" " * 65536),
+    "an endless refusal": sent(b"HTTP/1.1 422 No\r\n\r\n", b" " * 65536),
+    "a bomb": sent(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB, b""),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answer", LARGE.values(), ids=LARGE)
+def test_an_answer_that_is_too_large_is_refused(answer):
+    with raw_server(answer) as url:
+        service = RewardService(url, token=TOKEN, timeout=20.0, patience=20.0)
+        with refused(ServiceError, "gives no scores: the answer (has more than 1,|is compressed)"):
+            service(**texts(2))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-x\r\n", HEAD, HEAD + b"X" * 200_000, b"HTTP/1.1 999999 ?\r\n\r\n"])
+def test_what_is_no_answer_of_http_is_given_up(answer):
+    with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
+        service = RewardService(url, token=TOKEN, timeout=2.0, patience=0.4)
+        with refused(ServiceError, "no reply from"):
+            service(**texts(2))
+
+
+REPLY = dict(version=1, earned=[1.0, 2.0], parts={"a": [1.0, 2.0]}, raw={}, logged={}, failed=[])
+MALFORMED = [
+    b"", b"null", b"[]", b"7", b'"a"', b"{", b"{}", b"\xff", b"[" * 100_000, b'{"earned":' * 10_000, b"NaN",
+    {"version": 2}, {"more": 1}, {"earned": None}, {"earned": "ab"}, {"earned": [1.0]}, {"earned": [1.0] * 3},
+    {"earned": [1.0, "x"]}, {"earned": [1.0, {}]}, {"earned": [1.0, [1.0, 2.0]]}, {"earned": [1.0, []]},
+    {"earned": {"0": 1.0, "1": 2.0}}, {"parts": []}, {"parts": {"a": [1.0]}}, {"parts": {"a": 1.0}},
+    {"parts": {"a": [1.0, float("nan")]}}, {"raw": {"a": [1.0, 2.0, 3.0]}}, {"raw": {"a": [float("inf"), 1.0]}},
+    {"logged": {"a": []}}, {"logged": {"a": [[1.0], [2.0]]}}, {"failed": [999]}, {"failed": [-1]}, {"failed": [2]},
+    {"failed": ["x"]}, {"failed": 1}, {"failed": {"a": 1}}, {"failed": [10**400]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", MALFORMED, ids=lambda content: f"{content!r:.40}")
+def test_a_reply_that_has_not_the_scores_of_these_answers_is_one_error(content):
+    body = content if isinstance(content, bytes) else json.dumps(REPLY | content).encode()
+    answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
+        service = RewardService(url, token=TOKEN, timeout=5.0, patience=5.0)
+        for function in (service, Rewards({"judge": service}, on_error="skip")):
+            with refused(ServiceError, "gives no scores of 2 answers", "is it a serve_reward"):
+                function(**texts(2))
+
+
+def test_the_reply_that_the_malformed_ones_differ_from_is_right():
+    body = json.dumps(REPLY).encode()
+    answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
+        assert RewardService(url, token=TOKEN)(**texts(2)).earned == [1.0, 2.0]
+
+
+def test_words_of_a_server_do_not_reach_the_terminal_as_they_are():
+    words = "\x1b[2J" + "x" * 10_000
+    for status, error in ((418, ServiceError), (422, ChildError)):
+        answer = f"HTTP/1.1 {status} No\r\n\r\n{words}".encode()
+        server = raw_server(lambda connection, closing, answer=answer: connection.sendall(answer))
+        with server as url, pytest.raises(error) as caught:
+            RewardService(url, token=TOKEN)(**texts(2))
+        assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 3000
 
 
 def test_only_requests_of_the_schema_with_the_token_are_computed():

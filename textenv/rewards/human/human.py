@@ -98,7 +98,7 @@ class HumanReward:
         """True if the score of a row depends on other rows."""
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
+        self, /, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
     ) -> list[float | None]:
         """Return a score for each response, or None.
 

@@ -1,0 +1,334 @@
+"""What a model learns from a chat: the tokens that the chat template writes for the assistant's messages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from textenv.lm.ends import closing_ids, template_end
+from textenv.prompts.messages import THOUGHTS, Message, beginning
+from textenv.prompts.prompts import Prompt
+from textenv.prompts.special_tokens import special_tokens
+from textenv.prompts.tokenize import (
+    check_template,
+    prompt_ids,
+    protect,
+    render,
+    rendered_ids,
+    text_ids,
+    unmarked,
+    without_end,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, _Ends]] = WeakKeyDictionary()
+"""Chat template of a tokenizer, and how it ends an answer; cached, as every chat needs it."""
+_ADVICE = "give the answer as {'prompt': [messages before it], 'completion': 'the text that the model should write'}"
+_warn_once = cache(logging.getLogger(__name__).warning)
+
+
+class LearntChat(NamedTuple):
+    """Token ids of a rendered chat."""
+
+    ids: list[int]
+    learnt: list[bool]
+    """True on the tokens of answers, up to and with the token that ends the turn."""
+
+
+class _Answer(NamedTuple):
+    """An assistant's message as the template writes it, given the messages before it."""
+
+    before: str
+    """Rendered chat up to the start of the answer, as the model reads it before it writes."""
+    text: str
+    """What the model writes."""
+    end: str
+    """Token that ends the turn, if the template does not write it with the message; else empty."""
+
+
+class _Ends(NamedTuple):
+    """How a chat template ends an answer."""
+
+    tokens: tuple[str, ...]
+    """Spelling of tokens, one of which ends it."""
+    texts: tuple[str, ...]
+    """Texts, if no token does."""
+
+
+def without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Remove what ends a turn where a text of the data spells it at its end, because it is added as a token."""
+    ends = _template_ends(tokenizer)
+    for end in (*ends.tokens, *ends.texts):
+        text = text.removesuffix(end)
+    return without_end(text, tokenizer)
+
+
+def eos_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token id that ends an answer where nothing else does; raise a ValueError if there is none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no EOS, so no answer would end: set tokenizer.eos_token")
+    return [int(tokenizer.eos_token_id)]
+
+
+def _template_ends(tokenizer: PreTrainedTokenizerBase) -> _Ends:
+    """Return how the chat template ends an answer (`textenv.lm.ends.template_end`), found once for a template."""
+    template = str(tokenizer.chat_template)
+    if tokenizer not in _ENDS or _ENDS[tokenizer][0] != template:
+        ends = template_end(tokenizer)
+        tokens = tuple(str(tokenizer.convert_ids_to_tokens(token)) for token in ends.ids)
+        _ENDS[tokenizer] = template, _Ends(tokens, ends.texts)
+    return _ENDS[tokenizer][1]
+
+
+def learnt_chats(
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    first: int = 0,
+    begun: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[LearntChat]:
+    """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
+
+    An answer is what the template renders for a message after all that it renders before a model answers there, up to
+    the token that ends the turn. Usually all answers are in one chat, which is the whole. Some templates render an
+    earlier answer otherwise once other messages follow (Qwen 3 leaves out its thoughts): such an answer is learnt in a
+    chat of its own, which ends with it, so that each answer is learnt once and as it is written.
+
+    Args:
+        messages: chat, as from `textenv.prompts.messages.read_messages`.
+        tokenizer: tokenizer with a chat template.
+        first: index of the first message that may be learnt.
+        begun: beginning of the content of message ``first`` that is given, not learnt; None if nothing is.
+        options: of the template, such as ``tools``.
+
+    Returns:
+        At least one chat. Their ids are those of the rendering; where the template writes no token at the end of a last
+        answer, the one that would follow is added (GLM: that of the next speaker), or else EOS.
+
+    Raises:
+        ValueError: if there is no answer, or the template refuses the messages, does not begin an answer as it asks for
+            one, leaves out what the assistant says, or has no token boundary where an answer begins or ends.
+    """
+    pending = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+    if not pending or pending[0] == 0:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"it is a chat of {roles or 'no messages'}; expected an assistant's message, and another before the first"
+        )
+    check_template(messages, tokenizer)
+    given_start = None if begun is None else (first, begun)
+    chat = _Chat(messages, tokenizer, dict(options or {}), begun=given_start)
+    answers = {index: _read_answer(index, chat) for index in pending}
+
+    # The whole chat, then for what is left of the answers the chat that ends with the last of them
+    chats = []
+    stop = len(messages)
+    while pending:
+        rendered = chat.asked(stop) if messages[stop - 1]["role"] != "assistant" else chat.rendered(stop)
+        here = [i for i in pending if i < stop and rendered.startswith(answers[i].before + answers[i].text)]
+        if here:
+            chats.append(_learnt_chat(rendered, [answers[i] for i in here], chat))
+        pending = [i for i in pending if i not in here]
+        stop = pending[-1] + 1 if pending else 0
+    return chats
+
+
+def written_answer(
+    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> LearntChat:
+    """Tokenize a chat prompt and a text, which is what the model writes after the start of its answer.
+
+    The token that ends a turn is added. A tag with which the template already starts the answer (``<think>``) is not
+    repeated.
+
+    Args:
+        prompt: chat; it may end with the beginning of the answer.
+        text: text of the answer.
+        tokenizer: tokenizer with a chat template.
+        options: of the template, such as ``tools``.
+
+    Raises:
+        ValueError: as `textenv.prompts.tokenize.prompt_ids`.
+    """
+    ids = prompt_ids(prompt, tokenizer, **options)
+    text = without_turn_end(text, tokenizer)
+
+    # Where the template's start ends with a tag, the text goes on after it
+    messages = [message for message in prompt.content if isinstance(message, dict)]
+    if beginning(messages) is None:
+        start = render(messages, tokenizer, add_generation_prompt=True, **options)
+        tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
+        if tag is not None and text.startswith(tag[1]):
+            text = text.removeprefix(tag[1]).removeprefix(tag[2])
+
+    end = closing_ids(tokenizer, chat=True) or eos_ids(tokenizer)
+    answer = [*text_ids(text, tokenizer), *end]
+    return LearntChat(ids + answer, [False] * len(ids) + [True] * len(answer))
+
+
+class _Chat:
+    """Messages, and the renderings of their beginnings, each made once."""
+
+    def __init__(
+        self, messages: Sequence[Message], tokenizer: Any, options: dict[str, Any], *, begun: tuple[int, str] | None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._options = options
+        self._renderings: dict[tuple[int, bool], str] = {}
+
+        # Marks go into the beginning of an answer together with the answer, so that both have the same
+        begun_message = [] if begun is None else [messages[begun[0]] | {"content": begun[1]}]
+        protected, self.marked = protect([*messages, *begun_message], tokenizer)
+        self.messages = protected[: len(messages)]
+        if begun is not None:
+            chat = [*self.messages[: begun[0]], protected[-1]]
+            self._renderings[begun[0], True] = render(chat, tokenizer, continue_final_message=True, **options)
+
+    def rendered(self, stop: int) -> str:
+        """Text of the messages before this index."""
+        return self._render(stop, False)
+
+    def asked(self, stop: int) -> str:
+        """Text of the messages before this index, and of the start of an answer to them."""
+        return self._render(stop, True)
+
+    def followed(self, stop: int) -> str:
+        """Text of the messages before this index, the last of which is an answer, and of another speaker's after it."""
+        role = "tool" if self.messages[stop - 1].get("tool_calls") else "user"
+        try:
+            messages = [*self.messages[:stop], {"role": role, "content": "."}]
+            return render(messages, self.tokenizer, add_generation_prompt=False, **self._options)
+        except ValueError:  # a template that refuses such a message
+            return ""
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a rendering, or of its beginning."""
+        return rendered_ids(text, self.tokenizer, marked=self.marked)
+
+    def _render(self, stop: int, asks: bool) -> str:
+        if (stop, asks) not in self._renderings:
+            messages = self.messages[:stop]
+            text = render(messages, self.tokenizer, add_generation_prompt=asks, **self._options)
+            self._renderings[stop, asks] = text
+        return self._renderings[stop, asks]
+
+
+def _read_answer(index: int, chat: _Chat) -> _Answer:
+    """Return a message as the template writes it after the messages before it; raise as `learnt_chats`."""
+    before = chat.asked(index)
+    rendered = chat.rendered(index + 1)
+    if not rendered.startswith(before):
+        common = len(os.path.commonprefix([before, rendered]))
+        raise ValueError(
+            f"the chat template asks for message {index} by {unmarked(before[common:])[-60:]!r}, but writes it as "
+            f"{unmarked(rendered[common:])[:60]!r}, so a model that answers never writes this: {_ADVICE}"
+        )
+    body = rendered[len(before) :]
+    _check_complete(index, chat.messages[index], before, body)
+
+    # The turn ends with the template's token for it, or else with the last control token after the message
+    tokenizer = chat.tokenizer
+    ends = _template_ends(tokenizer)
+    controls = {*special_tokens(tokenizer), *ends.tokens}
+    tail = re.search(rf"(?:\s|{_any_of(controls)})*\Z", body)
+    assert tail is not None
+    tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
+    if tokens:
+        last = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
+        return _Answer(before, body[: tail.start() + last.end()], "")
+    if ends.texts and body.rstrip().endswith(ends.texts):
+        return _Answer(before, body.rstrip(), "")
+
+    # Or with the token that begins the next message
+    followed = chat.followed(index + 1)
+    next_tokens = _any_of(controls - {tokenizer.bos_token})
+    next_token = re.match(rf"\s*(?:{next_tokens})", followed[len(rendered) :])
+    if followed.startswith(rendered) and next_token is not None:
+        return _Answer(before, body, next_token[0])
+
+    # Or with EOS
+    eos_ids(tokenizer)
+    _warn_once(
+        "the chat template writes no special token at the end of an assistant's message: %r is learnt there, because "
+        "it alone ends a turn",
+        tokenizer.eos_token,
+    )
+    return _Answer(before, body.rstrip(), str(tokenizer.eos_token))
+
+
+def _check_complete(index: int, message: Message, before: str, body: str) -> None:
+    """Raise a ValueError if the template leaves out what the assistant says, thinks or calls."""
+    calls = [call.get("function", call) for call in message.get("tool_calls", [])]
+    texts = {name: message[name] for name in ("content", *THOUGHTS) if name in message}
+    texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
+    for name, text in texts.items():
+        # The start of the answer may have written the text's beginning already, such as <think>
+        dense = _without_space(text)
+        start = _without_space(before[-2 * len(text) :])
+        start = start[max(0, len(start) + 1 - len(dense)) :]
+        if dense not in start + _without_space(body):
+            raise ValueError(
+                f"the chat template leaves out the {name} of message {index}, {unmarked(text)[:100]!r}: it writes "
+                f"{unmarked(body)[:100]!r}. Use a template that writes it, leave it out of the data, or {_ADVICE}"
+            )
+
+
+def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> LearntChat:
+    """Tokenize a rendered chat, and mark these answers in it, which are in order."""
+    # The text, with ends that the template does not write, and where each answer starts and stops in it
+    text = ""
+    position = 0
+    bounds = []
+    for answer in answers:
+        stop = len(answer.before) + len(answer.text)
+        text += rendered[position : len(answer.before)]
+        start = len(text)
+        text += answer.text
+        if answer.end and rendered[stop:].startswith(answer.end):
+            stop += len(answer.end)
+        text += answer.end
+        bounds.append((start, len(text)))
+        position = stop
+    text += rendered[position:]
+
+    # Its tokens, of which the answers' are learnt
+    ids = chat.ids(text)
+    learnt = [False] * len(ids)
+    for start, stop in bounds:
+        first = _count_tokens(text, start, ids, chat)
+        last = _count_tokens(text, stop, ids, chat)
+        learnt[first:last] = [True] * (last - first)
+    return LearntChat(ids, learnt)
+
+
+def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
+    """Return how many tokens are before a position of a text; raise a ValueError if a token lies across it."""
+    before = chat.ids(text[:position])
+    if ids[: len(before)] != before:
+        left = unmarked(text[:position])[-30:]
+        right = unmarked(text[position:])[:30]
+        raise ValueError(
+            f"the tokenizer joins the end of {left!r} and the beginning of {right!r} in one token, so a model that "
+            "answers there never writes this: begin the answer as the template expects it (with its thoughts, without "
+            f"white space), or {_ADVICE}"
+        )
+    return len(before)
+
+
+def _any_of(tokens: set[Any]) -> str:
+    """Pattern that matches one of these tokens, the longest first; if there are none, nothing."""
+    named = sorted((str(token) for token in tokens if token), key=len, reverse=True)
+    return "|".join(re.escape(token) for token in named) or r"(?!)"
+
+
+def _without_space(text: str) -> str:
+    """Return a text without white space, which templates trim and add."""
+    return "".join(text.split())

@@ -1,0 +1,25 @@
+"""A process that the user's code forked and then let return ends here, before it repeats the work of its parent."""
+
+import os
+import sys
+
+FORKED_STATUS = 70
+"""Exit status of such a process."""
+
+
+def end_if_forked(process: int, culprit: str) -> None:
+    """End this process at once, and say why, unless its id is still the one from before the user's code ran.
+
+    Args:
+        process: ``os.getpid()`` before the call.
+        culprit: what was called, such as ``reward 'score'``.
+    """
+    if os.getpid() == process:
+        return
+    error = sys.exception()
+    outcome = "returned" if error is None else f"raised {type(error).__name__}"
+    message = f"{culprit} called os.fork and {outcome} in the new process too, which was ended: end it by os._exit(0)\n"
+    try:
+        os.write(2, message.encode("utf-8", "replace"))  # not by logging, whose lock another thread may have held
+    finally:
+        os._exit(FORKED_STATUS)  # without the parent's handlers of its own end

@@ -1,0 +1,137 @@
+"""Chat messages as data sets and requests have them: checked, their parts joined, an answer added."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Message = dict[str, Any]
+"""``{"role": "user", "content": "..."}``; an assistant's may have ``tool_calls`` and thoughts besides."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant's message that hold its thoughts, by the custom of different models."""
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+"""Types of content parts that hold text, in the protocols of OpenAI and others."""
+
+
+def is_messages(value: Any) -> bool:
+    """Return True for a sequence (also an array) whose first item is a mapping: a chat, if its messages are right."""
+    is_sequence = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes, bytearray))
+    return is_sequence and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def read_messages(messages: Sequence[Any], *, where: str) -> list[Message]:
+    """Check chat messages; fields without a value are left out, and parts of a content are joined to one text.
+
+    Args:
+        messages: mappings with a ``"role"`` and a ``"content"``: a text, or parts such as ``{"type": "text", "text":
+            "..."}``. An assistant's message of ``"tool_calls"`` or thoughts needs no content.
+        where: name of the chat in errors, such as ``"prompt 3"``.
+
+    Raises:
+        ValueError: if a message has another form, or a part that is no text, such as an image.
+    """
+    return [_read_message(message, where) for message in messages]
+
+
+def _read_message(message: Any, where: str) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
+
+    # Tables fill the fields that a message lacks with None
+    read = {str(name): value for name, value in message.items() if value is not None}
+    for name in ("content", *THOUGHTS):
+        if name in read:
+            read[name] = _read_text(read[name], name, message, where)
+    if "tool_calls" in read:
+        read["tool_calls"] = _read_calls(read["tool_calls"], message, where)
+
+    speaks_otherwise = read["role"] == "assistant" and any(read.get(name) for name in ("tool_calls", *THOUGHTS))
+    if "content" not in read and not speaks_otherwise:
+        raise ValueError(
+            f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}: only an assistant's "
+            "message of 'tool_calls' or 'reasoning_content' may leave the content out"
+        )
+    return read
+
+
+def _read_text(content: Any, name: str, message: Any, where: str) -> str:
+    """Return the text of a content, its parts joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple, np.ndarray)):
+        raise ValueError(f"{where} has a message with the {name} {content!r:.200}, expected a text or parts of text")
+    texts = []
+    for part in content:
+        text = part
+        kind = None
+        if isinstance(part, Mapping):
+            text = part.get("text")
+            kind = part.get("type")
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            raise ValueError(
+                f"{where} has a message with the part {part!r:.100}, expected {{'type': 'text', 'text': ...}}: models "
+                "here read text only, so say in words what images or sounds show, or leave the row out"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _read_calls(calls: Any, message: Any, where: str) -> list[Any]:
+    """Return an assistant's calls of tools as a list of mappings."""
+    if not isinstance(calls, (list, tuple, np.ndarray)) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(
+            f"{where} has a message with the tool_calls {calls!r:.200}, expected a list such as "
+            "[{'type': 'function', 'function': {'name': ..., 'arguments': {...}}}]"
+        )
+    return [dict(call) for call in calls]
+
+
+def beginning(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the beginning of an answer with which a chat ends, for a policy to continue; None if it ends otherwise.
+
+    Raises:
+        ValueError: if the chat ends with an assistant's message that has no text to continue.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return None
+    last = messages[-1]
+    if last.get("tool_calls") or "content" not in last:
+        raise ValueError(
+            f"prompt {messages!r:.300} ends with an assistant's message without a text that could be continued: add "
+            "the tools' results or what the user says next, or leave that message out"
+        )
+    return str(last["content"])
+
+
+def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
+    """Add an answer to a chat; where the chat ends with the beginning of an answer, the first message continues it.
+
+    Raises:
+        ValueError: as `beginning`.
+
+    Example:
+        >>> asked, begun = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}
+        >>> answered([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
+        [{'role': 'assistant', 'content': 'It is 4.'}]
+    """
+    begun = beginning(prompt)
+    if begun is None or not answer or answer[0]["role"] != "assistant":
+        return [*prompt, *answer]
+    joined = prompt[-1] | answer[0] | {"content": begun + answer[0].get("content", "")}
+    return [*prompt[:-1], joined, *answer[1:]]
+
+
+def asked_and_answered(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
+    """Return the messages before an answer, and the answer as a message, for rewards (the convention of TRL).
+
+    The beginning of the answer with which the prompt may end is in the answer.
+    """
+    chat = answered(prompt, [{"role": "assistant", "content": text}])
+    return chat[:-1], chat[-1:]
+
+
+def without_prompt(answer: Sequence[Message], prompt: Sequence[Message]) -> list[Message]:
+    """Return an answer without the prompt, where the data repeats the prompt before the answer."""
+    repeats = len(prompt) > 0 and list(answer[: len(prompt)]) == list(prompt)
+    start = len(prompt) if repeats else 0
+    return list(answer[start:])
