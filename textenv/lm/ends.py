@@ -5,6 +5,9 @@ These are environments, `LMPolicy.generate`, ``algos serve``, engines that gener
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,26 +31,27 @@ class TurnEnds(NamedTuple):
     """Texts that end a turn."""
 
 
-class _Source(NamedTuple):
-    """Where a model says which ids end its texts."""
+class _Written(NamedTuple):
+    """What a ``generation_config`` says about the end of a text."""
 
-    generation: Any
-    """Its ``generation_config``; None if it has none."""
-    config: Any = None
-    """The model's own configuration; None if only its folder is known."""
-
-
-_SOURCES: WeakKeyDictionary[PreTrainedTokenizerBase, _Source] = WeakKeyDictionary()
-"""Models by their tokenizers, for an environment, which is given a tokenizer only."""
+    eos: Any = None
+    """Its ``eos_token_id``: an id, a list of ids, or None; of a file, anything."""
+    stop_strings: Any = None
+    by_default: bool = False
+    """True if it is the default of a configuration's class, and nobody's choice."""
 
 
+_MODELS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Any]] = WeakKeyDictionary()
+"""``generation_config`` and configuration of a tokenizer's model, for an environment, which is given no model."""
+_FILES: WeakKeyDictionary[PreTrainedTokenizerBase, _Written] = WeakKeyDictionary()
+"""What stands beside the files of a tokenizer."""
 _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, TurnEnds]] = WeakKeyDictionary()
 """What `turn_ends` depends on, and its result: rules for ``allowed=`` ask at every token."""
 
 
 def remember_model(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Note the model to which a tokenizer belongs, so that `turn_ends` of the tokenizer has the model's ids."""
-    _SOURCES[tokenizer] = _source_of(model)
+    _MODELS[tokenizer] = setting(model, "generation_config"), model.config
 
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> TurnEnds:
@@ -61,16 +65,18 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None 
         model: the model. None: the one that was made with this tokenizer (`remember_model`), or else the
             ``generation_config.json`` in the folder from which the tokenizer was loaded, if there is one on this disk.
     """
-    source = _beside(tokenizer) if model is None else _source_of(model)
-    generation = source.generation
-    written = None if generation is None else (generation.eos_token_id, generation.stop_strings)
-    of_config = None if source.config is None else setting(source.config.get_text_config(), "eos_token_id")
-    state = (len(tokenizer), tokenizer.eos_token, tokenizer.chat_template, written, of_config)
+    if model is not None:
+        written = _written(setting(model, "generation_config"), model.config)
+    elif tokenizer in _MODELS:
+        written = _written(*_MODELS[tokenizer])
+    else:
+        written = _written_beside(tokenizer)
+    state = (len(tokenizer), tokenizer.eos_token_id, tokenizer.chat_template, written)
     cached = _CACHE.get(tokenizer)
     if cached is None or cached[0] != state:
         from_template = template_end(tokenizer)
-        ids = [*_eos(tokenizer), *_generation_ids(source, tokenizer), *from_template.ids]
-        texts = [*_generation_texts(source), *from_template.texts]
+        ids = [*_eos(tokenizer), *_written_ids(written, tokenizer), *from_template.ids]
+        texts = [*_written_texts(written), *from_template.texts]
         cached = state, TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
         _CACHE[tokenizer] = cached
     return cached[1]
@@ -111,7 +117,7 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
     ids = []
     for role in ("user", "tool"):
         token = _added_token_at_start(_text_after_answer(tokenizer, following=role), tokenizer)
-        if token and token != tokenizer.bos_token:
+        if token and _added_tokens(tokenizer)[token] != tokenizer.bos_token_id:
             ids.append(_added_tokens(tokenizer)[token])
     return TurnEnds(tuple(dict.fromkeys(ids)))
 
@@ -120,50 +126,52 @@ def _eos(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
-def _source_of(model: PreTrainedModel) -> _Source:
-    return _Source(setting(model, "generation_config"), model.config)
+def _written(generation: Any, config: Any) -> _Written:
+    """Read a model's ``generation_config``; ``config`` is the model's configuration."""
+    if generation is None:
+        return _Written()
+    eos = generation.eos_token_id
+    by_default = bool(generation._from_model_config) and not isinstance(eos, (list, tuple))
+    if eos != setting(config.get_text_config(), "eos_token_id"):
+        by_default = False
+    return _Written(eos, generation.stop_strings, by_default)
 
 
-def _beside(tokenizer: PreTrainedTokenizerBase) -> _Source:
-    """Return the model of a tokenizer: the one that is remembered, or what its folder or the hub's cache holds."""
-    from transformers import GenerationConfig
+def _written_beside(tokenizer: PreTrainedTokenizerBase) -> _Written:
+    """Read the ``generation_config.json`` in a tokenizer's folder, or in the hub's cache, if there is a valid one."""
+    from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
-    if tokenizer not in _SOURCES:
-        generation = None
+    if tokenizer not in _FILES:
+        settings = None
         if tokenizer.name_or_path:
-            try:
-                generation = GenerationConfig.from_pretrained(tokenizer.name_or_path, local_files_only=True)
-            except (OSError, ValueError, TypeError, RecursionError):
-                generation = None  # no such file, or no valid one: the model's loader complains
-        _SOURCES[tokenizer] = _Source(generation)
-    return _SOURCES[tokenizer]
+            with suppress(OSError, ValueError, RecursionError):  # of a model that cannot be loaded its loader tells
+                path = cached_file(tokenizer.name_or_path, GENERATION_CONFIG_NAME, local_files_only=True)
+                settings = json.loads(Path(str(path)).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            settings = {}
+        eos = settings.get("eos_token_id")
+        by_default = bool(settings.get("_from_model_config")) and not isinstance(eos, list)
+        _FILES[tokenizer] = _Written(eos, settings.get("stop_strings"), by_default)
+    return _FILES[tokenizer]
 
 
-def _generation_ids(source: _Source, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _written_ids(written: _Written, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of ``eos_token_id`` that are in the vocabulary; never an ordinary token that only a class's default names.
 
     A model made from a configuration has the default of its class there (2 in Llama's), which may be any token of
     another tokenizer, such as ``#``.
     """
-    generation = source.generation
-    if generation is None:
-        return []
-    written = generation.eos_token_id
-    listed = written if isinstance(written, (list, tuple)) else [written]
-    ids = [token for token in listed if isinstance(token, int) and 0 <= token < vocabulary_size(tokenizer)]
-    chosen = not generation._from_model_config or isinstance(written, (list, tuple))
-    if source.config is not None and written != setting(source.config.get_text_config(), "eos_token_id"):
-        chosen = True
-    if chosen:
+    listed = written.eos if isinstance(written.eos, (list, tuple)) else [written.eos]
+    ids = [token for token in listed if type(token) is int and 0 <= token < vocabulary_size(tokenizer)]
+    if not written.by_default:
         return ids
     named = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
     return [token for token in ids if token in special_tokens(tokenizer).values() and token not in named]
 
 
-def _generation_texts(source: _Source) -> list[str]:
-    written = None if source.generation is None else source.generation.stop_strings
-    listed = [written] if isinstance(written, str) else written
-    return [text for text in listed or () if isinstance(text, str) and text]
+def _written_texts(written: _Written) -> list[str]:
+    listed = written.stop_strings if isinstance(written.stop_strings, (list, tuple)) else [written.stop_strings]
+    return [text for text in listed if isinstance(text, str) and text]
 
 
 def _text_after_answer(tokenizer: PreTrainedTokenizerBase, *, following: str = "") -> str:

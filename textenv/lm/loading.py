@@ -477,7 +477,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"the adapter in {folder} does not fit its base model {base!r}: {reason:.1000}") from error
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
-        plain_model(model).generation_config = GenerationConfig.from_pretrained(folder)
+        plain_model(model).generation_config = from_pretrained(GenerationConfig, folder)
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.prompts.special_tokens import special_tokens
@@ -20,8 +20,18 @@ _OPENING_AT_END = re.compile(rf"(?:{_OPENING.pattern})\Z")
 _CONTENT = "\U000f0002"
 """A private-use character as the content of a message."""
 _warn = functools.cache(logging.getLogger(__name__).warning)
-_WRITTEN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
-"""State of a tokenizer and its tags, cached: a text is decoded at many steps."""
+
+
+class _Tags(NamedTuple):
+    """Tags of a tokenizer, and what they depend on."""
+
+    special: dict[str, int]
+    template: Any
+    ids: frozenset[int]
+
+
+_WRITTEN: WeakKeyDictionary[PreTrainedTokenizerBase, _Tags] = WeakKeyDictionary()
+"""Tags by tokenizer, cached: a text is decoded at many steps."""
 
 
 def plain_text(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -39,12 +49,12 @@ def written_tags(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ``<think>`` and ``</think>`` are such a pair, and so are ``[THINK]`` and ``[/THINK]``. Not among them are named
     tokens (BOS, EOS, padding, …), and tags that the chat template writes around a user's or system's message.
     """
-    state = (len(tokenizer), tokenizer.all_special_tokens, tokenizer.chat_template)
+    special = special_tokens(tokenizer)
     cached = _WRITTEN.get(tokenizer)
-    if cached is None or cached[0] != state:
-        cached = state, _find_tags(tokenizer)
+    if cached is None or cached.special is not special or cached.template != tokenizer.chat_template:
+        cached = _Tags(special, tokenizer.chat_template, _find_tags(tokenizer))
         _WRITTEN[tokenizer] = cached
-    return cached[1]
+    return cached.ids
 
 
 def opened_tag(tokenizer: PreTrainedTokenizerBase) -> str:
