@@ -72,7 +72,8 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     else:
         if (close := nearest(str(name).lower(), (EMBEDDED, SMOLLM2))) and not Path(name).exists():
             raise ValueError(f"there is no model {str(name)!r}: did you mean {close!r}?")  # before a hub is asked
-        return str(name)
+        # An adapter is saved with this path, from a working folder that a reward may have changed.
+        return str(Path(name).resolve()) if Path(name).is_dir() else str(name)
     _SOURCES[str(folder)] = str(name)
     return str(folder)
 

@@ -327,6 +327,16 @@ def test_a_run_on_a_base_of_a_relative_name_opens_from_anywhere(trained_on_a_fol
         algos.load(home / "run")
 
 
+def test_a_base_of_a_relative_name_is_found_after_the_working_folder_was_changed(
+    trained_on_a_folder, tmp_path_factory, monkeypatch
+):
+    home, _, rollout = trained_on_a_folder
+    policy = LMPolicy(adapted(base=load_causal_lm("model")), make_tokenizer(WORDS))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # as a reward may do
+    train(policy, 2)[0].save(home / "later")
+    torch.testing.assert_close(log_probs(algos.load(home / "later"), rollout), log_probs(policy, rollout))
+
+
 @pytest.mark.parametrize("again", [True, False], ids=["same folder", "another folder"])
 def test_a_base_without_a_name_stays_with_the_adapter_that_goes_on(again, tmp_path):
     policy = lora_policy()
