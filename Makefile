@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 
-.PHONY: compare real test test-all oldest lint results docs release-check learning architectures fuzz gpu vllm clean
+.PHONY: compare real test test-all rounding oldest lint results docs release-check learning architectures fuzz gpu vllm clean
 
 # The library alone, without the tools of development, unless these are there.
 compare: $(or $(wildcard .venv/ready),.venv/library)
@@ -21,6 +21,10 @@ test: .venv/ready
 # And the learning runs of seconds that are marked `long`: what CI runs.
 test-all: .venv/ready
 	$(BIN)/pytest -n 2 --dist loadfile -q -rs -m "not slow"
+
+# The suite as another processor rounds (tests/helpers/rounding.py), or the TESTS that are named; two to three times as long.
+rounding: .venv/ready
+	$(BIN)/pytest -n 2 --dist loadfile -q -rs -p tests.helpers.rounding --timeout 900 $(TESTS)
 
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready

@@ -12,15 +12,24 @@ EPS = torch.finfo(torch.float32).eps
 """Distance from 1 to the next float32: 1.2e-7."""
 
 
+def output_through(layers: int, *, terms: float) -> float:
+    """Difference of an output, such as a value, between two computations by a model of so many layers.
+
+    Each layer adds two sums to the residual stream (attention, MLP), each of about four products, softmaxes and norms
+    in a row; the output layer and what follows it are one more. Each may be off by one unit, in the worst case all in
+    one direction. The output is a sum; ``terms`` is the sum of the sizes of its terms, such as 32 for a head of unit
+    weights on 32 normalized features.
+    """
+    steps = 8 * layers + 4
+    return steps * EPS * terms
+
+
 def log_prob_through(layers: int, *, largest_logit: float = 10.0, temperature: float = 1.0) -> float:
     """Difference of a log-probability, nats, between two computations by a model of so many layers.
 
-    Each layer adds two sums to the residual stream (attention, MLP), each of about four products, softmaxes and norms
-    in a row; the output layer and its softmax are one more. If each is off by one unit, in the worst case in one
-    direction, the logits are off by that many units of the largest logit. A temperature below 1 amplifies it.
+    It is that of the largest logit. A temperature below 1 amplifies it.
     """
-    steps = 8 * layers + 4
-    return steps * EPS * largest_logit / min(temperature, 1.0)
+    return output_through(layers, terms=largest_logit) / min(temperature, 1.0)
 
 
 GRADIENT = 3e-5

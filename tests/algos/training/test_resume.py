@@ -67,6 +67,7 @@ def interrupted(tmp_path_factory):
     return home
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", sorted(AGENTS))
 def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
     """Weights, and every logged value but the time; optimiser, schedules and random numbers are what they come from."""
