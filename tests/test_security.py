@@ -596,7 +596,10 @@ LOADERS = {
 }
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
-READ_SPELLINGS = {"textenv/prompts/tokenize.py", "textenv/prompts/special_tokens.py", "textenv/lm/answers.py"}
+READ_SPELLINGS = {
+    *(f"textenv/prompts/{name}.py" for name in ("tokenize", "special_tokens", "plain_text")),
+    *(f"textenv/lm/{name}.py" for name in ("answers", "ends")),
+}
 """Which may ask how a special token is spelt: to take it out of a text, where it is letters, or to find it in a chat
 that a template rendered, where it is a token."""
 
