@@ -31,7 +31,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names plain json_files loopback optional
+        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional
     """,
     "algos": """
         cli

@@ -14,9 +14,9 @@ from algos.sharing.hub import agent_folder, download
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from textenv.device import find_device
+from textenv.foreign import our_names
 from textenv.json_files import read_json
 from textenv.kl.coefficients import as_coefficient
-from textenv.names import OURS
 from textenv.plain import plain
 from textenv.rewards.calling import reward_name
 
@@ -149,7 +149,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         arguments.pop("sde_sample_freq", None)
     environment = description["environment"] or {"id": "", "kwargs": {}}
     if description["format"] < FORMAT and environment["id"].startswith("textenv/"):
-        environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
+        environment["kwargs"] = {
+            next(iter(our_names(name)), name): value for name, value in environment["kwargs"].items()
+        }
     if ":" in environment["id"]:  # Gymnasium would import the text before ':'
         raise ValueError(
             f"{path} names the environment {environment['id']!r}, whose module would be imported: if you trust it, "
