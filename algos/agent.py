@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from gymnasium import spaces
@@ -32,14 +32,14 @@ from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.model import language_model_of
-from textenv.names import check_names
+from textenv.names import HintsAtMethods, check_names, no_attribute
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class Agent(Generic[ConfigT]):
+class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     """An environment, a policy, and their random generators.
 
     `Agent` itself does not learn: an algorithm is one file with its own config and `update`.
@@ -128,6 +128,13 @@ class Agent(Generic[ConfigT]):
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
         self.policy.generator.manual_seed(parallel.own_seed(config.seed) + 2**32)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that failed: raise its own error again
+                return object.__getattribute__(self, name)
+            raise no_attribute(self, name)
 
     def _checked_config(self, config: ConfigT | None) -> ConfigT:
         if config is None:

@@ -33,14 +33,12 @@ from algos import (
     evaluate,
 )
 from algos.cli import main
-from algos.config import Config
 from algos.make import remake_environment
 from algos.policies.policy import Step, check_spaces
 from algos.training.save import read_description
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextEnv
-from textenv.names import OURS, nearest
 from textenv.registration import NAMES
 
 DATA = Path(__file__).parent / "data"
@@ -190,7 +188,7 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     (lambda env: A2CConfig(entropy_coefficient=0.1), ["did you mean 'ent_coef'"]),
     (lambda env: DQNConfig(exploration_share=0.1), ["did you mean 'exploration_fraction'"]),
     (lambda env: SFTConfig(n_epochs=2), ["SFTConfig has no 'n_epochs': did you mean 'num_epochs'"]),
-    (lambda env: PPO(env, made(env)).learn(64, callback=print), ["has no 'callback': did you mean 'on_iteration'"]),
+    (lambda env: PPO(env, made(env)).learn(64, callback=print), ["has no 'callback': did you mean 'callbacks'"]),
     (lambda env: PPO(env, made(env)).learn(total_timesteps=64), ["did you mean 'total_steps'"]),
     (lambda env: collect(env, made(env), n_steps=8), ["collect has no 'n_steps': did you mean 'num_steps'"]),
     (lambda env: evaluate(env, made(env), n_eval_episodes=8), ["evaluate has no .*did you mean 'num_episodes'"]),
@@ -198,21 +196,6 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
 def test_names_of_other_libraries_and_slips_are_refused_with_ours(call, words):
     with refused((TypeError, ValueError), *words):
         call(gymnasium.make_vec("CartPole-v1", num_envs=2))
-
-
-def test_every_foreign_name_leads_to_one_that_there_is():
-    """Of a config, of `learn`, `collect`, `evaluate`, a policy, an environment by name, or a flag."""
-    from algos.cli import Compare, Evaluate, Train
-    from algos.config import CONFIGS
-
-    known = {name for config in (*CONFIGS.values(), SFTConfig) for name in config.__dataclass_fields__}
-    known |= {name for command in (Train, Evaluate, Compare) for name in command.__dataclass_fields__}
-    others = textenv.KLPenalty, textenv.HumanReward, algos.RewardModelConfig
-    for function in (PPO.learn, collect, evaluate, MLPPolicy.__init__, *others):
-        known |= set(pydoc.inspect.signature(function).parameters)
-    assert not {ours for ours in OURS.values() if ours not in known}
-    assert not set(OURS) & set(Config.__dataclass_fields__)
-    assert nearest("lr", ["gamma"]) is None and nearest("gama", ["gamma"]) == "gamma"
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

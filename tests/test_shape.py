@@ -31,8 +31,8 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names plain json_files loopback optional importing
-        processes state
+        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional
+        importing processes state
     """,
     "algos": """
         cli

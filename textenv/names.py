@@ -5,50 +5,58 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, our_names
 from textenv.plain import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OURS = {
-    "adam_epsilon": "adam_eps", "anneal_lr": "final_learning_rate", "asker": "annotator",
-    "batch_size": "minibatch_size", "beta": "kl_coef", "betas": "adam_betas", "callback": "on_iteration",
-    "callbacks": "on_iteration", "clip_coef": "clip_range", "clip_eps": "clip_range", "cliprange": "clip_range",
-    "cliprange_value": "clip_range_vf", "coefficient": "coef", "discount": "gamma", "entropy_coef": "ent_coef",
-    "entropy_coefficient": "ent_coef", "env_id": "env", "episodes": "num_episodes", "epochs": "num_epochs",
-    "eps": "adam_eps", "epsilon": "clip_range", "exploration_final_eps": "final_exploration",
-    "exploration_share": "exploration_fraction", "held_out_share": "held_out_fraction", "hidden_sizes": "hidden",
-    "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef", "lam": "gae_lambda", "log_dir": "run_dir",
-    "lr": "learning_rate", "max_episodes": "num_episodes", "max_steps": "total_steps",
-    "max_completion_length": "max_new_tokens", "max_prompt_length": "max_prompt_tokens",
-    "model_name_or_path": "model", "reward_funcs": "reward", "report_to": "logger", "dataset_name": "prompts",
-    "mini_batch_size": "minibatch_size", "model_path": "model", "n_envs": "num_envs", "n_epochs": "num_epochs",
-    "n_eval_episodes": "num_episodes", "n_steps": "num_steps", "net_arch": "hidden", "norm_adv": "normalize_advantage",
-    "norm_reward": "normalize_rewards", "num_generations": "group_size", "num_ppo_epochs": "num_epochs",
-    "otherwise": "fallback", "output_dir": "run_dir", "per_device_train_batch_size": "minibatch_size",
-    "ppo_epochs": "num_epochs", "progress_bar": "progress", "scale_rewards": "scale_by_std", "share": "fraction",
-    "steps": "num_steps", "target_every": "target_update_gradient_steps",
-    "target_network_frequency": "target_update_gradient_steps",
-    "target_update_interval": "target_update_gradient_steps", "tensorboard_log": "run_dir", "timesteps": "total_steps",
-    "total_timesteps": "total_steps", "update_epochs": "num_epochs", "value_clip_range": "clip_range_vf",
-    "value_coefficient": "vf_coef", "verbose": "progress", "vf_lr": "value_learning_rate", "warmup": "warmup_ratio",
-    "whiten_advantages": "normalize_advantage", "epsilon_high": "clip_higher", "loss_type": "aggregation",
-    "importance_sampling_level": "policy_loss", "multi_objective_aggregation": "normalize_each_reward",
-    "vllm_importance_sampling_clip_max": "max_importance_weight",
-}  # fmt: skip
-"""Our name for each former name and each name of Stable-Baselines3, CleanRL and TRL."""
-ELSEWHERE = {"sde_sample_freq": "GSDEPolicy has it", "use_sde": "use a GSDEPolicy", "cursor": "use algos.Collector"}
-"""Advice for former names, and for names of other libraries, that no field replaces."""
-
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to an unknown one, by `OURS` or by spelling; None if no name is close."""
+    """Return the known name closest to an unknown one, by `our_names` or by spelling; None if no name is close."""
     known = list(known)
-    if OURS.get(name) in known:
-        return OURS[name]
+    for ours in our_names(name):
+        if ours in known:
+            return ours
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def advice(name: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown name, such as ``did you mean 'num_steps'?``; empty if that is unclear.
+
+    Args:
+        name: as it was written, in Python.
+        known: names that are known there.
+    """
+    known = list(known)
+    ours = our_names(name)
+    here = [other for other in ours if other in known]
+    if here:
+        return f"did you mean {here[0]!r}?"
+    if name in ADVICE:
+        return f"{ADVICE[name]}."
+    if ours:
+        return f"here it is {ours[0]}, {PLACES.get(ours[0], 'a field of a config')}."
+    if name in NO_EQUIVALENT:
+        return "it is of another library, and has no counterpart here."
+    similar = nearest(name, known)
+    if similar is not None:
+        return f"did you mean {similar!r}?"
+    return f"it is {PLACES[name]}." if name in PLACES else ""
+
+
+def flag_advice(name: str) -> str:
+    """Return what to write on the command line instead of a foreign flag that no flag replaces; empty if unclear."""
+    if name in FLAGS:
+        return FLAGS[name]
+    if name in ADVICE:
+        return f"in Python, {ADVICE[name]}"
+    ours = our_names(name)
+    if ours:
+        return f"in Python it is {ours[0]}, {PLACES.get(ours[0], 'a field of a config')}"
+    return "it is of another library, and has no counterpart here" if name in NO_EQUIVALENT else ""
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) -> None:
@@ -63,9 +71,30 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
     known = list(known)
     for name in names:
         if name not in known:
-            ours = nearest(name, known)
-            suggestion = f": {ELSEWHERE[name]}." if name in ELSEWHERE else f": did you mean {ours!r}?" if ours else "."
+            instead = advice(name, known)
+            suggestion = f": {instead}" if instead else "."
             raise TypeError(f"{owner} has no {name!r}{suggestion} It has {', '.join(known)}")
+
+
+class HintsAtMethods(type):
+    """Type of classes that say what to write instead of an attribute of another library, such as ``PPO.load``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(_no_attribute(cls.__name__, name), name=name, obj=cls)
+
+
+def no_attribute(owner: Any, name: str) -> AttributeError:
+    """Return the error for a missing attribute of an object, with what to write instead of another library's."""
+    return AttributeError(_no_attribute(type(owner).__name__, name), name=name, obj=owner)
+
+
+def _no_attribute(owner: str, name: str) -> str:
+    instead = METHODS.get(name)
+    if instead is None and not name.startswith("_"):
+        instead = ADVICE.get(name)
+    return f"{owner} has no attribute {name!r}" + (f": {instead}" if instead else "")
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from textenv.names import OURS
+from textenv.foreign import our_names
+from textenv.names import advice
 
 if TYPE_CHECKING:
     from textenv.envs.text_env import TextEnv
@@ -76,8 +77,8 @@ def _constructor_arguments(
 
     known = {*inspect.signature(TextVectorEnv).parameters, "model", "split", "kl_coef"}
     for name in arguments:
-        if name not in known and OURS.get(name) in known:
-            raise TypeError(f"textenv/{task}-v0 has no {name!r}: did you mean {OURS[name]!r}?")
+        if name not in known and set(our_names(name)) & known:
+            raise TypeError(f"textenv/{task}-v0 has no {name!r}: {advice(name, known)}")
     tokenizer = load_tokenizer(model)
     task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
     if kl_coef is not None:

@@ -36,8 +36,9 @@ from algos.make import is_text
 from algos.training.made_by import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
+from textenv.foreign import our_names
 from textenv.lm.loading import trust_remote_code
-from textenv.names import OURS, nearest
+from textenv.names import flag_advice, nearest
 from textenv.processes import end_if_forked
 from textenv.rendering import printable
 
@@ -147,14 +148,18 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         known = own if not word.startswith("--config.") else hyper
         if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
             continue
+        flag = word.partition("=")[0]
+        renamed = any(ours in (*own, *hyper) for ours in our_names(name))
         having = [algo for algo, kind in CONFIGS.items() if name in (field.name for field in fields(kind))]
-        if config is not None and having and name not in (*own, *hyper) and OURS.get(name) not in hyper:
-            said = f"--algo {named(arguments, '--algo', 'ppo')} has no {word.partition('=')[0]}"
-            raise ValueError(f"{said}: it is for {', '.join(having)}")
+        if config is not None and having and name not in (*own, *hyper) and not renamed:
+            raise ValueError(f"--algo {named(arguments, '--algo', 'ppo')} has no {flag}: it is for {', '.join(having)}")
+        instead = "" if config is None or renamed or name in hyper else flag_advice(name)
+        if instead:
+            raise ValueError(f"there is no {flag}: {instead}")
         ours = nearest(name, [*own, *hyper]) or ""
-        prefix = "" if ours in own else "config."
-        if ours in (*own, *hyper):
-            raise ValueError(f"there is no {word.partition('=')[0]}: did you mean --{prefix}{ours.replace('_', '-')}?")
+        if ours:
+            prefix = "" if ours in own else "config."
+            raise ValueError(f"there is no {flag}: did you mean --{prefix}{ours.replace('_', '-')}?")
 
 
 def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:

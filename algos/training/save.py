@@ -16,9 +16,9 @@ from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from algos.training.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from textenv.device import find_device
+from textenv.foreign import our_names
 from textenv.importing import name_of
 from textenv.kl.coefficients import as_coefficient
-from textenv.names import OURS
 from textenv.plain import plain
 
 if TYPE_CHECKING:
@@ -229,7 +229,9 @@ def _rename_old_arguments(record: AgentRecord) -> None:
         arguments.pop("sde_sample_freq", None)
     environment = record["environment"]
     if environment is not None and environment["id"].startswith("textenv/"):
-        environment["kwargs"] = {OURS.get(name, name): value for name, value in environment["kwargs"].items()}
+        environment["kwargs"] = {
+            next(iter(our_names(name)), name): value for name, value in environment["kwargs"].items()
+        }
 
 
 def describe(function: Any) -> Any:

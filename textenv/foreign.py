@@ -1,0 +1,357 @@
+"""Names of other libraries, and former names of ours: what each is called here, or what to do instead.
+
+Covered are the arguments and methods of Stable-Baselines3 2.9, the arguments of CleanRL's PPO, DQN and SAC, the
+configs and trainers of TRL 0.7 to 1.16 with the arguments of `transformers` that they inherit, and the settings of
+verl 0.9. `tests/textenv/test_foreign.py` walks them: each is in a table of this file, or a name of ours.
+"""
+
+from collections.abc import Mapping
+
+RENAMED: Mapping[str, str | tuple[str, ...]] = {
+    # The length of a training, rollouts and minibatches
+    "total_timesteps": "total_steps", "timesteps": "total_steps", "n_steps": "num_steps", "n_envs": "num_envs",
+    "episodes": "num_episodes", "max_episodes": "num_episodes", "n_eval_episodes": "num_episodes",
+    "num_generations": "group_size", "rloo_k": "group_size", "rollout_n": "group_size",
+    "n_samples_per_prompt": "group_size",
+    "batch_size": "minibatch_size", "mini_batch_size": "minibatch_size", "ppo_mini_batch_size": "minibatch_size",
+    "per_device_train_batch_size": "minibatch_size", "num_minibatches": "minibatch_size",
+    "num_mini_batches": "minibatch_size", "local_mini_batch_size": "minibatch_size",
+    "backward_batch_size": "micro_batch_size",
+    "ppo_micro_batch_size": "micro_batch_size", "ppo_micro_batch_size_per_gpu": "micro_batch_size",
+    "generation_batch_size": "num_episodes", "train_batch_size": "num_episodes", "gen_batch_size": "num_episodes",
+    "epochs": "num_epochs", "n_epochs": "num_epochs", "num_ppo_epochs": "num_epochs", "ppo_epochs": "num_epochs",
+    "update_epochs": "num_epochs", "train_freq": "num_steps",
+    "train_frequency": "num_steps",
+    # The optimizer
+    "lr": "learning_rate", "anneal_lr": "final_learning_rate", "vf_lr": "value_learning_rate",
+    "adam_epsilon": "adam_eps", "eps": "adam_eps", "betas": "adam_betas", "warmup": "warmup_ratio",
+    "lr_warmup_steps_ratio": "warmup_ratio", "grad_clip": "max_grad_norm", "clip_grad": "max_grad_norm",
+    # The losses
+    "clip_coef": "clip_range", "clip_eps": "clip_range", "eps_clip": "clip_range", "cliprange": "clip_range",
+    "clip_ratio": "clip_range", "clip_ratio_low": "clip_range", "clip_ratio_high": "clip_higher",
+    "epsilon": "clip_range", "epsilon_high": "clip_higher", "cliprange_value": "clip_range_vf",
+    "clip_vloss": "clip_range_vf", "value_clip_range": "clip_range_vf", "entropy_coef": "ent_coef",
+    "entropy_coeff": "ent_coef", "entropy_coefficient": "ent_coef", "value_coefficient": "vf_coef",
+    "lam": "gae_lambda", "discount": "gamma", "norm_adv": "normalize_advantage",
+    "whiten_advantages": "normalize_advantage", "norm_reward": "normalize_rewards", "scale_rewards": "scale_by_std",
+    "norm_adv_by_std_in_grpo": "scale_by_std", "normalize_advantages": ("scale_by_std", "normalize_advantage"),
+    "loss_type": "aggregation", "loss_agg_mode": "aggregation", "importance_sampling_level": "policy_loss",
+    "loss_mode": "policy_loss", "multi_objective_aggregation": "normalize_each_reward",
+    "vllm_importance_sampling_clip_max": "max_importance_weight",
+    "vllm_importance_sampling_cap": "max_importance_weight",
+    # The KL
+    "beta": "kl_coef", "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef", "kl_loss_coef": "kl_coef",
+    "coefficient": "coef", "kl_estimator": "estimator", "kl_loss_type": "estimator",
+    # DQN
+    "exploration_final_eps": "final_exploration", "end_e": "final_exploration",
+    "exploration_share": "exploration_fraction", "target_every": "target_update_gradient_steps",
+    "target_network_frequency": "target_update_gradient_steps",
+    "target_update_interval": "target_update_gradient_steps", "policy_delay": "target_update_gradient_steps",
+    # Runs
+    "output_dir": "run_dir", "log_dir": "run_dir", "log_path": "run_dir", "default_local_dir": "run_dir",
+    "exp_name": "run_dir", "run_name": "run_dir", "experiment_name": "run_dir",
+    "tensorboard_log": ("run_dir",), "report_to": ("loggers", "logger"),
+    "log_with": ("loggers", "logger"), "track": ("loggers", "logger"),
+    "verbose": "progress", "progress_bar": "progress", "save_steps": "checkpoint_every",
+    "save_freq": "checkpoint_every",
+    "reset_num_timesteps": "resume", "resume_from_checkpoint": "resume", "resume_from_path": "resume",
+    "callback": "callbacks", "eval_freq": "every", "eval_steps": ("eval_every", "every"),
+    "test_freq": ("eval_every", "every"), "n_eval": "num_episodes",
+    # Environments, prompts and rewards
+    "env_id": "env", "eval_env": "env", "wrapper_class": ("wrappers", "wrapper"),
+    "max_completion_length": "max_new_tokens", "response_length": "max_new_tokens",
+    "max_response_length": "max_new_tokens", "max_prompt_length": "max_prompt_tokens",
+    "prompt_length": "max_prompt_tokens", "reward_funcs": "reward", "reward_fn_key": "reward",
+    "dataset_name": "prompts", "query_dataset": "prompts", "train_dataset": ("prompts", "examples"),
+    "train_files": "prompts",
+    "eval_dataset": ("eval_prompts",), "val_files": ("eval_prompts",), "prompt_key": "prompt_column",
+    "dataset_text_field": "prompt_column", "max_assistant_turns": "max_turns",
+    "max_tool_calling_iterations": "max_turns",
+    "stop_token": "stop", "stop_token_id": "stop", "val_batch_size": "num_episodes",
+    "asker": "annotator", "otherwise": "fallback", "held_out_share": "held_out_fraction", "share": "fraction",
+    # Models and policies
+    "model_name_or_path": "model", "model_name": "model", "sft_model_path": "model",
+    "model_path": "model", "net_arch": "hidden", "hidden_sizes": "hidden",
+    "norm_obs": "normalize_observations", "peft_config": "lora", "processing_class": "tokenizer",
+    "torch_dtype": "dtype", "bf16": "autocast", "fp16": "autocast",
+    "activation_checkpointing": "gradient_checkpointing",
+}  # fmt: skip
+"""Our name for a foreign or former one; of several, the first that is known where it was written."""
+
+PLACES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("total_steps", "run_dir", "progress", "callbacks", "loggers", "checkpoint_every", "resume", "on_iteration"),
+        "an argument of agent.learn",
+    ),
+    **dict.fromkeys(
+        ("num_envs", "max_new_tokens", "max_prompt_tokens", "max_turns", "stop", "prompts", "reward", "eval_prompts",
+         "prompt_column", "wrappers", "tokenizer"),
+        "an argument of the environment (gymnasium.make_vec, TextVectorEnv)",
+    ),
+    **dict.fromkeys(
+        ("temperature", "hidden", "normalize_observations", "autocast", "dtype", "lora", "gradient_checkpointing",
+         "top_k", "top_p"),
+        "an argument of the policy (LMPolicy.load, MLPPolicy)",
+    ),
+    "model": "the first argument of LMPolicy.load",
+    "kl_coef": "an argument of the agent: PPO(env, policy, kl_coef=0.05)",
+    "device": "an argument of the agent: PPO(env, policy, device=\"auto\")", "coef": "an argument of KLPenalty",
+    "estimator": "an argument of KLPenalty", "env": "the first argument, a vector environment",
+    "every": "an argument of EvaluateEvery", "num_episodes": "a field of the config, and an argument of evaluate",
+    "examples": "the second argument of sft",
+}  # fmt: skip
+"""Where our name is written, in Python; others are fields of an algorithm's config."""
+
+ADVICE: Mapping[str, str] = {
+    # Lengths that are counted in another way
+    "steps": "num_steps are the steps of a slot in a rollout, and learn(total_steps) is the length of the training",
+    "max_steps": "the length of the training is learn(total_steps), in sampled tokens (text) or actions (control), not "
+    "in optimizer steps",
+    "num_train_epochs": "the length of the training is learn(total_steps), in sampled tokens (text) or actions "
+    "(control), not in passes over the prompts",
+    "total_epochs": "the length of the training is learn(total_steps), not in passes over the prompts",
+    "total_training_steps": "the length of the training is learn(total_steps), not in optimizer steps",
+    "num_iterations": "GRPO's passes over a rollout are num_epochs; the number of iterations follows from "
+    "learn(total_steps)",
+    "steps_per_generation": "an iteration has num_epochs * num_episodes / minibatch_size optimizer steps",
+    "gradient_accumulation_steps": "minibatch_size is what an optimizer step learns from, and micro_batch_size what "
+    "one backward pass takes",
+    "warmup_steps": "warmup_ratio is the fraction of the training in which the learning rate rises",
+    "lr_warmup_steps": "warmup_ratio is the fraction of the training in which the learning rate rises",
+    "lr_scheduler_type": "the learning rate is linear, from learning_rate to final_learning_rate, after warmup_ratio",
+    "lr_scheduler_kwargs": "the learning rate is linear, from learning_rate to final_learning_rate",
+    "warmup_style": "the learning rate is linear, from learning_rate to final_learning_rate, after warmup_ratio",
+    "min_lr_ratio": "final_learning_rate is where the learning rate ends",
+    "adam_beta1": "adam_betas=(0.9, 0.999) has both", "adam_beta2": "adam_betas=(0.9, 0.999) has both",
+    # What is made before the agent
+    "policy_kwargs": "make the policy yourself: PPO(env, MLPPolicy(env.single_observation_space, "
+    "env.single_action_space, hidden=(64, 64)))",
+    "model_init_kwargs": "give them to LMPolicy.load(name, dtype=...)",
+    "num_envs": "the environment has it: gymnasium.make_vec(id, num_envs=8), TextVectorEnv(..., num_envs=64)",
+    "temperature": "the policy has it, for sampling, scoring and the reference: LMPolicy.load(name, temperature=0.7)",
+    "top_k": "a policy has it for generation only: LMPolicy.load(name, top_k=...); training with it is refused",
+    "top_p": "a policy has it for generation only: LMPolicy.load(name, top_p=...); training with it is refused",
+    "model": "make the policy of it: PPO(env, LMPolicy.load(name))",
+    "policy": "give a policy object as the second argument: PPO(env, policy)",
+    "hidden": "the policy has it: MLPPolicy(observation_space, action_space, hidden=(64, 64))",
+    "use_sde": "use a GSDEPolicy", "sde_sample_freq": "GSDEPolicy has it", "log_std_init": "GSDEPolicy has it",
+    "lr_schedule": "the agent's config has it: learning_rate and final_learning_rate",
+    "optimizer_kwargs": "the config has adam_eps, adam_betas and weight_decay",
+    "features_extractor_class": "a network of your own is a policy of your own (docs/algorithms.md)",
+    "features_extractor_kwargs": "a network of your own is a policy of your own (docs/algorithms.md)",
+    "activation_fn": "networks use tanh; another one is a policy of your own (docs/algorithms.md)",
+    "env_kwargs": "gymnasium.make_vec(id, num_envs=8, **arguments) takes them",
+    "wrapper_kwargs": "give functools.partial(Wrapper, **arguments) in wrappers=[...]",
+    "vec_env_cls": "make it yourself: gymnasium.vector.SyncVectorEnv or algos.SubprocessVectorEnv",
+    "vec_env_kwargs": "make it yourself: gymnasium.vector.SyncVectorEnv or algos.SubprocessVectorEnv",
+    "max_completion_length": "the environment has it: TextVectorEnv(..., max_new_tokens=128)",
+    "max_new_tokens": "the environment has it: TextVectorEnv(..., max_new_tokens=128)",
+    "max_prompt_length": "the environment has it: TextVectorEnv(..., max_prompt_tokens=512)",
+    "reward_funcs": "the environment has it: TextVectorEnv(..., reward=f), or reward=[f, g]",
+    "reward_weights": "give each function with its weight: reward=Rewards([(f, 0.5), (g, 1.0)])",
+    "reward_clip_range": "wrap the reward: textenv.rewards.clip(f, low, high)",
+    "total_episodes": "the length of the training is learn(total_steps), in sampled tokens, not in answers",
+    "reward_model": "the reward is RewardModel.load(path)",
+    "score_clip": "wrap the reward: textenv.rewards.clip(f, low, high)",
+    "use_score_norm": "wrap the reward: textenv.rewards.Normalize(f)",
+    "use_score_scaling": "wrap the reward: textenv.rewards.Normalize(f, center=False)",
+    "target": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
+    "model_adapter_name": "LMPolicy takes a PeftModel, or lora=...; its reference() shares the base model",
+    "ref_adapter_name": "LMPolicy takes a PeftModel, or lora=...; its reference() shares the base model",
+    "log_with": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
+    "world_size": "torchrun says how many processes train together",
+    "reward_model_path": "the reward is RewardModel.load(path)",
+    "missing_eos_penalty": "add a reward: Rewards({\"score\": f, \"unfinished\": textenv.rewards.unfinished(1.0)})",
+    "mask_truncated_completions": "let the reward return None where its argument terminated is False",
+    "tools": "the environment has it: TextVectorEnv(..., tools=[f])",
+    "chat_template_kwargs": "set tokenizer.chat_template", "chat_template_path": "set tokenizer.chat_template",
+    "apply_chat_template_kwargs": "set tokenizer.chat_template",
+    "filter_overlong_prompts": "max_prompt_tokens of the environment; a longer prompt is an error",
+    "truncation": "max_prompt_tokens of the environment; a longer prompt is an error, and is not cut",
+    "delta": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",
+    "clip_ratio_c": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",
+    "ratio_threshold": "policy_loss=\"thresholded_policy_loss\"",
+    "adv_estimator": "it is the class: PPO, GRPO, RLOO or REINFORCE",
+    "use_kl_in_reward": "kl_coef=β of the agent charges the KL in the reward",
+    "use_kl_loss": "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") of the agent",
+    "kl_penalty": "penalty=KLPenalty(policy.reference(), β, estimator=\"k1\") of the agent",
+    "kl_ctrl": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
+    "horizon": "AdaptiveCoefficient(..., gain=batch / horizon)",
+    "adap_kl_ctrl": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
+    "beta": "kl_coef=β of the agent charges it in the reward, "
+    "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") in the loss, as TRL's GRPO",
+    "ref_model": "policy.reference() is made by the agent: kl_coef=β, or penalty=KLPenalty(reference, β)",
+    "off_policy_mask_threshold": "max_importance_weight bounds the weight of samples of an older policy",
+    "vllm_importance_sampling_correction": "max_importance_weight=2.0",
+    "vllm_importance_sampling_mode": "max_importance_weight is the truncated weight of each token",
+    "use_vllm": "generator=VLLM(policy, env) of the agent",
+    "n": "GRPOConfig(group_size=...)", "name": "--generator vllm, in Python generator=VLLM(policy, env) of the agent",
+    # The training and its runs
+    "verbose": "agent.learn(..., progress=True) shows the training",
+    "tensorboard_log": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "report_to": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
+    "track": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
+    "logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "args": "the config is the third argument: GRPO(env, policy, config)",
+    "callback": "agent.learn(..., callbacks=[...]) takes objects of algos.Callback, on_iteration=f a function",
+    "callbacks": "agent.learn(..., callbacks=[...]) takes objects of algos.Callback",
+    "save_model": "agent.learn(..., run_dir=folder) saves the agent, and algos.load(folder) reads its policy",
+    "best_model_save_path": "EvaluateEvery keeps the best agent in the run's folder best/",
+    "load_best_model_at_end": "EvaluateEvery keeps the best agent in the run's folder best/",
+    "metric_for_best_model": "EvaluateEvery keeps the agent with the best mean return in the run's folder best/",
+    "capture_video": "algos evaluate RUN --video out.mp4",
+    "upload_model": "algos.push_to_hub(folder, \"user/name\")",
+    "push_to_hub": "algos.push_to_hub(folder, \"user/name\")",
+    "hub_model_id": "algos.push_to_hub(folder, \"user/name\")", "hf_entity": "algos.push_to_hub(folder, \"user/name\")",
+    "hub_private_repo": "algos.push_to_hub(folder, \"user/name\", private=True)",
+    "hub_token": "log in with 'hf auth login', or set HF_TOKEN",
+    "cuda": "device=\"auto\" of the agent", "use_cpu": "models stay on the CPU unless device= says otherwise",
+    "eval_strategy": "agent.learn(..., callbacks=[EvaluateEvery(env, every=steps)])",
+    "save_strategy": "agent.learn(..., run_dir=folder, checkpoint_every=steps)",
+    "log_completions": "agent.learn(..., sample_every=10) writes samples.jsonl",
+    "num_completions_to_print": "algos show RUN prints samples, and agent.learn(..., sample_every=10) writes them",
+    "log_val_generations": "agent.learn(..., sample_every=10) writes samples.jsonl",
+    "fsdp": "shard=True of the agent, under torchrun", "fsdp_config": "shard=True of the agent, under torchrun",
+    "cursor": "use algos.Collector",
+}  # fmt: skip
+"""What to write instead, in Python, where none of our names for it is known."""
+
+FLAGS: Mapping[str, str] = {
+    "steps": "--total-steps is the length of the training, --config.num-steps the steps of a slot in a rollout",
+    "max_steps": "--total-steps is the length of the training, in sampled tokens (text) or actions (control), not in "
+    "optimizer steps",
+    "num_train_epochs": "--total-steps is the length of the training, in sampled tokens (text) or actions (control), "
+    "not in passes over the prompts",
+    "total_episodes": "--total-steps is the length of the training, in sampled tokens, not in answers",
+    "total_epochs": "--total-steps is the length of the training, not in passes over the prompts",
+    "total_training_steps": "--total-steps is the length of the training, not in optimizer steps",
+    "num_iterations": "GRPO's passes over a rollout are --config.num-epochs; the number of iterations follows from "
+    "--total-steps",
+    "verbose": "the training is shown unless there is --quiet", "progress_bar": "the training is shown unless there is "
+    "--quiet", "progress": "the training is shown unless there is --quiet",
+    "tensorboard_log": "--run-dir is the folder, and --logger tensorboard also writes for TensorBoard",
+    "callback": "evaluations are --eval-every STEPS; callbacks of your own are for Python",
+    "callbacks": "evaluations are --eval-every STEPS; callbacks of your own are for Python",
+    "reward_weights": "give the weight with the function: --reward rewards.py:f=0.5 --reward rewards.py:g",
+    "net_arch": "--policy-kwargs '{\"hidden\": [64, 64]}'", "hidden": "--policy-kwargs '{\"hidden\": [64, 64]}'",
+    "hidden_sizes": "--policy-kwargs '{\"hidden\": [64, 64]}'",
+    "norm_obs": "--policy-kwargs '{\"normalize_observations\": true}'",
+    "normalize_observations": "--policy-kwargs '{\"normalize_observations\": true}'",
+    "use_sde": "--policy gsde", "sde_sample_freq": "--policy gsde --policy-kwargs '{\"sde_sample_freq\": 4}'",
+    "log_std_init": "--policy gsde --policy-kwargs '{\"log_std_init\": -1.0}'",
+    "beta": "--kl-coef charges the KL in the reward; in the loss, as TRL's GRPO, it is for Python (KLPenalty)",
+    "use_kl_in_reward": "--kl-coef charges the KL in the reward", "adv_estimator": "it is --algo: ppo, grpo, rloo, …",
+    "use_kl_loss": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
+    "env_kwargs": "--env-kwargs '{\"name\": value}'", "policy_kwargs": "--policy-kwargs '{\"hidden\": [64, 64]}'",
+    "top_k": "it is for generation only: training with it is refused",
+    "top_p": "it is for generation only: training with it is refused",
+    "use_vllm": "--generator vllm", "cuda": "--device auto", "use_cpu": "the CPU is the default; see --device",
+    "track": "--logger wandb", "save_model": "a run always saves its agent, in --run-dir",
+    "upload_model": "algos push RUN user/name", "push_to_hub": "algos push RUN user/name",
+    "hub_model_id": "algos push RUN user/name", "deterministic": "it is for algos evaluate RUN --deterministic",
+    "warmup_steps": "--config.warmup-ratio is the fraction of the training in which the learning rate rises",
+    "lr_scheduler_type": "the rate is linear, from --config.learning-rate to --config.final-learning-rate",
+    "gradient_accumulation_steps": "--config.minibatch-size is what an optimizer step learns from, "
+    "--config.micro-batch-size what one backward pass takes",
+    "missing_eos_penalty": "it is a reward of its own, a function in --reward rewards.py:f that reads terminated",
+    "mask_truncated_completions": "let the reward return None where its argument terminated is False",
+    "fsdp": "--shard, under torchrun",
+    "log_completions": "--sample-every writes samples.jsonl; algos show RUN prints some",
+}  # fmt: skip
+"""The same on the command line, where it differs."""
+
+METHODS: Mapping[str, str] = {
+    "predict": "the policy acts: agent.policy.predict(observation)",
+    "load": "algos.load(folder) reads the policy of a saved agent, and agent.learn(..., resume=folder) continues a run",
+    "from_pretrained": "LMPolicy.load(name) loads a model, algos.load(folder) the policy of a saved agent",
+    "get_env": "agent.env is the environment", "set_env": "agent.env is the environment, and may be replaced",
+    "get_vec_normalize_env": "observations are normalized by the policy: MLPPolicy(..., normalize_observations=True)",
+    "get_parameters": "agent.policy.state_dict()", "set_parameters": "agent.policy.load_state_dict(state)",
+    "set_random_seed": "the config has it: PPO(env, seed=1)",
+    "set_logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "dump_logs": "each iteration is logged: agent.learn(..., run_dir=folder)",
+    "collect_rollouts": "agent.collect() returns the next rollout",
+    "train": "agent.learn(total_steps) trains; agent.update(rollout) is a single update",
+    "policy_aliases": "a policy is an object: algos.policies has MLPPolicy, CNNPolicy, LSTMPolicy, …",
+    "evaluate": "algos.evaluate(env, agent.policy)", "save_model": "agent.save(folder)",
+    "save_pretrained": "agent.save(folder), whose folder policy/ is one of transformers",
+    "push_to_hub": "algos.push_to_hub(folder, \"user/name\")", "generate": "agent.policy.generate(prompts)",
+    "model": "agent.policy is the policy, agent.policy.lm.model the model of transformers",
+    "num_timesteps": "the history that learn returns has steps", "rollout_buffer": "agent.collect() returns a rollout",
+    "observation_space": "agent.env.single_observation_space", "action_space": "agent.env.single_action_space",
+    "n_envs": "agent.env.num_envs", "load_replay_buffer": "agent.learn(..., resume=folder) restores it with the run",
+    "save_replay_buffer": "agent.learn(..., run_dir=folder, checkpoint_every=steps) saves it with the run",
+}  # fmt: skip
+"""What to write instead of an agent's attribute or method of another library."""
+
+_WITHOUT_COUNTERPART = """
+_init_setup_model abs accelerator_config accelerator_kwargs action_noise activation_checkpointing_kwargs agent
+alpha async_save audio_key auto_find_batch_size autotune average_tokens_across_devices balance_batch
+batch_eval_metrics bf16_full_eval cache_implementation calculate_entropy calculate_log_probs
+calculate_sum_pi_squared callback_after_eval callback_on_new_best cast_lm_head_to_fp32 checkpoint
+checkpoint_callback_class checkpoint_engine clip_cov_lb clip_cov_ratio clip_cov_ub compare_steps critic_warmup
+cudagraph_capture_sizes custom_cls data_collator data_loader_seed data_parallel_size data_seed
+dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor dataset_num_proc ddp_backend
+ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed
+default_hdfs_dir del_local_ckpt_after_load deterministic_eval disable_dropout disable_log_stats disable_tqdm
+disaggregation do_eval do_predict do_sample do_train dro_beta ds3_gather_for_generation early_stopping enable
+enable_chunked_prefill enable_jit_checkpoint enable_prefix_caching enable_rollout_routing_replay enforce_eager
+engine_kwargs entropy_checkpointing entropy_coef_delta entropy_coef_max entropy_coef_min
+entropy_from_logits_chunk_size entropy_from_logits_with_chunking entropy_target environment_factory
+esi_redundant_time eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
+eval_use_gather_object expert_parallel_size exploration_initial_eps exploration_noise filter_groups
+filter_overlong_prompts_workers forward_batch_size forward_max_token_len_per_gpu fp16_full_eval
+free_cache_engine freeze_vision_tower full_determinism full_std function_tool_path generation_kwargs
+global_backward_batch_size global_batch_size gpu_memory_utilization gradient_checkpointing_kwargs
+greater_is_better hub_always_push hub_revision hub_strategy ignore_data_skip ignore_eos image_key
+image_patch_size include_for_metrics include_num_input_tokens_seen is_encoder_decoder is_peft_model kl_cov_ratio
+label_names label_smoothing_factor layered_summon length_column_name liger_kernel_config load_format
+local_batch_size local_rank local_rollout_forward_batch_size log_completions_hub_repo log_interval log_level
+log_level_replica log_multimodal log_on_each_node log_prob_max_token_len_per_gpu log_prob_micro_batch_size
+log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_unique_prompts logging_first_step
+logging_nan_inf_filter logging_steps logging_strategy logprobs_mode loss_scale_factor max_actor_ckpt_to_keep
+max_critic_ckpt_to_keep max_model_len max_num_batched_tokens max_num_seqs min_p mm_processor_kwargs mode
+moe_load_balance_metrics_interval monitor_dir monitor_kwargs mtp multi_stage_wake_up multi_turn n_critics
+n_gpus_per_node neftune_noise_alpha nnodes noise_clip normalize_images num_cycles num_generations_eval
+num_sample_generations num_total_batches optim optim_args optim_target_modules optimize_cuda_cache
+optimize_device_cache optimize_memory_usage optimizer optimizer_class optimizer_impl optimizers ortho_init
+over_sample_rate override_optimizer_config pad_to_length pad_to_multiple_of parallelism_config
+per_device_eval_batch_size pf_ppo pipeline_model_parallel_size policy_frequency policy_kwargs_critic policy_lr
+ppo_kl_coef ppo_max_token_len_per_gpu prediction_loss_only profiler project project_kwargs project_name
+prometheus push_to_hub_if_best_kwargs q_lr qat quantization quantization_config quantization_config_file
+ray_wait_register_center_timeout ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns render
+repetition_penalty replay_buffer_class replay_buffer_kwargs restore_callback_states_from_checkpoint resume_mode
+return_episode_rewards return_full_prompt return_multi_modal_inputs return_raw_chat return_raw_input_ids
+reward_processing_classes reward_threshold rms_prop_eps rollout_buffer_class rollout_buffer_kwargs
+rollout_data_dir rollout_func router_aux_loss_coef router_config_path sapo_temperature_neg sapo_temperature_pos
+save_on_each_node save_only_model save_total_limit scheduling_policy share_features_extractor shuffle
+shuffle_dataset skip_memory_metrics skip_tokenizer_init squash_output start_e start_index stats_window_size
+strategy sync_ref_model target_entropy target_noise_clip target_policy_noise task_name tau tau_neg tau_pos
+tb_log_name tensor_model_parallel_size tf32 tool_config_path top_entropy_quantile torch_compile
+torch_compile_backend torch_compile_mode torch_deterministic torch_empty_cache_steps trace tracker_kwargs
+tracker_project_name trackio_bucket_id trackio_space_id trackio_static_space_id train_max_samples
+train_sampling_strategy transformers_continuous_batching_config type ulysses_sequence_parallel_size
+use_adaptive_entropy use_bias_correction_kl use_cache use_dynamic_bsz use_expln use_fused_kernels
+use_liger_kernel use_pf_ppo use_prefix_grouper use_remove_padding use_rms_prop use_sde_at_warmup use_shm
+use_torch_compile use_transformers_continuous_batching use_transformers_paged use_v1 v1 val_before_train
+val_kwargs val_max_samples val_only validation_data_dir validation_shuffle vespo_k_neg vespo_k_pos
+vespo_lambda_neg vespo_lambda_pos video_key vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+vllm_importance_sampling_clip_min vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size
+wandb_entity wandb_project_name warn zero_indexed_step
+"""
+NO_EQUIVALENT = frozenset(_WITHOUT_COUNTERPART.split())
+"""Names of other libraries that have no counterpart here."""
+
+
+def our_names(name: str) -> tuple[str, ...]:
+    """Return our names for a foreign or former one, the likeliest first; none if it was not renamed.
+
+    Example:
+        >>> our_names("n_steps"), our_names("report_to"), our_names("gamma")
+        (('num_steps',), ('loggers', 'logger'), ())
+    """
+    names = RENAMED.get(name, ())
+    return (names,) if isinstance(names, str) else names
