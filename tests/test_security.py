@@ -597,8 +597,8 @@ LOADERS = {
 """Where a loader of `transformers` or `peft` is called at all."""
 SPELLINGS = {"eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "all_special_tokens"}
 READ_SPELLINGS = {
-    *(f"textenv/prompts/{name}.py" for name in ("tokenize", "special_tokens", "plain_text")),
-    *(f"textenv/lm/{name}.py" for name in ("answers", "ends")),
+    *(f"textenv/prompts/{name}.py" for name in ("tokenize", "special_tokens")),
+    "textenv/lm/answers.py",
 }
 """Which may ask how a special token is spelt: to take it out of a text, where it is letters, or to find it in a chat
 that a template rendered, where it is a token."""
@@ -654,14 +654,14 @@ class Page(HTMLParser):
 
 
 def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tmp_path, capsys):
-    from algos.comparison.report import print_summaries, write_report
+    from algos.comparison.report import summaries_table, write_report
     from algos.comparison.summary import summary
 
     def page_of(text):
         run = run_of(1, returns=[1.0, 5.0], after=6.0)
         run.env, run.samples, run.best = "_" + text.replace("\ud800", "")[:200], [(text, text * 2, text)], None
         written = write_report(tmp_path, [run]).read_text(encoding="utf-8")
-        print_summaries({run.env: summary([run], study=[run])})
+        print(summaries_table({run.env: summary([run], study=[run])}))
         return Page(written), written
 
     harmless, _ = page_of("x")

@@ -44,6 +44,7 @@ class _Shapes(LanguageModel):
         self.autocast = torch.bfloat16 if run.autocast else None
         self.context, self.cached, self.tokenizer = None, {}, None  # type: ignore[assignment]
         self.seq2seq = Seq2Seq((0,), None) if config.is_encoder_decoder else None
+        self.hard_choices = ()
 
 
 class Rehearsal(TorchDispatchMode):
