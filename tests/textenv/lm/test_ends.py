@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from algos import PPO, LMPolicy, PPOConfig, evaluate, load
 from algos.cli.serve import PolicyServer
 from algos.collection import Collector, collect
+from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
 from textenv import RewardModel, TextEnv, TextVectorEnv, TokenEnv, check_text_env
@@ -99,6 +100,21 @@ def test_the_generate_of_transformers_ends_there_too(name, end):
     assert found[0, len(ids) :].tolist() == tokenizer.convert_tokens_to_ids(["a", "b", end])
     rollout = collect(env_of(tokenizer), policy, num_episodes=1, deterministic=True)
     assert rollout["action"][rollout["mask"]].tolist() == found[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "r1"])
+def test_what_fine_tuning_teaches_ends_the_turn_with_its_last_token_and_not_before(name):
+    """Without R1, whose template asks for thoughts that it then leaves out of the message: such a row is refused."""
+    tokenizer = tokenizer_of(FAMILIES[name])
+    row = {"prompt": "Hi", "completion": "ab"}
+    if tokenizer.chat_template:
+        row = {"messages": [*CHAT, {"role": "assistant", "content": "ab"}]}
+    ids, learnt = read_example(0, row, tokenizer)
+    answer = [token for token, known in zip(ids, learnt, strict=True) if known]
+    env = env_of(tokenizer)
+    env.reset(seed=0)
+    over = [bool(env.step(np.array([token]))[2][0]) for token in answer]
+    assert over == [False] * (len(answer) - 1) + [True]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
