@@ -79,3 +79,22 @@ def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewher
                 dead.append(f"{path.relative_to(tmp_path)}: {link}")
     assert len(pages) > 30 and not dead
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
+
+
+def test_the_grpo_script_of_the_page_for_trl_runs_and_its_two_halves_are_one_training(tmp_path, monkeypatch):
+    """From top to bottom; both halves have the same prompts, rewards and numbers."""
+    page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]
+    theirs, ours = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "script"}
+    with pytest.warns(UserWarning, match="k3"):
+        exec(compile(ours, "docs/from-trl.md", "exec"), names)
+    assert (tmp_path / "runs/grpo/config.json").is_file()
+    config = names["agent"].config
+    for trl, value in {
+        "num_generations": config.group_size, "per_device_train_batch_size": config.minibatch_size, "beta": 0.04,
+        "learning_rate": config.learning_rate, "max_completion_length": 24, "seed": config.seed,
+    }.items():  # fmt: skip
+        (written,) = re.findall(rf"\b{trl}=([\d.e-]+)", theirs)
+        assert float(written) == value, trl
+    assert names["env"].task.rewards.functions["short"][1] == 0.2
