@@ -312,7 +312,7 @@ def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, .
         raise TypeError(
             f"{name}.act returned {step!r:.100}, expected algos.policies.Step(action, log_prob): return one, no tuple"
         )
-    shapes = [("log_prob", step.log_prob, (slots,))]
+    shapes: list[tuple[str, Tensor, tuple[int, ...]]] = [("log_prob", step.log_prob, (slots,))]
     if action_shape is not None:
         shapes.append(("action", step.action, (slots, *action_shape)))
     for part, value, shape in shapes:
