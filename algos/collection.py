@@ -260,19 +260,21 @@ class Collector:
 
         # Act
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        check_step(step, self.policy, slots=env.num_envs, action_shape=env.single_action_space.shape)
+        slots = len(self.is_init)
+        space = env.single_action_space
+        check_step(step, self.policy, slots=slots, action_shape=space.shape)
         # For the environment; the rollout keeps the sampled action
-        action = fit_actions(env.single_action_space, step.action.cpu().numpy())
+        action = fit_actions(space, step.action.cpu().numpy())
         with _environment_advice():
             observation, reward, terminated, truncated, info = env.step(action)
         # Copied, because an environment may reuse the arrays it returned.
         observation = flatten(env.single_observation_space, observation).copy()
-        reward = _by_slot("reward", reward, env)
-        terminated = _by_slot("terminated", terminated, env).astype(bool)
-        truncated = _by_slot("truncated", truncated, env).astype(bool)
+        reward = _by_slot("reward", reward, env, slots=slots)
+        terminated = _by_slot("terminated", terminated, env, slots=slots, dtype=bool)
+        truncated = _by_slot("truncated", truncated, env, slots=slots, dtype=bool)
         done = terminated | truncated
         # In SAME_STEP mode a slot that is done shows the next episode already, in which an action must be available.
-        ended = np.zeros_like(done) if mode is AutoresetMode.SAME_STEP else done
+        ended = None if mode is AutoresetMode.SAME_STEP else done
         action_mask = _action_mask(info, env, ended=ended)
 
         # Slots in which this was no step: the environment only reset itself, or it failed
@@ -470,19 +472,19 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     return final
 
 
-def _by_slot(name: str, values: Any, env: VectorEnv) -> np.ndarray:
-    """Copy what a step returned for each slot into an array ``[N]``.
+def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: Any = None) -> np.ndarray:
+    """Copy what a step returned for each slot into an array ``[N]`` of a dtype; None keeps its own.
 
     Raises:
         ValueError: if it has another shape, which would be broadcast.
     """
-    array = np.asarray(values).copy()
-    if array.shape != (env.num_envs,):
+    array = np.asarray(values)
+    if array.shape != (slots,):
         raise ValueError(
             f"{type(env.unwrapped).__name__}.step returned {name} of shape {array.shape}, expected one number for each "
-            f"of {env.num_envs} slots, ({env.num_envs},)"
+            f"of {slots} slots, ({slots},)"
         )
-    return array
+    return array.astype(array.dtype if dtype is None else dtype)
 
 
 def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:

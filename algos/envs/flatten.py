@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NOT_IN_TORCH = ("uint16", "uint32", "uint64")
+NOT_IN_TORCH = frozenset([np.dtype("uint16"), np.dtype("uint32"), np.dtype("uint64")])
 """Dtypes in which torch can hold numbers but not write into a tensor."""
 
 
@@ -59,7 +59,8 @@ def flatten(space: spaces.Space, observation: Any) -> Any:
                [0., 0., 1.]], dtype=float32)
     """
     if isinstance(space, spaces.Box):
-        return observation.astype(np.float32) if str(space.dtype) in NOT_IN_TORCH else observation
+        # At every step of an environment, so by the dtype: its name takes longer than an action
+        return observation.astype(np.float32) if space.dtype in NOT_IN_TORCH else observation
     if is_flat(space, observation):
         return observation.astype(np.float32, copy=False)
     return np.concatenate(_flat_columns(space, observation), axis=1, dtype=np.float32)

@@ -306,28 +306,28 @@ def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, .
         TypeError: if it is no `Step` of tensors.
         ValueError: if an action or log-probability has another shape, or the latter a gradient.
     """
-    name = f"{type(policy).__name__}.act"
+    # At every step of an environment, so that messages are made only for mistakes
+    name = type(policy).__name__
     if not isinstance(step, Step):
         raise TypeError(
-            f"{name} returned {step!r:.100}, expected an algos.policies.Step(action, log_prob): return one, not a tuple"
+            f"{name}.act returned {step!r:.100}, expected algos.policies.Step(action, log_prob): return one, no tuple"
         )
-    shapes: dict[str, tuple[int, ...]] = {"log_prob": (slots,)}
+    shapes: list[tuple[str, Tensor, tuple[int, ...]]] = [("log_prob", step.log_prob, (slots,))]
     if action_shape is not None:
-        shapes["action"] = (slots, *action_shape)
-    for part, shape in shapes.items():
-        value = getattr(step, part)
+        shapes.append(("action", step.action, (slots, *action_shape)))
+    for part, value, shape in shapes:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"{name} returned a Step whose {part} is a {type(value).__name__}, expected a torch.Tensor {shape}"
+                f"{name}.act returned a Step whose {part} is a {type(value).__name__}, expected a torch.Tensor {shape}"
             )
         if value.shape != shape:
             raise ValueError(
-                f"{name} returned a Step whose {part} has shape {tuple(value.shape)}, expected {shape}, one for each "
-                f"of {slots} slots"
+                f"{name}.act returned a Step whose {part} has shape {tuple(value.shape)}, expected {shape}, one for "
+                f"each of {slots} slots"
             )
     if step.log_prob.requires_grad:
         raise ValueError(
-            f"{name} returned a Step whose log_prob has a gradient, expected none: decorate it with @torch.no_grad()"
+            f"{name}.act returned a log_prob with a gradient, expected none: decorate it by @torch.no_grad()"
         )
 
 

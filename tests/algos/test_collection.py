@@ -215,7 +215,7 @@ WRONG = {
     "a mean": (lambda x, net: Step(ACTION, LOG_PROB.mean()), ValueError, [r"log_prob has shape \(\)", r"\(2,\)"]),
     "one-hot": (lambda x, net: Step(torch.eye(2), LOG_PROB), ValueError, [r"has shape \(2, 2\)", r"expected \(2,\)"]),
     "numpy": (lambda x, net: Step(ACTION.numpy(), LOG_PROB), TypeError, ["action is a ndarray", "torch.Tensor"]),
-    "gradient": (lambda x, net: Step(ACTION, net(x).sum(1)), ValueError, ["log_prob has a gradient", "no_grad"]),
+    "gradient": (lambda x, net: Step(ACTION, net(x).sum(1)), ValueError, ["log_prob with a gradient", "no_grad"]),
 }  # fmt: skip
 
 
