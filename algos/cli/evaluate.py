@@ -82,7 +82,6 @@ class Evaluate(ModelCommand):
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
         from algos.sharing.hub import agent_folder
-        from algos.training.env_state import load_objects
         from algos.training.save import read_description
         from textenv.importing import load_function
 
@@ -91,6 +90,8 @@ class Evaluate(ModelCommand):
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
+        from algos.training.env_state import load_objects
+
         load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()
         from algos.evaluation import summarise

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import EnvSpec
 
 from algos.sharing.hub import agent_folder, download
-from algos.training.env_state import save_objects
 from algos.training.made_by import made_by
 from algos.training.run_folder import replacing
 from algos.training.run_reader import AgentRecord, DamagedRunError, check_record, read_record
@@ -44,6 +43,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     """
     from safetensors import SafetensorError
 
+    from algos.training.env_state import save_objects
     from textenv.envs.vector_env import TextVectorEnv
 
     folder = Path(folder)
