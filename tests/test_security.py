@@ -556,6 +556,177 @@ def test_a_saved_agent_names_no_module_to_import(tmp_path, monkeypatch):
         load(tmp_path)
 
 
+THEIRS = "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n"
+"""A module that leaves a mark where it is, when it is imported or executed."""
+
+
+def saved_agent(folder, env_id, **kwargs):
+    """An agent of this environment, as somebody else could write it."""
+    environment = {"id": env_id, "kwargs": kwargs, "module": None}
+    if env_id.startswith("textenv/"):
+        description = {"policy": "LMPolicy", "policy_arguments": {}}
+        LMPolicy.load("embedded").save(folder / "policy")
+    else:
+        main(["train", env_id, "--run-dir", str(folder), "--total-steps", "16", "--config.num-steps", "8",
+              "--num-envs", "2", "--num-episodes", "1", "--quiet"])  # fmt: skip
+        description = json.loads((folder / "config.json").read_text())
+    saved = {"format": 4, "config": {}} | description | {"environment": environment}
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+def refused_words(capsys, *words):
+    """What a command says that must be refused with exit status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reward", ["theirs:f", "{folder}/theirs.py:f", "subprocess:Popen"])
+def test_a_saved_environment_cannot_become_another_task(reward, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    reward = reward.replace("{folder}", str(tmp_path))
+    folder = saved_agent(tmp_path / "run", "textenv/Copy-v0", task="Prompts", prompts=["a"], reward=reward)
+    assert "has the task 'Prompts', expected 'Copy'" in refused_words(capsys, "evaluate", folder)
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), [
+    ("textenv/OpenEnv-v0", {"url": "http://localhost:1"}),
+    ("textenv/TextWorld-v0", {"games": "/tmp/games"}),
+    ("textenv/Copy-v0", {"tools": ["theirs:f"]}),
+    ("textenv/ReasoningGym-v0", {"dataset": "chain_sum", "extract": "theirs:f"}),
+    ("CartPole-v1", {"xml_file": "/tmp/theirs.xml"}),
+    ("CartPole-v1", {"process_timeout": 1.0}),
+])  # fmt: skip
+def test_arguments_that_could_do_something_are_named_again(env_id, kwargs, tmp_path, capsys):
+    said = refused_words(capsys, "evaluate", saved_agent(tmp_path, env_id, **kwargs))
+    if env_id != "textenv/TextWorld-v0":  # whose games are a number or a folder
+        assert "only if you name them: --env-kwargs" in said and [*kwargs][-1] in said
+    else:
+        assert "the argument games of textenv/TextWorld-v0 is '/tmp/games', expected an integer" in said
+
+
+def test_arguments_of_an_environment_replace_the_saved_ones(tmp_path, capsys):
+    folder = saved_agent(tmp_path, "CartPole-v1", max_episode_steps="theirs.py:f")
+    assert "only if you name them" in refused_words(capsys, "evaluate", folder)
+    main(["evaluate", str(folder), "--env-kwargs", '{"max_episode_steps": 3}', "--num-episodes", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["mean_length"] <= 3
+
+
+def test_a_registered_environment_of_another_package_is_named_again(tmp_path, monkeypatch, capsys):
+    import gymnasium
+
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    folder = saved_agent(tmp_path / "run", "CartPole-v1")
+    gymnasium.register("Theirs-v0", entry_point="theirs:Env")
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(saved | {"environment": {"id": "Theirs-v0", "kwargs": {}}}))
+        assert "name it yourself (--env Theirs-v0)" in refused_words(capsys, "evaluate", folder)
+        assert not (tmp_path / "it-ran").exists()
+        with pytest.raises(AttributeError, match="Env"):
+            main(["evaluate", str(folder), "--env", "Theirs-v0"])
+        assert (tmp_path / "it-ran").exists(), "the attack must work, or this is no test"
+    finally:
+        del gymnasium.registry["Theirs-v0"]
+
+
+@pytest.mark.parametrize(("options", "flag"), [
+    ({"env": "textenv/Prompts-v0", "prompts": "{folder}/p.jsonl", "reward": ["theirs:f"]}, "--reward=theirs:f"),
+    ({"env": "CartPole-v1", "wrapper": ["{folder}/theirs.py:f"]}, "--wrapper="),
+    ({"env": "theirs:CartPole-v1"}, "theirs:CartPole-v1"),
+    ({"env": "textenv/Copy-v0", "env_kwargs": {"task": "Prompts", "prompts": ["a"], "reward": "theirs:f"}},
+     "--env-kwargs="),
+    ({"env": "CartPole-v1", "workers": "ray://theirs:1"}, "--workers=ray://theirs:1"),
+    ({"env": "CartPole-v1", "logger": "wandb"}, "--logger=wandb"),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["--resume", "--config"])
+def test_a_run_of_somebody_else_runs_nothing_that_is_not_named_again(
+    command, options, flag, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' * 20)
+    run = tmp_path / "run"
+    run.mkdir()
+    text = json.dumps({"algo": "ppo", "total_steps": 64, "config": {}} | options).replace("{folder}", str(tmp_path))
+    (run / "run.yaml").write_text(text)
+    words = ["train", command, run if command == "--resume" else run / "run.yaml", "--run-dir", tmp_path / "new"]
+    said = refused_words(capsys, *words)
+    assert "was not written by a command of yours" in said and flag in said
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_a_run_of_ones_own_goes_on_by_its_folder_alone_until_it_is_changed(tmp_path, capsys):
+    (tmp_path / "rewards.py").write_text("def one(completions): return [1.0] * len(completions)\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a film"}\n' * 20)
+    run, reward = tmp_path / "run", f"{tmp_path / 'rewards.py'}:one"
+    small = [
+        "--total-steps",
+        "8",
+        "--config.num-episodes",
+        "4",
+        "--max-new-tokens",
+        "2",
+        "--num-episodes",
+        "2",
+        "--json",
+    ]
+    main(["train", "--prompts", str(tmp_path / "p.jsonl"), "--reward", reward, "--run-dir", str(run), *small])
+    main(["train", "--resume", str(run), "--total-steps", "16"])
+    (run / "run.yaml").write_text((run / "run.yaml").read_text().replace("total_steps: 16", "total_steps: 24"))
+    assert f"only if you name it: --reward={reward}" in refused_words(capsys, "train", "--resume", run)
+    main(["train", "--resume", str(run), "--reward", reward])
+    assert json.loads(capsys.readouterr().out)["steps"] >= 24
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"megatron_core": "theirs", "megatron_config": {"tensor_model_parallel_size": 1}}, "sets megatron_co"),
+    ({"peft_type": "PROMPT_TUNING", "tokenizer_kwargs": {"trust_remote_code": True}}, "the peft_type 'PROMPT_TUNING'"),
+    ({"peft_type": "XLORA", "adapters": {"a": "theirs"}}, "the peft_type 'XLORA'"),
+    ({"tokenizer_name_or_path": "theirs"}, "sets tokenizer_name_or_path"),
+    ({"loftq_config": {"loftq_bits": 4}}, "sets loftq_config"),
+    ({"auto_mapping": {"parent_library": "theirs", "base_model_class": "Model"}}, "of the library 'theirs'"),
+    ({"peft_type": "theirs"}, "the peft_type 'theirs'"),
+    ({"base_model_name_or_path": ["theirs"]}, r"the base model \['theirs'\]"),
+])  # fmt: skip
+def test_an_adapter_has_plain_data_and_names_no_code(changes, said, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    folder = saved_model(tmp_path / "adapter")
+    peft.get_peft_model(load_causal_lm(saved_model(tmp_path / "base model")), config).save_pretrained(folder)
+    assert LMPolicy.load(folder)
+    edit(folder / "adapter_config.json", **changes)
+    for loader in (LMPolicy.load, RewardModel.load):
+        with pytest.raises(ValueError, match=said):
+            loader(folder)
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("loader", [LMPolicy.load, RewardModel.load], ids=["policy", "reward model"])
+def test_the_base_of_an_adapter_brings_no_code_either(loader, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    folder = tmp_path / "adapter"
+    peft.get_peft_model(load_causal_lm(saved_model(tmp_path / "first")), config).save_pretrained(folder)
+    make_tokenizer(WORDS).save_pretrained(folder)
+    marker = with_code(tmp_path / "base model", kind="gpt2")
+    edit(folder / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base model"))
+    with pytest.raises(ValueError, match="has its own Python code"):
+        loader(folder)
+    edit(folder / "adapter_config.json", base_model_name_or_path=str(folder))
+    with pytest.raises(ValueError, match="is an adapter itself"):
+        loader(folder)
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("name", ["adapter_model.bin", "pytorch_model.bin"])
 def test_nothing_is_unpickled(tmp_path, name):
     peft = pytest.importorskip("peft")

@@ -308,7 +308,7 @@ def _limited() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     handlers = [(number, signal.signal(number, stop)) for number in (signal.SIGALRM, signal.SIGPROF)]
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
-    signal.setitimer(signal.ITIMER_REAL, 3 * SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 15 * SECONDS)  # nothing may wait for a pipe
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield

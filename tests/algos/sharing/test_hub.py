@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -168,3 +169,14 @@ def test_a_name_without_a_network_is_one_sentence():
     """The suite runs with HF_HUB_OFFLINE."""
     with refused(FileNotFoundError, "there is no folder nobody/nothing", "hub cannot be reached"):
         algos.load("nobody/nothing")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "policy/notes.txt"])
+def test_a_link_out_of_the_folder_is_not_published(name, run, tmp_path):
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with refused(ValueError, f"{name} is a link to {secret}", "would be published"):
+        algos.push_to_hub(folder, "me/cart")
