@@ -42,28 +42,30 @@ def load_function(name: str) -> Callable[..., Any]:
         >>> load_function("textenv.rewards:unfinished").__name__
         'unfinished'
     """
-    place, _, function_name = name.rpartition(":")
-    if not place or not function_name.isidentifier():
+    module_name, _, function_name = name.rpartition(":")
+    if not module_name or not function_name.isidentifier():
         raise ValueError(
             f"function is {name!r}, expected file.py:name or package.module:name, such as my_rewards.py:score or "
             "minigrid.wrappers:ImgObsWrapper"
         )
-    module = _read_file(Path(place)) if place.endswith(".py") else read_module(place)
+    module = _read_file(Path(module_name)) if module_name.endswith(".py") else read_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         kinds = (FunctionType, type)
         here = [key for key, x in vars(module).items() if isinstance(x, kinds) and x.__module__ == module.__name__]
         kind = "no function" if function is None else f"a {type(function).__name__}, not a function,"
-        raise ValueError(f"{place} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
-    return function() if place == "textenv.rewards" else function
+        raise ValueError(f"{module_name} has {kind} named {function_name!r}; its functions are {', '.join(here)}")
+    return function() if module_name == "textenv.rewards" else function
 
 
 def absolute_name(name: str) -> str:
     """Return a name with its path made absolute, if there is such a file: of a model, or of ``rewards.py:f=0.5``."""
-    path, colon, rest = name, "", ""
-    if not Path(name).exists():
-        path, colon, rest = name.rpartition(":")
-    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else name
+    if name and Path(name).exists():
+        return str(Path(name).resolve())
+    path, _, function = name.rpartition(":")
+    if path and Path(path).exists():
+        return f"{Path(path).resolve()}:{function}"
+    return name
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -72,8 +74,8 @@ def name_of(function: Callable[..., Any]) -> str:
         return name_of(function.func)
     module = sys.modules.get(function.__module__)
     loader = getattr(module, "__loader__", None)
-    place = loader.path if isinstance(loader, _Loader) else function.__module__
-    return f"{place}:{getattr(function, '__name__', type(function).__name__)}"
+    module_name = loader.path if isinstance(loader, _Loader) else function.__module__
+    return f"{module_name}:{getattr(function, '__name__', type(function).__name__)}"
 
 
 def read_module(name: str) -> ModuleType:
@@ -139,13 +141,13 @@ def _read_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _explained(place: str, folder: Path) -> Iterator[None]:
+def _explained(what: str, folder: Path) -> Iterator[None]:
     """Turn any exception into a ValueError that names the module."""
     try:
         yield
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error} (looked for in {folder} and on PYTHONPATH)"
-        raise ValueError(f"{place} could not be imported: {reason}") from error
+        raise ValueError(f"{what} could not be imported: {reason}") from error
 
 
 def _package_of(folder: Path) -> str:
@@ -186,8 +188,8 @@ class _OwnNames(MetaPathFinder):
         """Return the spec of a user's folder, file or package; None for another module."""
         if not name.startswith(_PREFIX):
             return None
-        place, _, inside = name.removeprefix(_PREFIX).partition(".")
-        folder = Path(_unescaped(place))
+        folder_part, _, inside = name.removeprefix(_PREFIX).partition(".")
+        folder = Path(_unescaped(folder_part))
         if not inside:
             return self._folder(name, folder)
         # A file of this folder; else a package without __init__.py, or what is inside a package.

@@ -53,10 +53,10 @@ def exits_are_errors() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        if Path(place.filename).parent == Path(__file__).parent:  # a command's own status
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if Path(frame.filename).parent == Path(__file__).parent:  # a command's own status
             raise
-        error_with_place = UserExit(f"line {place.lineno} of {place.filename} called sys.exit({error.code!r})")
+        error_with_place = UserExit(f"line {frame.lineno} of {frame.filename} called sys.exit({error.code!r})")
         for note in getattr(error, "__notes__", ()):  # what was saved
             error_with_place.add_note(note)
         raise error_with_place from error

@@ -76,6 +76,7 @@ class SubprocessVectorEnv(VectorEnv):
             )
         self.timeout, self.max_restarts, self.num_envs = timeout, max_restarts, len(env_fns)
         self._env_fns = list(env_fns)
+        self._folder = os.getcwd()  # of processes that replace others, too: the program may change it
         self.processes: list[_Process] = []
         self._end = weakref.finalize(self, _kill_all, self.processes)
         self._failures: list[list[str]] = [[] for _ in env_fns]
@@ -83,7 +84,7 @@ class SubprocessVectorEnv(VectorEnv):
         self._episodes, self._steps = np.zeros(self.num_envs, dtype=int), np.zeros(self.num_envs, dtype=int)
         self._last: list[Any] = [None] * self.num_envs
         for env_fn in env_fns:  # start all processes before waiting for the first
-            self.processes.append(_Process(env_fn, timeout))
+            self.processes.append(_Process(env_fn, timeout, self._folder))
         try:
             made = [process.answer() for process in self.processes]
         except WorkerError as error:
@@ -187,7 +188,7 @@ class SubprocessVectorEnv(VectorEnv):
             self.processes[slot].kill()
             self._seeds[slot], self._episodes[slot], self._steps[slot] = seed, 1, 0
             try:
-                self.processes[slot] = process = _Process(self._env_fns[slot], self.timeout)
+                self.processes[slot] = process = _Process(self._env_fns[slot], self.timeout, self._folder)
                 if _spaces(process.answer()) != _spaces(self._made):
                     raise WorkerError("after a restart, its spaces differ")
                 process.ask("reset", seed, options)
@@ -229,9 +230,10 @@ class _Process:
     Args:
         env_fn: constructor of the environment.
         timeout: time limit from a request to its answer, seconds.
+        folder: working folder, from which modules can be imported.
     """
 
-    def __init__(self, env_fn: Callable[[], gymnasium.Env], timeout: float) -> None:
+    def __init__(self, env_fn: Callable[[], gymnasium.Env], timeout: float, folder: str) -> None:
         self.timeout, self.number, self.asked, self.ended = timeout, 0, 0.0, False
         self.pipe, theirs = multiprocessing.Pipe()
         program = _PROGRAM.format(theirs.fileno(), os.getpid(), timeout)
@@ -239,8 +241,8 @@ class _Process:
             # A fork would hang with PyTorch's threads, and a process spawned by multiprocessing would run the caller's
             # script. In its own session, our process gets no Ctrl-C and can be killed with all its children.
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", program, *(path or os.getcwd() for path in sys.path), os.getcwd()],
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-c", program, *(path or folder for path in sys.path), folder],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd=folder,
             )  # fmt: skip
         self.ask("make", CloudpickleWrapper(env_fn))
 

@@ -315,6 +315,20 @@ def test_too_many_failures_end_it_in_one_sentence(caplog):
     assert not alive()
 
 
+def test_a_process_that_replaces_another_starts_in_the_same_folder(tmp_path, monkeypatch):
+    def where(env, returned):
+        return *returned[:4], {"folder": os.getcwd()}
+
+    home = os.getcwd()
+    (tmp_path / "elsewhere").mkdir()
+    with closing(SubprocessVectorEnv([counting(where, at=2)])) as env:
+        env.reset(seed=0)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        (worker,) = alive()
+        os.kill(worker, signal.SIGKILL)
+        assert [list(info.get("folder", [])) for *_, info in steps(env, 3)] == [[], [], [home]]
+
+
 def forks(env, returned):
     os.fork()
     return returned
