@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 from textenv.foreign import our_names
@@ -80,7 +81,14 @@ def _constructor_arguments(
         if name not in known and set(our_names(name)) & known:
             raise TypeError(f"textenv/{task}-v0 has no {name!r}: {advice(name, known)}")
     tokenizer = load_tokenizer(model)
-    task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
+    try:
+        task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
+    except TypeError as error:
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        instead = advice(unexpected[1], known) if unexpected is not None else ""
+        if unexpected is None or not instead:
+            raise
+        raise TypeError(f"textenv/{task}-v0 has no {unexpected[1]!r}: {instead}") from error
     if kl_coef is not None:
         if rest.get("penalty") is not None:
             raise ValueError(f"kl_coef is {kl_coef} and penalty= is given: give one of them")

@@ -153,7 +153,8 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         having = [algo for algo, kind in CONFIGS.items() if name in (field.name for field in fields(kind))]
         if config is not None and having and name not in (*own, *hyper) and not renamed:
             raise ValueError(f"--algo {named(arguments, '--algo', 'ppo')} has no {flag}: it is for {', '.join(having)}")
-        instead = "" if config is None or renamed or name in hyper else flag_advice(name)
+        trains = arguments[0] in ("train", "plan", "tune")
+        instead = flag_advice(name) if trains and not renamed and name not in hyper else ""
         if instead:
             raise ValueError(f"there is no {flag}: {instead}")
         ours = nearest(name, [*own, *hyper]) or ""
@@ -164,7 +165,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
     """Raise a ValueError if a language model is named for control, also one that is the default for text."""
-    if isinstance(command, Train) and named(given, "--model") and not is_text(command.env):
+    if isinstance(command, (Train, Tune)) and named(given, "--model") and not is_text(command.env):
         raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 
