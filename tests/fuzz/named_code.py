@@ -1,4 +1,4 @@
-"""Run folders whose files name code: at every key of every file something is named that would leave a mark if looked up.
+"""Run folders whose files name code: at every key of every file stands a name that leaves a mark if it is looked up.
 
     python -m tests.fuzz.named_code             # every key and name; half an hour on one core
     python -m tests.fuzz.named_code --every 20  # one in 20
@@ -178,7 +178,8 @@ def main() -> None:
         library = home / "library"
         library.mkdir()
         marker = home / "it-ran"
-        code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\ndef attack(*a, **b): Path({str(marker)!r}).touch()\n"
+        touch = f"Path({str(marker)!r}).touch()"
+        code = f"from pathlib import Path\n{touch}\ndef attack(*a, **b): {touch}\n"
         (library / f"{CANARY}.py").write_text(code)
         sys.path.insert(0, str(library))
         for kind, run in runs.items():

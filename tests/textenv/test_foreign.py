@@ -131,8 +131,8 @@ def cartpole():
     (lambda: PPO(cartpole()).learn(64, progress_bar=True), "did you mean 'progress'"),
     (lambda: algos.evaluate(cartpole(), None, n_eval_episodes=3), "did you mean 'num_episodes'"),
     (lambda: MLPPolicy(None, None, net_arch=[64]), "did you mean 'hidden'"),
-    (lambda: gymnasium.make_vec("textenv/Reviews-v0", num_envs=2, temperature=0.7), "Reviews-v0 has no .*: the policy has"),
-    (lambda: gymnasium.make_vec("textenv/Copy-v0", num_envs=2, max_completion_length=3), "did you mean 'max_new_tokens'"),
+    (lambda: gymnasium.make_vec("textenv/Reviews-v0", temperature=0.7), "Reviews-v0 has no .*: the policy has"),
+    (lambda: gymnasium.make_vec("textenv/Copy-v0", max_completion_length=3), "did you mean 'max_new_tokens'"),
     (lambda: Rewards(print, reward_weights=[1]), "give each function with its weight"),
 ])  # fmt: skip
 def test_hints_in_python_say_what_to_write_there(call, words):
