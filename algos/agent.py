@@ -20,7 +20,7 @@ from algos.distributed.generator import Generator, check_generator
 from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
-from algos.policies.policy import Policy, check_policy, check_spaces
+from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.policies.registry import PolicyName, make_policy
 from algos.policies.sharding import Shards
 from algos.training.loop import iterate, learn
@@ -381,6 +381,7 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         )
 
     # Environment and policy
+    refuse_strings(env)
     if not is_episode_env(env):
         check_readable(observed, type(policy).__name__)
     check_spaces(env, policy)

@@ -146,7 +146,8 @@ class PolicyGradientConfig(Config):
     """Hyper-parameters of the policy-gradient algorithms."""
 
     micro_batch_size: Count | None = None
-    """Units (steps or rows) per backward pass, to save memory; the gradient is the same. None: the whole minibatch."""
+    """Units (steps or rows) per backward pass, to save memory; the gradient is the same. None takes the whole
+    minibatch."""
     ent_coef: NotNegative = 0.0
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: Positive | None = None

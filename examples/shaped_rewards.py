@@ -80,10 +80,11 @@ def main(seeds=5, total_steps=50_000, run_dir=Path("runs/shaped_rewards"), proce
         found = []
         for seed in range(1, seeds + 1):
             env = gymnasium.make_vec("CartPole-v1", num_envs=20)
-            played = evaluate(env, load(run_dir / f"{name}-{seed}"), num_episodes=20, seed=seed)
+            folder = run_dir / f"CartPole-v1-{name}-{seed}"
+            played = evaluate(env, load(folder), num_episodes=20, seed=seed)
             x, _, angle, _ = played.rollout["observation"][played.rollout["mask"]].unbind(-1)
             near = [(part.abs() < limit).float().mean().item() for part, limit in ((angle, 0.05), (x, 0.5))]
-            log = map(json.loads, (run_dir / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines())
+            log = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
             learnt = (now["steps"] for now in log if now.get("episode/length", 0) >= LEARNT)
             found.append([next(learnt, total_steps), played.mean_return, *near])
         steps, *others = zip(*found, strict=True)

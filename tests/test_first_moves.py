@@ -318,7 +318,8 @@ def forget():
     """As in a new process."""
     for name in ("Own-v0", "OwnText-v0", "own/Dots-v0"):
         gymnasium.registry.pop(name, None)
-    sys.modules.pop("own_envs", None)
+    for name in [name for name in sys.modules if name.endswith("own_envs")]:
+        del sys.modules[name]
 
 
 def test_text_of_ones_own_is_trained_by_its_name_too_with_a_penalty_and_evaluated_and_compared(own, capsys):

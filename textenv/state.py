@@ -156,7 +156,7 @@ def _has_state(used: Any) -> bool:
     kind = type(used)
     if not callable(getattr(kind, "state_dict", None)) or not callable(getattr(kind, "load_state_dict", None)):
         return False
-    return not _is_library(kind.state_dict)
+    return not _is_library(kind.state_dict) and not _is_library(kind.load_state_dict)
 
 
 def _is_foreign(used: Any) -> bool:

@@ -165,7 +165,8 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
 
 def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
     """Raise a ValueError if a language model is named for control, also one that is the default for text."""
-    if isinstance(command, (Train, Tune)) and named(given, "--model") and not is_text(command.env):
+    trains = isinstance(command, (Train, Tune)) and not isinstance(command, Plan)
+    if trains and named(given, "--model") and not is_text(command.env):
         raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from algos.make import PROMPTS
 from algos.sharing.saved_environment import names_that_run_code
-from algos.training.run_folder import AGENT, RUN, is_own, run_of
+from algos.training.run_folder import RUN, is_in_checkpoint, is_own, run_of
 from algos.training.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from textenv.json_files import parse_json, read_bytes
 
@@ -214,10 +214,10 @@ def load_newest(folder: str, *, device: str | None = None, policy_class: type | 
             policy = load(agent, device=device, policy_class=policy_class)
             break
         except (OSError, ValueError):
-            if agent.exists() or agent.name != AGENT:
+            if agent.exists() or not is_in_checkpoint(agent):
                 raise
             # The run has replaced this checkpoint meanwhile by newer ones
-    checkpoint = agent.parent if agent.name == AGENT else None
+    checkpoint = agent.parent if is_in_checkpoint(agent) else None
     if checkpoint is not None and Path(folder).resolve() != checkpoint.resolve():
         print(f"algos: {folder} has not ended: this is its newest checkpoint, {checkpoint.name}", file=sys.stderr)
     return policy, checkpoint

@@ -173,7 +173,9 @@ def _runs_code(name: str, words: list[str]) -> bool:
         return any("://" in value for value in values)
     if name in ("env-kwargs", "policy-kwargs"):
         return not all(_is_plain_object(value) for value in values)
-    return name in ("reward", "wrapper", "logger")
+    if name == "logger":
+        return any(value not in ("", "None") for value in values)
+    return name in ("reward", "wrapper")
 
 
 def _is_plain_object(text: str) -> bool:

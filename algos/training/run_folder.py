@@ -156,6 +156,11 @@ def _mark_of(path: Path) -> str:
     return hmac.new(key.read_bytes(), read_bytes(path), "sha256").hexdigest()
 
 
+def is_in_checkpoint(agent: Path) -> bool:
+    """True for the folder of an agent that a checkpoint holds."""
+    return agent.name == AGENT and agent.parent.parent.name == "checkpoints"
+
+
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))

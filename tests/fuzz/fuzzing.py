@@ -347,8 +347,11 @@ def agent():
 
 @functools.cache
 def written(name):
-    """A file of the run."""
-    return next(iter(sorted(trained().glob(f"**/{name}")))).read_bytes()
+    """A file of the run; of those in checkpoints that of the last."""
+    path = trained() / name
+    if not path.is_file():
+        path = max(trained().glob(f"**/{name}"))
+    return path.read_bytes()
 
 
 def damaged(name, dice):

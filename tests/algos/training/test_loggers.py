@@ -171,13 +171,13 @@ def test_a_file_that_other_code_has_closed_is_named_and_no_other_file_is_written
         return next(number for number, path in links.items() if path == str(tmp_path / "metrics.jsonl"))
 
     logs = Logs(tmp_path, config={})
-    logs.write({"loss": 1.0}, step=1)
+    logs.write({"loss": 1.0}, step=1, iteration=1)
     closed = descriptor()
     os.close(closed)
     descriptor_again = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
     assert descriptor_again == closed
     with pytest.raises(OSError, match="metrics.jsonl was closed by other code in this process"), logs:
-        logs.write({"loss": 2.0}, step=2)
+        logs.write({"loss": 2.0}, step=2, iteration=2)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n' and (tmp_path / "other").read_text() == ""
 
 
