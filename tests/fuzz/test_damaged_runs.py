@@ -11,7 +11,9 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("first", "every"), [(0, 97), pytest.param(1, 13, marks=pytest.mark.slow)], ids=["some", "more"]
+    ("first", "every"),
+    [pytest.param(0, 997, marks=pytest.mark.long), pytest.param(1, 97, marks=pytest.mark.slow)],
+    ids=["some", "more"],
 )
 def test_a_damaged_run_ends_in_a_sentence(runs, tmp_path, first, every):
     """A part of them: ``python tests/fuzz/damaged_runs.py`` tries all."""

@@ -120,7 +120,10 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
             return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
     except ImportError:
         raise
-    except Exception as error:  # a file of somebody else may make it raise anything
+    except BaseException as error:  # a file of somebody else may make it raise anything
+        # A panic in the Rust code of `tokenizers` is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
         if (Path(folder) / "policy").is_dir():
             where = f"a run, whose model is in {Path(folder) / 'policy'}"
@@ -131,7 +134,7 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
         if pickles and options.get("use_safetensors"):
             where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"
         raise ValueError(
-            f"cannot load {str(name)!r} with {loader.__name__}: it is {where} ({error}). "
+            f"cannot load {str(name)!r} with {loader.__name__}: it is {where} ({str(error):.1000}). "
             f"Give {EMBEDDED!r}, {SMOLLM2!r}, the path of a GGUF file or of a folder written by save_pretrained, or a "
             "hub name like 'gpt2'."
         ) from error
@@ -160,8 +163,9 @@ def _adapter_settings(folder: str | Path) -> dict[str, Any]:
             raise ValueError(
                 f"{folder} holds an adapter whose base model {base!r} is an adapter itself: merge that first"
             )
-        if not _CODE_TRUSTED.get():
-            _refuse_code(base, base)
+        is_missing = Path(base).is_absolute() and not Path(base).exists()  # `load_adapter` says so
+        if not is_missing and not _CODE_TRUSTED.get():
+            _refuse_code(model_folder(base), base)  # a name of ours is no name on a hub, which would be asked
     return config
 
 

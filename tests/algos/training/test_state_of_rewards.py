@@ -14,8 +14,8 @@ from algos.training.env_state import load_objects
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import Rewards, TextVectorEnv
 from textenv.envs.task import FunctionTask
-from textenv.rewards import Normalize, clip
 from textenv.importing import load_function
+from textenv.rewards import Normalize, clip
 from textenv.rewards.training import evaluation
 
 PROMPTS = ["a b", "c", "d a b", "b b", "a d"]
