@@ -163,8 +163,8 @@ class Logs:
         self._loggers: list[Logger] = []
         self._warned: set[int] = set()
         self._files: dict[str, IO[str]] = {}
-        self._opened: dict[str, os.stat_result] = {}
-        """Status of each file when it was opened."""
+        self._opened: dict[str, tuple[int, int] | None] = {}
+        """Identity of each file when it was opened."""
         self.folder = None if run_dir is None else Path(run_dir)
         self._identity: tuple[int, int] | None = None
         if self.folder is not None:
@@ -184,7 +184,7 @@ class Logs:
         with replacing(path) as new:  # so that the old file is never lost
             new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         self._files[name] = path.open("a", encoding="utf-8")
-        self._opened[name] = os.fstat(self._files[name].fileno())
+        self._opened[name] = _identity(self._files[name].fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -229,11 +229,7 @@ class Logs:
 
     def _check_open(self, name: str, file: IO[str]) -> None:
         """Raise an OSError if a file's descriptor is closed, or belongs to another file that was opened since."""
-        try:
-            opened = os.fstat(file.fileno())
-        except OSError:
-            opened = None
-        if opened is None or not os.path.samestat(opened, self._opened[name]):
+        if _identity(file.fileno()) != self._opened[name]:
             raise OSError(
                 f"{name} was closed by other code in this process: does a reward, an environment or a callback close "
                 "file descriptors that it has not opened (os.close, os.closerange)?"
