@@ -262,6 +262,8 @@ def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
     asking = threading.Thread(target=lambda: given.append(person.ask(Question("p", ("x", "y"), "pairs"))))
     asking.start()
     base, token = person.url.split("/?")
+    with urllib.request.urlopen(f"{base}/question?{token}&seen=0", timeout=30) as shown:  # as the page waits for it
+        assert json.load(shown)["number"] == 1
     right = {"number": 1, "answer": "tie", "ratings": [3, None], "comment": ""}
     for wrong, said in [
         ({"answer": "up"}, "expected one of first, second, tie"), ({"number": 7}, "answered already"),
