@@ -1,9 +1,15 @@
 """Fixtures of all tests."""
 
+import signal
+
 import pytest
 import torch
 
 from tests.helpers.models import WORDS, make_tokenizer
+
+# A shell that starts the suite in the background (`pytest &`) makes it and all its programs ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

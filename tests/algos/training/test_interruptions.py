@@ -131,7 +131,10 @@ def test_a_signal_in_the_last_evaluation_names_the_saved_agent(name, tmp_path):
         wait_until(lambda: (run / "config.json").exists())
         time.sleep(1.5)
         process.send_signal(getattr(signal, name))
-        _, error = process.communicate(timeout=60)
+        try:
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 128 + getattr(signal, name)
     assert error.splitlines() == [
         f"algos: stopped by {name} in the evaluation after the training, whose agent is saved in {run}: algos "
@@ -233,7 +236,10 @@ def test_a_folder_without_permission_is_named_by_its_own_error(tmp_path):
         folders = [run, run / "checkpoints"]
         for folder in folders:
             folder.chmod(0o500)
-        _, error = process.communicate(timeout=60)
+        try:
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
         for folder in folders:
             folder.chmod(0o700)
     assert process.returncode == 2
