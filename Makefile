@@ -73,7 +73,7 @@ gpu: .venv/ready
 # vLLM on the CPU against transformers, in an environment of its own: 3.6 GB and 5 minutes to install. torchvision,
 # torchaudio and torchcodec, which vLLM names as requirements, are left out: they are for images and sound.
 vllm: .venv-vllm/ready
-	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -q -rs -W default --timeout 1200 tests/algos/distributed/test_vllm.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -q -rs -W default --timeout 1200 tests/algos/extras/test_vllm.py
 
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

@@ -2,11 +2,6 @@ from . import advantages as advantages, config as config, losses as losses, poli
 from .a2c import A2C as A2C, A2CConfig as A2CConfig
 from .agent import Agent as Agent
 from .collection import Collector as Collector, collect as collect
-from .comparison.compare import compare as compare
-from .comparison.figures import curves as curves, plot_curves as plot_curves, plot_scores as plot_scores
-from .comparison.report import report as report
-from .comparison.summary import Case as Case
-from .comparison.tune import tune as tune
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
 from .envs.subprocess_env import SubprocessVectorEnv as SubprocessVectorEnv
 from .evaluation import EvaluateEvery as EvaluateEvery, evaluate as evaluate
@@ -14,7 +9,13 @@ from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, tra
 from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
 from .finetuning.text_loss import TextLoss as TextLoss
 from .grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
-from .insight.dynamics import Dynamics as Dynamics
+from .lab.comparison.compare import compare as compare
+from .lab.comparison.figures import curves as curves, plot_curves as plot_curves, plot_scores as plot_scores
+from .lab.comparison.report import report as report
+from .lab.comparison.summary import Case as Case
+from .lab.comparison.tune import tune as tune
+from .lab.insight.dynamics import Dynamics as Dynamics
+from .lab.model_card import push_to_hub as push_to_hub
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
 from .policies.gsde import GSDEPolicy as GSDEPolicy
@@ -26,7 +27,6 @@ from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
-from .sharing.model_card import push_to_hub as push_to_hub
 from .training.callbacks import RecordSamples as RecordSamples, StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
 from .training.loggers import Logger as Logger

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos import parallel
+from algos.ranks import collectives as parallel
 from algos.training.learner import Learner
 from textenv.rollout import check_mask, masked_mean
 

@@ -13,20 +13,20 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos import parallel
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
-from algos.distributed.generator import Generator, check_generator
 from algos.envs.spaces import check_readable
+from algos.generator import Generator, check_generator
 from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.policies.registry import PolicyName, make_policy
-from algos.policies.sharding import Shards
+from algos.ranks import collectives as parallel
+from algos.ranks.sharding import Shards
+from algos.storage.serialization import load_weights, restore_state, saved_state, trained_weights
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.save import save
-from algos.training.serialization import load_weights, restore_state, saved_state, trained_weights
 from textenv.device import find_device
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.coefficients import CoefficientLike
@@ -55,7 +55,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
             where they are. A reference model follows the policy in either case.
-        generator: engine that generates the policy's texts for its rollouts, such as `algos.distributed.vllm.VLLM`;
+        generator: engine that generates the policy's texts for its rollouts, such as `algos.extras.vllm.VLLM`;
             None: the policy itself.
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
@@ -73,7 +73,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     """Policy to make if none is given."""
 
     several_processes = False
-    """Whether several processes can train together (`algos.parallel`): if `update` takes its steps by `optimizer`, on
+    """Whether several processes can train together (`algos.ranks`): if `update` takes its steps by `optimizer`, on
     minibatches of `algos.minibatches`, inside `sharded_weights`."""
 
     def __init__(
@@ -201,7 +201,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         raise NotImplementedError(f"{type(self).__name__}.update is missing: define how a rollout improves the policy")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes during training, except the environment; see `algos.training.serialization`."""
+        """Everything that changes during training, except the environment; see `algos.storage.serialization`."""
         return {
             "policy": trained_weights(self.policy),
             "policy_generator": self.policy.generator,

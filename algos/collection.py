@@ -14,14 +14,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos import losses, parallel
-from algos.distributed.generator import Generator, collect_turns
+from algos import losses
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
+from algos.generator import Generator, collect_turns
 from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
-from algos.training.metrics import Metrics
+from algos.ranks import collectives as parallel
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
@@ -58,7 +58,7 @@ class Collector:
             (`textenv.rollout.EpisodeEnv`).
         policy: the policy that acts.
         seed: seed of the environment's first reset; None takes a random one.
-        generator: engine that generates the policy's texts (`algos.distributed.generator`); None: the policy itself.
+        generator: engine that generates the policy's texts (`algos.generator`); None: the policy itself.
 
     Example:
         >>> env = gymnasium.make_vec("CartPole-v1", num_envs=2)  # doctest: +SKIP
@@ -383,7 +383,9 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] |
 
 
 @torch.no_grad()
-def with_importance_weights(rollout: TensorDict, *, policy: Policy, limit: float) -> tuple[TensorDict, Metrics]:
+def with_importance_weights(
+    rollout: TensorDict, *, policy: Policy, limit: float
+) -> tuple[TensorDict, dict[str, float]]:
     """Score a rollout again by the policy, and weight its steps by what another engine sampled them with.
 
     Truncated importance sampling (Yao et al. 2025).

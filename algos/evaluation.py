@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
-from algos.training.env_state import share_objects
+from algos.storage.env_state import share_objects
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv

@@ -18,8 +18,8 @@ from algos.config import find_config
 from algos.envs.flatten import flat_shape
 from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
-from algos.sharing.saved_environment import check_known_environment, saved_arguments
-from algos.training.run_reader import AgentRecord, EnvironmentRecord
+from algos.storage.run_reader import AgentRecord, EnvironmentRecord
+from algos.storage.saved_environment import check_known_environment, saved_arguments
 from textenv.importing import absolute_name, load_function, read_module
 
 if TYPE_CHECKING:

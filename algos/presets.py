@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import (
     CONFIGS,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from algos.agent import Agent
     from algos.policies.policy import Policy
+
+GENERATORS = {"vllm": "algos.extras.vllm:VLLM"}
+"""Engines that generate text, by the name in a `Recipe`: classes that are called with a policy and an environment."""
 
 CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
@@ -194,7 +198,7 @@ class Recipe:
     shard: bool = False
     """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
     generator: Literal["vllm"] | None = None
-    """Text only: engine that generates the rollouts (`algos.distributed`); None: the policy itself."""
+    """Text only: engine that generates the rollouts (`algos.generator`); None: the policy itself."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -249,11 +253,10 @@ class Recipe:
         config = replace(self.config, seed=seed)
         options |= {"shard": True} if self.shard else {}
         if self.generator is not None:
-            from algos.distributed.generator import check_generator
-            from algos.distributed.vllm import VLLM
+            from algos.generator import check_generator
 
             check_generator(made, policy, config)  # before a start of half a minute
-            options["generator"] = VLLM(cast("Any", policy), made)
+            options["generator"] = resolve_name(GENERATORS[self.generator])(policy, made)
         return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
 
 

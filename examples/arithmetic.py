@@ -11,8 +11,7 @@ import re
 from dataclasses import replace
 
 from algos import PPO, LMPolicy, evaluate, presets
-from textenv import TextVectorEnv
-from textenv.tasks import ReasoningGym
+from textenv import ReasoningGym, TextVectorEnv
 
 
 def first_number(completion):

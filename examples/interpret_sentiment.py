@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from algos import PPO, LMPolicy, evaluate, load, presets
-from algos.comparison.report import write_findings
-from algos.insight.finding import Finding, draw_lines, draw_maps
-from algos.insight.language import interpret_language
+from algos.lab.comparison.report import write_findings
+from algos.lab.insight.finding import Finding, draw_lines, draw_maps
+from algos.lab.insight.language import interpret_language
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.rewards import vader
 from textenv.rewards.reward_model import RewardModel

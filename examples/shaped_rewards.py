@@ -19,7 +19,7 @@ from statistics import mean
 import gymnasium
 
 from algos import Case, evaluate, load
-from algos.comparison.compare import compare
+from algos.lab.comparison.compare import compare
 
 ANGLE, POSITION, LENGTH, GRAVITY = 0.2095, 2.4, 0.5, 9.8  # limits in rad and m; half of the pole in m; m/s²
 LEARNT = 475  # mean number of steps upright in an iteration

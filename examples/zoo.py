@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from algos import Case, LMPolicy, PPOConfig, presets
-from algos.comparison.compare import train_all
-from algos.comparison.report import table_rows
-from algos.comparison.summary import RunResult, summary
+from algos.lab.comparison.compare import train_all
+from algos.lab.comparison.report import table_rows
+from algos.lab.comparison.summary import RunResult, summary
 from algos.make import make_policy
 from textenv import TokenVectorEnv, Verifiers
 from textenv.errors import InvariantError
@@ -151,7 +151,7 @@ TIMEOUT = 900
 
 
 def case_of(name, world, budget):
-    """Return what `algos.comparison` trains for a world, and its number of steps."""
+    """Return what `algos.lab.comparison` trains for a world, and its number of steps."""
     case = Case(world.env, name=name, env_kwargs=world.env_kwargs, **KINDS.get(world.kind, {}))
     return case, max(1, int(budget * (world.steps or presets.recipe(world.env).total_steps)))
 

@@ -12,7 +12,7 @@ import pytest
 
 from algos import PPO, compare, evaluate
 from algos.cli import main
-from algos.training.run_folder import holds_run
+from algos.storage.run_folder import holds_run
 from tests.helpers.errors import refused
 from textenv import HumanReward, check_reward
 

@@ -274,7 +274,7 @@ def test_every_registered_id_is_made_without_further_arguments(name):
     if name == "ReasoningGym":
         pytest.importorskip("reasoning_gym", reason="install the extra: pip install '.[reasoning-gym]'")
     if name == "OpenEnv":
-        pytest.skip("needs a server: tests/textenv/tasks/test_openenv.py")
+        pytest.skip("needs a server: tests/textenv/extras/test_openenv.py")
     if name == "TextWorld":
         pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
     own = {"prompts": ["the film"], "reward": lambda completions: [1.0] * len(completions)} if name == "Prompts" else {}

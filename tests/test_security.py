@@ -21,7 +21,7 @@ from algos.cli import main
 from algos.finetuning.packing import read_example
 from algos.finetuning.reward_data import read_reward_rows
 from algos.make import make_policy, make_vector_environment
-from algos.training.serialization import from_json
+from algos.storage.serialization import from_json
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
@@ -754,15 +754,15 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in (ROOT / place).rglob("*.py"))
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
-LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py", "textenv/rewards/service.py",
+LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py", "textenv/extras/service.py",
              "examples/benchmarks/reward_load.py", "textenv/loopback.py"}  # fmt: skip
 """Files that may listen, on the loopback only, or with a token; `tests/algos/cli/test_serve.py`,
-`tests/textenv/rewards/test_service.py` and `tests/textenv/test_loopback.py` have the attacks on them."""
+`tests/textenv/extras/test_service.py` and `tests/textenv/test_loopback.py` have the attacks on them."""
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "starlette", "uvicorn",
            "aiohttp"}  # fmt: skip
 LOADERS = {
     "textenv/lm/loading.py": ("loader.from_pretrained", "peft.PeftModel.from_pretrained"),
-    "textenv/lm/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
+    "textenv/embedded/gguf.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
     # Runs without textenv too, in the environment of another library.
     "examples/benchmarks/smollm2.py": ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained"),
 }
@@ -826,8 +826,8 @@ class Page(HTMLParser):
 
 
 def test_neither_prompts_nor_answers_nor_names_leave_their_cell_of_the_report(tmp_path, capsys):
-    from algos.comparison.report import summaries_table, write_report
-    from algos.comparison.summary import summary
+    from algos.lab.comparison.report import summaries_table, write_report
+    from algos.lab.comparison.summary import summary
 
     def page_of(text):
         run = run_of(1, returns=[1.0, 5.0], after=6.0)

@@ -26,8 +26,9 @@ MODULES = {module_of(path): path for path in FILES}
 LAYERS = {
     "textenv": """
         registration
-        tasks
-        envs checks
+        tasks checks
+        extras
+        envs
         rewards kl
         lm
         prompts embedded games
@@ -36,15 +37,19 @@ LAYERS = {
     """,
     "algos": """
         cli
-        insight comparison
+        lab
         presets make evaluation
+        extras
         ppo a2c reinforce rloo grpo trpo dqn
         agent
         minibatches
         optimizer advantages finetuning
-        training collection sharing distributed
+        training
+        collection
+        generator
         policies
-        fast losses parallel config envs
+        storage
+        fast losses ranks config envs
     """,
 }
 """From the top: a room imports from its own line and those below."""
@@ -83,32 +88,53 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_rooms_import_from_their_own_layer_or_from_below(package):
-    levels = {room: level for level, line in enumerate(LAYERS[package].split("\n")) for room in line.split()}
+def rooms_of(package):
+    """For each room of a package the rooms that it imports; a room is a folder or file at the top."""
+    rooms = {}
     for name, path in MODULES.items():
         top, _, rest = name.partition(".")
         room = rest.partition(".")[0]
-        if top != package or room in ("", "__main__", "adapters"):  # adapters may import everything
+        if top != package or room in ("", "__main__"):
             continue
-        for other in imported_modules(path):
-            if other.startswith(f"{package}."):
-                below = other.split(".")[1]
-                assert below != "adapters" or room == "registration", f"{name} imports {other}"
-                assert below == "adapters" or levels[below] >= levels[room], f"{name} imports {other}"
+        imported = [other for other in imported_modules(path) if other.startswith(f"{package}.")]
+        rooms.setdefault(room, set()).update(other.split(".")[1] for other in imported)
+    return {room: imported - {room} for room, imported in rooms.items()}
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_rooms_import_from_their_own_layer_or_from_below(package):
+    levels = {room: level for level, line in enumerate(LAYERS[package].split("\n")) for room in line.split()}
+    for room, imported in rooms_of(package).items():
+        assert not [other for other in imported if levels[other] < levels[room]], room
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_rooms_import_each_other_in_a_circle(package):
+    try:
+        graphlib.TopologicalSorter(rooms_of(package)).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_core_imports_neither_lab_nor_extras():
+    for room, imported in rooms_of("algos").items():
+        assert "lab" not in imported or room == "cli", room
+        assert "extras" not in imported or room in ("cli", "lab"), room
+    for room, imported in rooms_of("textenv").items():
+        assert "extras" not in imported or room in ("tasks", "checks"), room
 
 
 def test_a_folder_has_at_most_twenty_files_and_no_fewer_than_three():
     folders = Counter(path.parent for path in FILES)
     assert max(folders.values()) <= 20
-    assert {folder.name for folder, count in folders.items() if count < 3} <= {"adapters", "human"}
+    assert {folder.name for folder, count in folders.items() if count < 3} <= {"human"}
 
 
 UNFOLDED = """
     algos/a2c.py algos/advantages.py algos/agent.py algos/dqn.py algos/grpo.py algos/losses.py algos/minibatches.py
     algos/optimizer.py algos/ppo.py algos/reinforce.py algos/rloo.py algos/trpo.py algos/fast/closed_form.py
-    algos/training/learner.py algos/training/metrics.py algos/comparison/figures.py algos/comparison/compare.py
-    algos/comparison/record.py algos/finetuning/reward_data.py textenv/acceleration.py textenv/plain.py
+    algos/training/learner.py algos/training/metrics.py algos/lab/comparison/figures.py algos/lab/comparison/compare.py
+    algos/lab/comparison/record.py algos/finetuning/reward_data.py textenv/acceleration.py textenv/plain.py
     textenv/state.py textenv/lm/answers.py textenv/prompts/messages.py algos/envs/spaces.py algos/envs/batching.py
     algos/envs/flatten.py algos/training/signals.py algos/training/unsaved.py algos/cli/user_code.py
     textenv/importing.py textenv/processes.py

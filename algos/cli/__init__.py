@@ -33,7 +33,7 @@ from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_trace
 from algos.config import CONFIGS, find_config
 from algos.envs.subprocess_env import EnvironmentFailure
 from algos.make import is_text
-from algos.training.made_by import versions
+from algos.storage.provenance import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
 from textenv.foreign import our_names

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.sharing.saved_environment import names_that_run_code
-from algos.training.run_folder import RUN, is_in_checkpoint, is_own, run_of
-from algos.training.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
+from algos.storage.run_folder import RUN, is_in_checkpoint, is_own, run_of
+from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
+from algos.storage.saved_environment import names_that_run_code
 from textenv.json_files import parse_json, read_bytes
 
 ENVIRONMENT = r"[^\W\d][\w./:-]*"
@@ -205,7 +205,7 @@ def load_newest(folder: str, *, device: str | None = None, policy_class: type | 
     Raises:
         FileNotFoundError, ValueError: as `algos.load`.
     """
-    from algos.sharing.hub import agent_folder
+    from algos.storage.hub import agent_folder
     from algos.training.save import load
 
     while True:

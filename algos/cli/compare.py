@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import tyro
 
 from algos.cli.arguments import Command
-from algos.comparison.compare import DEFAULT_CASES, compare
 from algos.config import field_values
+from algos.lab.comparison.compare import DEFAULT_CASES, compare
 
 
 @dataclass(frozen=True, kw_only=True)

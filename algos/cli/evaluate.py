@@ -81,7 +81,7 @@ class Evaluate(ModelCommand):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
             package("imageio_ffmpeg", "video")
         from algos.make import remake_environment
-        from algos.sharing.hub import agent_folder
+        from algos.storage.hub import agent_folder
         from algos.training.save import read_description
         from textenv.importing import load_function
 
@@ -90,12 +90,12 @@ class Evaluate(ModelCommand):
         own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
         own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
         env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
-        from algos.training.env_state import load_objects
+        from algos.storage.env_state import load_objects
 
         load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
         one_thread()
         from algos.evaluation import summarise
-        from algos.sharing.run_summary import read_run
+        from algos.lab.run_summary import read_run
         from textenv.rewards.training import training
         from textenv.rollout import is_episode_env
 
@@ -116,7 +116,7 @@ class Evaluate(ModelCommand):
 
                 film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, 3), **options)
             if self.tokens is not None:
-                from algos.insight.tokens import show_tokens
+                from algos.lab.insight.tokens import show_tokens
 
                 config = description["config"]
                 show_tokens(env, policy, self.tokens, config=config, num_episodes=self.num_episodes, **options)
@@ -164,7 +164,7 @@ class Push(Command):
 
     def run(self) -> dict[str, Any]:
         """Upload."""
-        from algos.sharing.model_card import push_to_hub
+        from algos.lab.model_card import push_to_hub
 
         url = push_to_hub(self.folder, self.repo_id, private=self.private or None, overwrite=self.overwrite)
         return {"pushed": url, "to_load": f'algos.load("{self.repo_id}")'}

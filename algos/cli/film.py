@@ -8,7 +8,7 @@ from gymnasium.wrappers import TransformObservation
 
 from algos.envs.wrapping import make_wrapped
 from algos.evaluation import evaluate
-from algos.training.run_folder import replacing
+from algos.storage.run_folder import replacing
 from algos.training.save import VECTOR_ONLY
 from textenv.rendering import rollout_frames
 from textenv.rollout import is_episode_env

@@ -48,7 +48,7 @@ class Interpret(ModelCommand):
 
     def run(self) -> dict[str, Any]:
         """Load the policies, compare them, write the page."""
-        from algos.comparison.report import write_findings
+        from algos.lab.comparison.report import write_findings
         from algos.training.save import read_description
 
         if not Path(self.folder).is_dir():
@@ -72,7 +72,7 @@ class Interpret(ModelCommand):
 
     def _text(self) -> list[Any]:
         """Compare language models."""
-        from algos.insight.language import interpret_language
+        from algos.lab.insight.language import interpret_language
 
         prompts = [*self.prompt, *(load_prompts(self.prompts) if self.prompts is not None else ())]
         if not prompts or self.tokens is None:
@@ -84,7 +84,7 @@ class Interpret(ModelCommand):
 
     def _control(self) -> list[Any]:
         """Compare a policy with itself before training."""
-        from algos.insight.control import control_run, interpret_control
+        from algos.lab.insight.control import control_run, interpret_control
 
         env_kwargs = json_object(self.env_kwargs or "{}", "--env-kwargs")
         found = control_run(self.folder, env_id=self.env, wrappers=self.wrapper, env_kwargs=env_kwargs)

@@ -29,7 +29,7 @@ class Plan(Train[AnyConfig]):
             raise ValueError(f"plan is for text and every algorithm but trpo, not for {self.algo} on {self.env}")
         if min(self.gpus, 1 if self.gpu_memory is None else self.gpu_memory) <= 0:
             raise ValueError(f"--gpus is {self.gpus} and --gpu-memory {self.gpu_memory}, expected numbers above 0")
-        from algos.cli.memory import free_memory, peaks
+        from algos.lab.memory_plan import free_memory, peaks
 
         def estimate(**changes: Any) -> Any:
             lengths = {"prompt": self.max_prompt_tokens or 128, "new": self.max_new_tokens or 128}

@@ -22,7 +22,7 @@ class Report(Command):
 
     def run(self) -> dict[str, Any]:
         """Read the runs, and write the page."""
-        from algos.comparison.report import report
+        from algos.lab.comparison.report import report
 
         result = report(*self.runs, out=self.out)
         if not self.json:
@@ -46,9 +46,9 @@ class Watch(Command):
 
     def run(self) -> dict[str, Any]:
         """Serve the page."""
-        from algos.comparison.page import render
-        from algos.comparison.report import report_page
-        from algos.comparison.runs import read_runs
+        from algos.lab.comparison.page import render
+        from algos.lab.comparison.report import report_page
+        from algos.lab.comparison.runs import read_runs
         from textenv.loopback import LoopbackServer
 
         if not self.every >= 1:

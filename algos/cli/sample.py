@@ -9,7 +9,7 @@ import tyro
 
 from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
-from algos.training.run_folder import newest_agent
+from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import EMBEDDED
 from textenv.rendering import printable
 

@@ -13,8 +13,8 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.sharing.run_summary import SUMMARY, read_run
-from algos.training.run_reader import METRICS
+from algos.lab.run_summary import SUMMARY, read_run
+from algos.storage.run_reader import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -51,8 +51,8 @@ class Envs(Command):
 
     def run(self) -> list[dict[str, Any]]:
         """Read the first line about each task."""
+        from textenv.extras.reasoning_gym import ReasoningGym
         from textenv.tasks.builtin import GAMES, TASKS, WORLDS
-        from textenv.tasks.reasoning_gym import ReasoningGym
 
         tasks = TASKS | {name: make for name, (make, _) in GAMES.items()} | {"ReasoningGym": ReasoningGym}
         tasks |= {name: resolve_name(world) for name, world in WORLDS.items()}

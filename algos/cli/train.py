@@ -17,7 +17,7 @@ from algos.cli.arguments import ModelCommand, json_object, named, one_thread, op
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.training.run_folder import RUN, check_new, mark_as_own, run_of
+from algos.storage.run_folder import RUN, check_new, mark_as_own, run_of
 from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -168,7 +168,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _train(self) -> dict[str, Any] | None:
         start, run_dir, rank, slots = time.perf_counter(), self.folder, 0, self.num_envs
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            from algos import parallel
+            from algos.ranks import collectives as parallel
 
             parallel.start()
             rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
@@ -180,9 +180,9 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             one_thread()
             from algos.agent import check_environment
             from algos.evaluation import EvaluateEvery, summarise
-            from algos.insight.dynamics import Dynamics
+            from algos.lab.insight.dynamics import Dynamics
+            from algos.storage.env_state import share_objects
             from algos.training.callbacks import StopAtKL
-            from algos.training.env_state import share_objects
             from algos.training.run import Callback
             from algos.training.signals import interrupted_by_signals
             from textenv.rewards.training import training
@@ -233,14 +233,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         if not here and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):
-            from algos.cli.memory import check_fits
+            from algos.lab.memory_plan import check_fits
 
             check_fits(self)
 
     def _collecting(self, agent: Any, recipe: presets.Recipe) -> AbstractContextManager[None]:
         if self.workers is None and not self.staleness:
             return nullcontext()
-        from algos.distributed.workers import rollout_workers
+        from algos.extras.ray_workers import rollout_workers
 
         make = dataclasses.replace(recipe, kl_coef=None, device=None).environment  # the penalty is charged here
         return rollout_workers(agent, make, str(self.workers), staleness=self.staleness)

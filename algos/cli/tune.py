@@ -51,7 +51,7 @@ class Tune(Command):
         recipe = train.recipe()
         run_dir = self.run_dir or train.folder.with_name(f"tune-{train.folder.name}")
         one_thread()
-        from algos.comparison.tune import tune
+        from algos.lab.comparison.tune import tune
 
         options = {"trials": self.trials, "seeds": self.seeds, "num_episodes": self.num_episodes}
         try:

@@ -23,9 +23,9 @@ from algos.finetuning.packing import (
     token_rows,
 )
 from algos.policies.lm import LMPolicy
+from algos.storage.run_folder import hold
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.run_folder import hold
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import by_position
 

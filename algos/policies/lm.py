@@ -13,10 +13,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from algos import parallel
 from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
+from algos.ranks import collectives as parallel
 from textenv.device import find_device
 from textenv.envs.limits import Ends
 from textenv.envs.turn import Turn

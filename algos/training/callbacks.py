@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from algos import parallel
+from algos.ranks import collectives as parallel
 from algos.training.loggers import SHADED
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from algos.collection import Collector
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
-from algos.policies.sharding import Shards
+from algos.ranks.sharding import Shards
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty
 

@@ -13,8 +13,8 @@ from typing import IO, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from algos.training.run_folder import replacing
-from algos.training.run_reader import METRICS, SAMPLES, TOKENS
+from algos.storage.run_folder import replacing
+from algos.storage.run_reader import METRICS, SAMPLES, TOKENS
 from textenv.json_files import parse_json
 from textenv.optional import package
 
@@ -139,7 +139,7 @@ class Logs:
     """All loggers of a run. Only the JSON lines may raise (a full disk); errors of others are logged and counted.
 
     ``metrics.jsonl`` has a line per iteration, ``samples.jsonl`` one per row of a table. The table ``tokens`` is only
-    for the page of `algos.comparison.page`: its rows are in ``tokens.jsonl``, and no other logger has them.
+    for the page of `algos.lab.comparison.page`: its rows are in ``tokens.jsonl``, and no other logger has them.
 
     Args:
         run_dir: existing folder for the two files; None writes none.

@@ -16,19 +16,11 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos import parallel
 from algos.config import ClippedConfig, PolicyGradientConfig, field_values
-from algos.training.callbacks import RecordSamples
-from algos.training.checkpoint import goes_back
-from algos.training.diagnose import write_violation
-from algos.training.invariants import InvariantError, check_finite, check_inert
-from algos.training.learner import Learner
-from algos.training.live_view import LiveView
-from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.made_by import commit
-from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
-from algos.training.run import Callback, Run
-from algos.training.run_folder import (
+from algos.ranks import collectives as parallel
+from algos.storage.checkpoint import goes_back
+from algos.storage.provenance import commit
+from algos.storage.run_folder import (
     BROKEN_OFF,
     FAILED,
     STOPPED,
@@ -39,6 +31,14 @@ from algos.training.run_folder import (
     run_of,
     starts_again,
 )
+from algos.training.callbacks import RecordSamples
+from algos.training.diagnose import write_violation
+from algos.training.invariants import InvariantError, check_finite, check_inert
+from algos.training.learner import Learner
+from algos.training.live_view import LiveView
+from algos.training.loggers import Logger, Logs, make_loggers
+from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
+from algos.training.run import Callback, Run
 from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, noted_signals
 from textenv.envs.vector_env import TextVectorEnv
@@ -85,7 +85,7 @@ def learn(
             the training. Others are written after the first iteration and at the end. Ctrl-C, SIGTERM or SIGHUP ends
             training after the iteration and a checkpoint; without a folder, Ctrl-C ends it after the iteration.
         resume: folder of a run, or of one of its checkpoints, to continue: the rest of the training is the same as
-            without the interruption, to the last bit on a CPU (except for environments that `algos.training.env_state`
+            without the interruption, to the last bit on a CPU (except for environments that `algos.storage.env_state`
             cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
             no agent yet, training starts from the beginning: the same call starts and resumes a run.
         overwrite: first remove the run in ``run_dir``; if False, such a folder is an error. With ``resume``, replace

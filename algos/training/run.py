@@ -10,15 +10,15 @@ import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
-from algos import parallel
-from algos.training.checkpoint import read_checkpoint, write_checkpoint
-from algos.training.env_state import env_state, restore_objects, set_env_state
+from algos.ranks import collectives as parallel
+from algos.storage.checkpoint import read_checkpoint, write_checkpoint
+from algos.storage.env_state import env_state, restore_objects, set_env_state
+from algos.storage.run_folder import checkpoint_steps, checkpoints, run_of
+from algos.storage.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
-from algos.training.run_folder import checkpoint_steps, checkpoints, run_of
-from algos.training.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
 from textenv.acceleration import TAKEN
@@ -113,7 +113,7 @@ class Callback:
         """Act after the last iteration, before the agent is saved; not called if an error ended the training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State that a resumed run needs, of the types that `algos.training.serialization.to_json` accepts."""
+        """State that a resumed run needs, of the types that `algos.storage.serialization.to_json` accepts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from algos.sharing.hub import agent_folder, download
-from algos.training.made_by import made_by
-from algos.training.run_folder import replacing
-from algos.training.run_reader import AgentRecord, DamagedRunError, check_record, read_record
+from algos.storage.hub import agent_folder, download
+from algos.storage.provenance import made_by
+from algos.storage.run_folder import replacing
+from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from textenv.device import find_device
 from textenv.foreign import our_names
 from textenv.importing import name_of
@@ -36,14 +36,14 @@ def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
     States of rewards and of other objects of the environment go to ``objects.safetensors``, for
-    `algos.training.env_state.load_objects`. Earlier files in the folder stay until the new ones are complete.
+    `algos.storage.env_state.load_objects`. Earlier files in the folder stay until the new ones are complete.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
     """
     from safetensors import SafetensorError
 
-    from algos.training.env_state import save_objects
+    from algos.storage.env_state import save_objects
     from textenv.envs.vector_env import TextVectorEnv
 
     folder = Path(folder)

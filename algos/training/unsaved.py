@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algos.training.env_state import user_objects
+from algos.storage.env_state import user_objects
 from textenv.rewards.calling import reward_name
 from textenv.state import class_name, stateful_objects, used_objects, variables_of
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from algos.comparison.compare import train_all
-from algos.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
+from algos.lab.comparison.compare import train_all
+from algos.lab.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
 
 EPISODES = 100
 PUBLISHED = {

@@ -35,10 +35,10 @@ KINDS = {
     "algorithms": (*LEARNING, "algos/*.py"),
     "text": (*LEARNING, "textenv/lm/*.py", "textenv/envs/*.py", "textenv/kl/*.py", "textenv/prompts/tokenize.py"),
     "reward models": ("algos/finetuning/*.py", "textenv/lm/*.py"),
-    "insight": ("algos/insight/*.py", "textenv/lm/*.py"),
-    "memory": ("algos/cli/memory.py", "textenv/lm/*.py", *LEARNING),
+    "insight": ("algos/lab/insight/*.py", "textenv/lm/*.py"),
+    "memory": ("algos/lab/memory_plan.py", "textenv/lm/*.py", *LEARNING),
     "processes": ("algos/envs/*.py", "textenv/envs/*.py"),
-    "scaling": ("algos/parallel.py", "examples/benchmarks/scaling_model.py", *LEARNING),
+    "scaling": ("algos/ranks/collectives.py", "examples/benchmarks/scaling_model.py", *LEARNING),
 }  # fmt: skip
 MOST = 0.2
 """Number of cores that other work may take while final figures are measured."""

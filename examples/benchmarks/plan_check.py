@@ -99,7 +99,7 @@ def measure(name, device):
 def main(device, chosen, file=None):
     from page import machine, save_table
 
-    from algos.cli.memory import peaks
+    from algos.lab.memory_plan import peaks
 
     about, rows = machine("python " + " ".join(sys.argv)), []
     print("| " + " | ".join(COLUMNS) + " |")

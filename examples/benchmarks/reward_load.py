@@ -19,7 +19,7 @@ from collections import Counter
 import uvicorn
 
 from textenv import RewardService
-from textenv.rewards.service import reward_app
+from textenv.extras.service import reward_app
 
 TOKEN = "load-test"
 

@@ -27,9 +27,10 @@ from tensordict import TensorDict
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from algos import PPO, Callback, PPOConfig, parallel, presets
+from algos import PPO, Callback, PPOConfig, presets
 from algos.make import make_vector_environment
-from algos.training.checkpoint import write_checkpoint
+from algos.ranks import collectives as parallel
+from algos.storage.checkpoint import write_checkpoint
 
 ITERATIONS = {"cartpole": 12, "5 ms": 4, "text": 5}
 """Iterations of a run; the first is not counted."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from algos import PPO, LMPolicy, parallel, presets
+from algos import PPO, LMPolicy, presets
+from algos.ranks import collectives as parallel
 from textenv import TextVectorEnv
 
 

@@ -112,7 +112,7 @@ def _iteration(name, pairs, *, size, scripts, algorithm, ending=None):
 
 def _smollm2(name, pairs, *, algorithm, rival, weights):
     """Seconds and memory of an iteration of SmolLM2: ours, then TRL's, and again."""
-    from textenv.lm.gguf import smollm2_folder
+    from textenv.embedded.gguf import smollm2_folder
 
     options, libraries = ["--model", smollm2_folder(), "--weights", weights.split(",")[0]], {"ours": [], "trl": []}
     if "bfloat16" in weights:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from algos import DQN, PPO, TRPO, parallel
-from algos.training.checkpoint import read_checkpoint
+from algos import DQN, PPO, TRPO
+from algos.ranks import collectives as parallel
+from algos.storage.checkpoint import read_checkpoint
 from tests.helpers import ranks
 from tests.helpers.resumable_agents import AGENTS
 

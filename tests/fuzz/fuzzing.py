@@ -33,7 +33,7 @@ from algos.cli.arguments import json_object, with_files
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
-from algos.training.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.training.run import Run
 from algos.training.save import load, read_description
 from tests.fuzz.fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
@@ -41,14 +41,14 @@ from tests.helpers.models import WORDS, make_tokenizer
 from textenv import PromptList, load_prompts, split_prompts
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.turn import Turn
+from textenv.extras.human.feedback_file import FeedbackFile, scores
+from textenv.extras.safe_eval import FUNCTIONS, is_harmless
 from textenv.games import Calculator
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.answer import answer_text
-from textenv.rewards.human.feedback_file import FeedbackFile, scores
 from textenv.rewards.numeric import as_fraction, number_of, numeric_answer
 from textenv.rewards.scores import Rows, Scores, read_scores
-from textenv.tasks.safe_eval import FUNCTIONS, is_harmless
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 
 from algos import load
 from algos.cli import main
-from algos.training.checkpoint import CHECKPOINT_FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import CHECKPOINT_FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
 from algos.training.run import Run
 from algos.training.save import read_description
 from tests.fuzz import fuzzing

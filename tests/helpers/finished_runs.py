@@ -2,7 +2,7 @@
 
 import json
 
-from algos.comparison.summary import RunResult
+from algos.lab.comparison.summary import RunResult
 
 
 def run_of(seed, *, returns, after, before=0.0, best=10.0, **columns):

@@ -1,6 +1,6 @@
 """A stand-in for the package Ray whose actors run in this process, one call at a time, in an order that a test chooses.
 
-Only what `algos.distributed.workers` uses. Values are copied where Ray would copy them. A test that needs it puts it in
+Only what `algos.extras.ray_workers` uses. Values are copied where Ray would copy them. A test that needs it puts it in
 the place of the package: ``monkeypatch.setitem(sys.modules, "ray", OneProcessRay())``.
 """
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from algos import PPO, LMPolicy, PPOConfig, parallel
+from algos import PPO, LMPolicy, PPOConfig
 from algos.policies.critic import Critic
-from algos.policies.sharding import Shards
+from algos.ranks import collectives as parallel
+from algos.ranks.sharding import Shards
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from textenv.checks.env_checker import CheckResult, raise_if_broken
 from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
+from textenv.extras.human import HumanReward
 from textenv.rendering import printable
 from textenv.rewards.calling import reward_name
 from textenv.rewards.composite import Rewards
-from textenv.rewards.human import HumanReward
 from textenv.rewards.scores import as_number
 
 if TYPE_CHECKING:

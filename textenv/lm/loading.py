@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textenv.embedded.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.json_files import read_json
 from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
-from textenv.lm.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.lm.origin import (
     ORIGIN_FILE,
     Origin,

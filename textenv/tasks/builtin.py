@@ -154,7 +154,7 @@ GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
     ),
 }
 """Constructor and limits of each game; by default, the games end after fewer turns."""
-WORLDS = {"TextWorld": "textenv.tasks.textworld:TextWorld", "OpenEnv": "textenv.tasks.openenv:OpenEnv"}
+WORLDS = {"TextWorld": "textenv.extras.textworld:TextWorld", "OpenEnv": "textenv.extras.openenv:OpenEnv"}
 """Class of each task that plays an environment of another package; imported at first use."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
@@ -201,7 +201,7 @@ def make_task(
         game()  # raises now on a wrong argument
         return StringGames(game, tokenizer=tokenizer, **pay), dict(of_game), rest
     if name == "ReasoningGym":
-        from textenv.tasks.reasoning_gym import ReasoningGym
+        from textenv.extras.reasoning_gym import ReasoningGym
 
         return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
     if name in WORLDS:

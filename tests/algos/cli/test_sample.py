@@ -8,7 +8,7 @@ import pytest
 
 from algos import PPO, LMPolicy
 from algos.cli import main
-from algos.training.run_folder import checkpoints, hold
+from algos.storage.run_folder import checkpoints, hold
 from tests.helpers.resumable_agents import ppo_cartpole
 from textenv.registration import make_vector_env
 

@@ -14,11 +14,11 @@ import torch
 
 import algos
 from algos.cli import main
-from algos.comparison.report import summaries_table
-from algos.comparison.summary import summary
 from algos.config import PPOConfig
-from algos.training.made_by import commit, made_by
-from algos.training.run_folder import hold
+from algos.lab.comparison.report import summaries_table
+from algos.lab.comparison.summary import summary
+from algos.storage.provenance import commit, made_by
+from algos.storage.run_folder import hold
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextVectorEnv

@@ -504,7 +504,7 @@ BEFORE_THE_STEPS = {
     "algos.training.metrics:rollout_metrics",
     "algos.training.metrics:explained_variance",
     "textenv.rollout:masked_mean",
-    "algos.parallel:by_rows",
+    "algos.ranks.collectives:by_rows",
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
 }
@@ -515,8 +515,8 @@ INSIDE = {
     "algos.policies.policy:Policy.device",
     "algos.policies.policy:Policy.autocast",
     "algos.policies.distributions:_refuse_mask",
-    "algos.parallel:world_size",
-    "algos.parallel:_joined",
+    "algos.ranks.collectives:world_size",
+    "algos.ranks.collectives:_joined",
 }
 """What only words of errors, conditions of `closed_form` or empty objects depend on."""
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from algos import LMPolicy, MLPPolicy, collect
 from algos.losses import sequence_mean
-from algos.training.serialization import from_json, to_json
+from algos.storage.serialization import from_json, to_json
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, lm_policy, scored
 from tests.helpers.text_envs import EOS, play, text_env

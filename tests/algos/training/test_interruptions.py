@@ -17,7 +17,7 @@ import pytest
 
 from algos import PPO, Callback, PPOConfig
 from algos.cli import main
-from algos.training.checkpoint import checkpoints, read_checkpoint
+from algos.storage.checkpoint import checkpoints, read_checkpoint
 from algos.training.signals import Interrupted
 from tests.helpers.resumable_agents import mlp, ppo_normalized, ppo_sync
 

@@ -25,12 +25,12 @@ from algos import (
 )
 from algos.cli import main
 from algos.make import make_vector_environment
-from algos.training import run_folder
-from algos.training.checkpoint import checkpoints, read_checkpoint, write_checkpoint
-from algos.training.env_state import env_state, set_env_state
+from algos.storage import run_folder
+from algos.storage.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from algos.storage.env_state import env_state, set_env_state
+from algos.storage.run_folder import hold
+from algos.storage.serialization import from_json, to_json
 from algos.training.run import History
-from algos.training.run_folder import hold
-from algos.training.serialization import from_json, to_json
 from algos.training.signals import Interrupted
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.resumable_agents import (
@@ -144,7 +144,7 @@ import torch
 from algos import PPO, MLPPolicy, PPOConfig
 sys.path.insert(0, {tests!r})
 from tests.helpers.resumable_agents import *
-from algos.training.checkpoint import write_checkpoint
+from algos.storage.checkpoint import write_checkpoint
 
 run = Path({run!r})
 write_checkpoint(run, {{"a": torch.ones(3)}}, steps=10)

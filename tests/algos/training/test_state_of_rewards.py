@@ -10,7 +10,7 @@ import torch
 
 from algos import PPO, Callback, EvaluateEvery, LMPolicy, PPOConfig, evaluate
 from algos.cli import main
-from algos.training.env_state import load_objects
+from algos.storage.env_state import load_objects
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import Rewards, TextVectorEnv
 from textenv.envs.task import FunctionTask

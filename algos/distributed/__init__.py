@@ -1,1 +1,0 @@
-"""Workers and engines: what collects rollouts elsewhere than in this process."""

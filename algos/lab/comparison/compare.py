@@ -1,0 +1,466 @@
+"""Comparison of any environments, algorithms and seeds by the same metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import numbers
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from algos import presets
+from algos.config import CONFIGS, field_values
+from algos.envs.wrapping import Wrapper
+from algos.lab.comparison.record import Record, changed_settings, read_record, settings_of_recipe, write_record
+from algos.lab.comparison.runs import STUDY, folder_name, read_study
+from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
+from algos.make import absolute_paths
+from algos.storage.run_folder import checkpoints, holds_run
+from algos.training.signals import Interrupted
+
+if TYPE_CHECKING:
+    from algos.lab.comparison.report import Report
+
+DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
+TEXT_EPISODES = 288
+"""Episodes per evaluation in text: prompts of the test split."""
+CONTROL_EPISODES = 20
+"""Episodes per evaluation in control."""
+
+
+def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
+    """Return cases; texts are ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``; one may stand alone.
+
+    Raises:
+        TypeError: if an entry is neither a text nor a `Case`.
+        ValueError: on an unknown environment or algorithm, two that do not fit together, or two cases of one name in
+            one environment.
+    """
+    if isinstance(entries, (Case, str)):
+        entries = [entries]
+    cases = list[Case]()
+    for entry in entries:
+        if isinstance(entry, Case):
+            cases.append(entry)
+        elif isinstance(entry, str):
+            cases += _cases_of_text(entry)
+        else:
+            raise TypeError(f"a case is {entry!r:.200}, expected a text such as 'CartPole-v1:ppo' or an algos.Case")
+    folders = [folder_name(case, seed=1) for case in cases]
+    if not cases or len(set(folders)) < len(folders):
+        names = ", ".join(f"{case} in {case.env_name}" if case.name else str(case) for case in cases)
+        raise ValueError(
+            f"cases are {names or 'none'}: give each once, such as CartPole-v1:ppo,a2c, or "
+            "give those of one environment different names (in Python name=...)"
+        )
+    return cases
+
+
+def _cases_of_text(text: str) -> list[Case]:
+    """Return the cases of ``ENV:ALGO,ALGO``, after importing the module that registers the environment."""
+    import gymnasium
+
+    import textenv  # noqa: F401 (registers the environments)
+    from textenv.importing import read_module
+
+    # Environment and algorithms
+    env, _, algorithms = text.rpartition(":")
+    if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
+        env = text
+        algorithms = "ppo"
+    module, _, env_id = env.rpartition(":")
+    if module:
+        read_module(module)
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        advice = "give an environment of a package, or your own, as module:id, such as my_envs:Chase-v0"
+        raise ValueError(f"case {text!r}: {error} {advice}") from error
+    cases = [Case(env, algorithm) for algorithm in algorithms.split(",")]
+    for case in cases:
+        recipe_of(case)  # raises now if the algorithm is unknown, or not for text
+    return cases
+
+
+def compare(
+    cases: Sequence[Case | str] | Case | str,
+    *,
+    seeds: int | Sequence[int] = 3,
+    run_dir: str | Path = "runs/compare",
+    total_steps: int | None = None,
+    processes: int = 2,
+    overwrite: bool = False,
+    quiet: bool = False,
+    wrappers: Sequence[Wrapper] = (),
+    dynamics_every: int = 0,
+) -> Report:
+    """Train every case; print a table, and write a page, figures and CSV files.
+
+    The same call goes on after an interruption: seeds that have finished are kept, and others are resumed from their
+    newest checkpoint. So more seeds or cases are trained by a call that adds them.
+
+    The files are ``report.html``, ``curves.csv`` (each iteration of each run), ``summary.csv``, ``curves.pdf`` and
+    ``.svg`` (`plot_curves`), and the files of `algos.lab.comparison.paper.write_paper`.
+
+    Args:
+        cases: cases to train, or a single one; strings as in `parse_cases`.
+        run_dir: folder for the report and a run folder for each training; other runs that an earlier call has
+            trained there stay in the report.
+        quiet: print nothing.
+        wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
+        seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
+
+    Returns:
+        Mean metrics of each case, path of the report, and seconds. Printed, it is a table; a notebook shows the page.
+
+    Raises:
+        FileExistsError: if the folder has a run of a case and seed that was trained with other settings.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C; says how many runs have finished.
+        ValueError: if a case, a number or a function cannot be used.
+    """
+    from algos.lab.comparison.report import Report, write_report
+    from textenv.importing import load_function
+
+    start = time.perf_counter()
+    run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
+
+    # Cases, with what wraps their environments
+    for name in wrappers:
+        if isinstance(name, str):
+            load_function(name)  # its package may register the environments
+    parsed = parse_cases(cases)
+    if wrappers:
+        parsed = [_wrapped(case, wrappers) for case in parsed]
+
+    # Training, beside the runs of earlier calls
+    run_dir.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
+    runs = train_all(parsed, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
+    runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_place_among(parsed))
+    name_cases(runs)
+    (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
+
+    # Report
+    page = write_report(run_dir, runs)
+    summaries = {case: summary(of_case, study=runs) for case, of_case in by_case(runs).items()}
+    seconds = time.perf_counter() - start
+    means = {case: {name: figure.mean for name, figure in metrics.items()} for case, metrics in summaries.items()}
+    report = Report(means | {"report": str(page.resolve()), "seconds": seconds}, summaries=summaries)
+    if not quiet:
+        print(report)
+        print(f"{seconds:.0f} s. The report is {page.resolve()} (CSV files, and figures for a paper, beside it).")
+    return report
+
+
+def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
+    env_kwargs = dict(case.env_kwargs or {}) | {"wrappers": wrappers}
+    return dataclasses.replace(case, env_kwargs=env_kwargs)
+
+
+def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunResult]) -> list[RunResult]:
+    """Return the runs of earlier calls that stay in the report: of other cases, or of these with the same settings."""
+    if not (run_dir / STUDY).exists():
+        return []
+    here = {Path(run.folder).name for run in trained}
+    settings = {(run.env, run.label or run.case): _settings_of(run) for run in trained}
+    earlier = []
+    for run in read_study(run_dir / STUDY):
+        folder = Path(run.folder)
+        if folder.name in here or not folder.is_dir():
+            continue
+        case = run.env, run.label or run.case
+        if case not in settings or _settings_of(run) == settings[case]:
+            earlier.append(run)
+    return earlier
+
+
+def _settings_of(run: RunResult) -> dict[str, Any] | None:
+    record = read_record(Path(run.folder))
+    return None if record is None else record.settings
+
+
+def _place_among(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
+    """Order of runs: those of other cases first, as they were; then the cases' own, each by its seeds."""
+    order = [(case.env_id, case.name or str(case)) for case in cases]
+
+    def place(run: RunResult) -> tuple[int, int]:
+        case = run.env, run.label or run.case
+        return (order.index(case), run.seed) if case in order else (-1, 0)
+
+    return place
+
+
+def train_all(
+    cases: Sequence[Case],
+    *,
+    run_dir: Path,
+    seeds: int | Sequence[int],
+    total_steps: int | None = None,
+    num_episodes: int | None = None,
+    deterministic: bool = False,
+    processes: int = 2,
+    overwrite: bool = False,
+    quiet: bool = False,
+    dynamics_every: int = 0,
+) -> list[RunResult]:
+    """Train every case with every seed, in run folders inside ``run_dir``, unless a run is there already.
+
+    Args:
+        cases, run_dir, quiet: see `compare`.
+        seeds: runs per case, with seeds 1, 2, …; or the seeds. With 5 or more the report has 95 % limits.
+        total_steps: steps of every run; None takes each case's own.
+        num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
+        deterministic: evaluate with the most probable actions.
+        processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
+        overwrite: remove existing runs of these cases and seeds from the folder, finished or not.
+        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
+
+    Raises:
+        FileExistsError, Interrupted, ValueError: as `compare`.
+    """
+    chosen = _seeds(seeds)
+    if total_steps is not None and total_steps < 1:
+        raise ValueError(f"total_steps is {total_steps}, expected at least 1, or None")
+    if any(case.env_name.startswith("textenv/") for case in cases):
+        from textenv.lm.loading import EMBEDDED, model_folder
+
+        model_folder(EMBEDDED)  # created once, before the workers start
+    if total_steps is not None:
+        cases = [dataclasses.replace(case, total_steps=total_steps) for case in cases]
+    cases = [dataclasses.replace(case, env_kwargs=absolute_paths(case.env_kwargs or {}) or None) for case in cases]
+    evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
+
+    # Everything that can be refused is refused before the first training
+    jobs = [
+        _Job(case, seed, run_dir / folder_name(case, seed), overwrite, quiet, dynamics_every, evaluation)
+        for seed in chosen
+        for case in reversed(cases)
+    ]
+    for job in jobs:
+        _check_folder(job)
+    for case in cases:
+        try:
+            recipe_of(case).build(seed=1)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"case {case}: {error}") from error
+        if processes:
+            _check_importable(case)
+
+    kept = 0 if overwrite else sum(_finished(job.folder) for job in jobs)
+    if kept and not quiet:
+        print(f"{kept} of {len(jobs)} runs have finished already: they are kept", flush=True)
+
+    # Training: two processes of one thread are faster than one of two threads
+    results: list[RunResult | None] = []
+    if not processes:
+        for job in jobs:
+            results.append(_run(job))
+            if results[-1] is None:
+                break
+    else:
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            try:
+                results = list(pool.map(_run, jobs))
+            except KeyboardInterrupt:  # the workers have got the same signal, and write their checkpoints
+                results = []
+    runs = [run for run in results if run is not None]
+    if len(runs) < len(jobs):
+        finished = sum(_finished(job.folder) for job in jobs)
+        message = f"stopped: {finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
+        raise Interrupted("SIGINT", message, resumable=False)
+    order = [(case.env_id, str(case)) for case in cases]
+    return sorted(runs, key=lambda run: (order.index((run.env, run.case)), run.seed))
+
+
+class _Job(NamedTuple):
+    """One run of a comparison."""
+
+    case: Case
+    seed: int
+    folder: Path
+    overwrite: bool
+    quiet: bool
+    dynamics_every: int
+    evaluation: dict[str, Any]
+    """Arguments of `algos.evaluation.evaluate`; ``num_episodes`` may be None."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `Record` stores to know this run again."""
+        return settings_of_recipe(recipe_of(self.case), dynamics_every=self.dynamics_every, **self.evaluation)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    """Return the seeds: 1, 2, … up to a number, or those of a sequence."""
+    number = isinstance(seeds, numbers.Integral) and not isinstance(seeds, bool)
+    if number and seeds >= 1:
+        return list(range(1, int(seeds) + 1))
+    listed = [] if number or isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable) else list(seeds)
+    integers = all(isinstance(seed, numbers.Integral) and not isinstance(seed, bool) for seed in listed)
+    if not listed or not integers or min(listed) < 0 or len(set(listed)) < len(listed):
+        raise ValueError(
+            f"seeds is {seeds!r:.200}, expected at least 1, the number of runs of each case, or a list of different "
+            "seeds such as [1, 2, 3]"
+        )
+    return [int(seed) for seed in listed]
+
+
+def _check_folder(job: _Job) -> None:
+    """Raise a FileExistsError if a job's folder holds a run that it may neither keep nor continue nor remove."""
+    if job.overwrite or not holds_run(job.folder):
+        return
+    record = read_record(job.folder)
+    advice = (
+        "give another folder (--run-dir), or remove the runs of these cases (--overwrite, in Python overwrite=True)"
+    )
+    if record is None:
+        raise FileExistsError(f"{job.folder} holds a run already, not one of compare: {advice}")
+    if changed := changed_settings(record.settings, job.settings):
+        raise FileExistsError(f"{job.folder} holds a run already, with other settings ({'; '.join(changed)}): {advice}")
+
+
+def _check_importable(case: Case) -> None:
+    """Raise a ValueError if a case has functions that another process cannot import."""
+    advice = "give processes=0, or define them in a file of their own that this program imports"
+    try:
+        data = pickle.dumps(case)
+    except Exception as error:  # a lambda, a function inside a function, or whatever an object raises
+        raise ValueError(f"case {case}: its functions cannot be sent to other processes ({error}): {advice}") from error
+    main = sys.modules["__main__"]
+    if b"__main__" in data and getattr(main, "__file__", None) is None:  # a notebook, or typed at a prompt
+        raise ValueError(f"case {case}: its functions are of a notebook, which other processes cannot import: {advice}")
+
+
+def _finished(folder: Path) -> bool:
+    record = read_record(folder)
+    return record is not None and record.result is not None
+
+
+_stopped = False
+"""True in a process whose training was stopped by Ctrl-C: it begins none of the jobs that wait for it."""
+
+
+def _run(job: _Job) -> RunResult | None:
+    """Return the result of one run: read if it has finished, else trained, on one thread; None after Ctrl-C."""
+    global _stopped
+    if _stopped:
+        return None
+    record = None if job.overwrite else read_record(job.folder)
+    if record is not None and record.result is not None:
+        return record.result
+    try:
+        return _train(job, again=record is not None)
+    except KeyboardInterrupt:
+        _stopped = multiprocessing.parent_process() is not None
+        return None
+
+
+def _train(job: _Job, *, again: bool) -> RunResult:
+    """Train and evaluate one run, from its newest checkpoint if it goes on; keep the result in its folder."""
+    import torch
+
+    from algos.evaluation import summarise
+    from algos.lab.insight.dynamics import Dynamics
+    from algos.storage.env_state import share_objects
+    from algos.training.run import Callback
+    from textenv.rollout import is_episode_env
+
+    torch.set_num_threads(1)
+    case = job.case
+    seed = job.seed
+    folder = job.folder
+    recipe = recipe_of(case)
+    agent = recipe.build(seed)
+    policy = agent.policy
+
+    # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
+    played = job.evaluation["num_episodes"] or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    evaluation = job.evaluation | {"num_episodes": played, "seed": seed}
+    test_env = recipe.environment(min(played, 64), split="test")
+    before = summarise(test_env, policy, **evaluation)
+    samples_before = _samples(test_env, policy)
+
+    # Training
+    record = Record(case.name, seed, job.settings, None)
+
+    class StoreSettings(Callback):
+        """Stores the settings when the run starts: one that cannot start changes nothing."""
+
+        def on_start(self, run: Any) -> None:
+            write_record(folder, record)
+
+    def report(metrics: dict[str, float]) -> None:
+        if not job.quiet and int(metrics["iteration"]) % 10 == 0 and "episode/return" in metrics:
+            progress = f"{metrics['steps']:>6.0f} steps, mean return {metrics['episode/return']:.3g}"
+            print(f"{case} seed {seed}: {progress}", flush=True)
+
+    resume = folder if again and checkpoints(folder) else None
+    callbacks: list[Callback] = [StoreSettings()]
+    if job.dynamics_every:
+        callbacks.append(Dynamics(job.dynamics_every))
+    history = agent.learn(
+        recipe.total_steps,
+        run_dir=folder,
+        on_iteration=report,
+        callbacks=callbacks,
+        diagnose=update_kl,
+        checkpoint_every=max(1, int(recipe.total_steps) // 10),
+        resume=resume,
+        overwrite=resume is None and (again or job.overwrite),
+    )
+
+    # Evaluation after the training, with the states that rewards have now
+    share_objects(agent.env, test_env)
+    after = summarise(test_env, policy, **evaluation)
+    samples_after = _samples(test_env, policy)
+    samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
+    spec = agent.env.spec
+    best = None if spec is None else spec.reward_threshold
+    result = RunResult(
+        env=case.env_id,
+        algorithm=case.algorithm_name,
+        seed=seed,
+        policy=type(policy).__name__,
+        parameters=sum(p.numel() for p in policy.parameters()),
+        best=best,
+        before=before,
+        after=after,
+        history=history,
+        samples=samples,
+        name=str(case),
+        label=case.name,
+        folder=str(folder),
+    )
+    write_record(folder, record._replace(result=result))
+    return result
+
+
+def recipe_of(case: Case) -> presets.Recipe:
+    """Return the recipe of a case, after importing the module that registers its environment."""
+    from textenv.importing import read_module
+
+    env_id = case.env if isinstance(case.env, str) else ""
+    module = env_id.rpartition(":")[0]
+    if module:
+        read_module(module)
+    of_recipe = ("env", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
+    settings = field_values(case)
+    changes = {name: settings[name] for name in of_recipe if settings[name] is not None}
+    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **changes)
+
+
+def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
+    """Return a few prompts of a text environment and the policy's completions; none in control."""
+    from algos.evaluation import evaluate
+    from textenv.rollout import is_episode_env
+
+    if not is_episode_env(env.unwrapped):
+        return []
+    evaluate(env, policy, num_episodes=count)
+    return [(sample["prompt"], sample["completion"]) for sample in env.unwrapped.samples(range(count))]

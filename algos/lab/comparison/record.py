@@ -1,0 +1,100 @@
+"""What `compare` keeps in the folder of each of its runs, so that the same call goes on after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algos.config import field_values
+from algos.lab.comparison.summary import RunResult
+from algos.presets import Recipe
+from algos.storage.run_folder import COMPARISON, replacing
+from algos.training.save import describe
+from textenv.json_files import read_json
+
+
+class Record(NamedTuple):
+    """Contents of a `COMPARISON`."""
+
+    name: str
+    """Name that the case was given; empty if it is named by environment and algorithm."""
+    seed: int
+    settings: dict[str, Any]
+    """`settings_of_recipe`, and how the run is evaluated."""
+    result: RunResult | None
+    """None while the run has not finished."""
+
+
+def settings_of_recipe(recipe: Recipe, **evaluation: Any) -> dict[str, Any]:
+    """Describe everything that decides a run's numbers but its seed, as plain JSON; functions by their names."""
+    settings = field_values(recipe) | evaluation
+    settings["config"] = {name: value for name, value in field_values(recipe.config).items() if name != "seed"}
+    return json.loads(json.dumps(settings, default=_plain))
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return ``name: before, not now`` for each setting that differs, those of the config one by one."""
+    changed = []
+    for name in dict.fromkeys([*before, *now]):
+        old = before.get(name)
+        new = now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += [f"{name}.{inner}" for inner in changed_settings(old, new)]
+        elif old != new:
+            changed.append(f"{name}: {old!r:.100}, not {new!r:.100}")
+    return changed
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write a run's `COMPARISON`; a reader sees the former one or this one, never a part."""
+    result = None if record.result is None else dataclasses.asdict(record.result)
+    content = {"name": record.name, "seed": record.seed, "settings": record.settings, "result": result}
+    with replacing(folder / COMPARISON) as draft:
+        draft.write_text(json.dumps(content), encoding="utf-8")
+
+
+def read_record(folder: Path) -> Record | None:
+    """Read a run's `COMPARISON`; None if the folder has none. Raises a ValueError if the file is damaged."""
+    path = folder / COMPARISON
+    if not path.is_file():
+        return None
+    content = read_json(path, what="the settings and the result of a run", kind=dict)
+    match content:
+        case {"name": str(name), "seed": int(seed), "settings": dict(settings), "result": None}:
+            return Record(name, seed, settings, None)
+        case {"name": str(name), "seed": int(seed), "settings": dict(settings), "result": dict(row)}:
+            return Record(name, seed, settings, result_from(row, folder=folder))
+        case _:
+            raise ValueError(f"{path} is damaged, expected the name, settings and result of a run: remove the folder")
+
+
+def result_from(row: Mapping[str, Any], *, folder: Path) -> RunResult:
+    """Make a `RunResult` of its fields as JSON has them; the run is in ``folder``, wherever it was when written.
+
+    Raises:
+        ValueError: if fields are missing or unknown.
+    """
+    try:
+        samples = [tuple(sample) for sample in row["samples"]]
+        return RunResult(**{**row, "samples": samples, "folder": str(folder)})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{folder} has no complete result of a run ({error!r:.200}): remove it") from error
+
+
+def _plain(value: Any) -> Any:
+    """Describe what JSON cannot hold: functions and classes by name, other objects by type and attributes."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, partial) or hasattr(value, "__qualname__"):
+        return describe(value)
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars, tensors
+        return value.tolist()
+    return {"type": describe(type(value)), **getattr(value, "__dict__", {})}

@@ -1,0 +1,82 @@
+"""Summary of a run, read from its folder."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from algos.config import CONFIGS
+from algos.storage.run_folder import RUN, status
+from algos.storage.run_reader import DamagedRunError, read_metrics, read_options_file, read_samples
+from algos.training.save import describe, read_description
+
+SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
+"""Part of `read_run` that a list of runs has."""
+SHOWN = (
+    "eval/mean_return", "episode/return", "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy",
+    "sft/loss",
+)  # fmt: skip
+"""Metrics with a curve; the score is that of the evaluation while training, if there is one, else of the training."""
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what a run was and how it went.
+
+    The keys are those of `SUMMARY` (seconds as a float), ``made_by``, ``config`` (what differs from the defaults),
+    ``curves`` (values by metric), ``samples`` (the newest three), and ``continue`` (the command) if that is possible.
+
+    Raises:
+        DamagedRunError: if a file of the run is damaged.
+    """
+    description = describe_run(folder)
+    lines = read_metrics(folder)
+    last: dict[str, Any] = lines[-1] if lines else {}
+    curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
+    scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
+    kind, config = CONFIGS.get(str(description.get("algorithm")).lower()), description.get("config", {})
+    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
+    result = {
+        "run": str(folder),
+        "environment": (description.get("environment") or {}).get("id"),
+        "algorithm": description.get("algorithm"),
+        "status": status(folder),
+        "steps": last.get("steps", 0),
+        "last_score": scores[-1],
+        "best_score": max(scores),
+        "seconds": last.get("time/seconds", 0.0),
+        "made_by": description.get("made_by") or {},
+        "config": {name: x for name, x in config.items() if name not in defaults or x != defaults[name]},
+        "curves": curves,
+        "samples": read_samples(folder)[-3:],
+    }
+    if wrappers := (description.get("environment") or {}).get("wrappers"):
+        result["wrappers"] = wrappers
+    if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
+        result["continue"] = f"algos train --resume {folder}"
+    return result
+
+
+def describe_run(folder: Path) -> Mapping[str, Any]:
+    """Read ``config.json`` of a run; while it is missing, the same of the flags that started it, or nothing."""
+    if (folder / "config.json").is_file():
+        return read_description(folder)
+    options = read_options(folder)
+    if not options:
+        return {}
+    env_id = options["env"].rpartition(":")[2]
+    config = options["config"] | {"seed": options.get("seed", 0)}
+    return {"environment": {"id": env_id}, "algorithm": options["algo"].upper(), "config": config}
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """Read the options of ``algos train`` that a run was started with; none for a run of another kind."""
+    if not (folder / RUN).is_file():
+        return {}
+    options = read_options_file(folder / RUN)
+    kinds = {"config": dict, "env": str, "algo": str}
+    for name, kind in kinds.items():
+        if not isinstance(options.get(name), kind):
+            found = f"{name} is {options.get(name)!r:.100}, expected {kind.__name__}"
+            raise DamagedRunError(f"{folder / RUN} is damaged, expected the options of a run: {found}")
+    return options

@@ -1,1 +1,0 @@
-"""Runs for others: summaries, model cards, and the Hugging Face Hub."""

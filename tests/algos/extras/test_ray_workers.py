@@ -1,0 +1,282 @@
+"""Rollout workers on a real Ray cluster of this machine, one for the whole module."""
+
+import copy
+import os
+import signal
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from algos import A2C, PPO, Callback, PPOConfig
+from algos.collection import Collector
+from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
+from algos.ranks import collectives as parallel
+from algos.storage.serialization import trained_weights
+from algos.training.loop import iterate
+from algos.training.metrics import EpisodeMeter
+from tests.helpers.models import WORDS, make_tokenizer
+from tests.helpers.ranks import weights
+from tests.helpers.resumable_agents import AGENTS, mlp, normalized
+from textenv import TextVectorEnv
+from textenv.extras.human import HumanReward
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'textenv[ray]'")
+    os.environ.update(RAY_worker_niceness="0")  # by default 15: beside other tests, workers would wait
+    before = set(Path.home().glob(".ray/*"))
+    join_cluster(ray, "4")
+    yield ray
+    ray.shutdown()
+    assert set(Path.home().glob(".ray/*")) == before  # no token is left
+
+
+def cartpole(slots):
+    return gym.make_vec("CartPole-v1", num_envs=slots)
+
+
+def text(slots):
+    tokenizer = make_tokenizer(WORDS)
+
+    def reward(completions, log):
+        log("length", [len(text) for text in completions])
+        return [{"good": float(text.count("good")), "few": -len(text) / 100} for text in completions]
+
+    prompts = ["a b", "c", "d a b", "b b", "a d"]
+    return TextVectorEnv(
+        prompts=prompts, reward=reward, tokenizer=tokenizer, num_envs=slots, max_prompt_tokens=4, max_new_tokens=5,
+        forbidden=[3],
+    )  # fmt: skip
+
+
+def text_agent(name):
+    """An agent of `AGENTS` in that environment."""
+    agent = AGENTS[name]()
+    agent.env = text(SLOTS)
+    return agent
+
+
+def stale_agent(**fields):
+    config = PPOConfig(num_steps=16, minibatch_size=32, max_importance_weight=2.0, **fields)
+    env = cartpole(SLOTS)
+    return PPO(env, mlp(env), config)
+
+
+def learn(agent, iterations, folder=None, resume=None):
+    """Metrics of the iterations, without times."""
+    history = agent.learn(
+        10**4, run_dir=folder, checkpoint_every=None if folder is None else 1, resume=resume,
+        on_iteration=lambda metrics: metrics["iteration"] >= iterations,
+    )  # fmt: skip
+    return [{name: x for name, x in metrics.items() if not name.startswith("time/")} for metrics in history]
+
+
+class Shares(Collector):
+    """What two workers do, in this process."""
+
+    make_env = staticmethod(cartpole)
+
+    def collect(self, **counts):
+        if self.observation is None:
+            self.observation = []
+            for place in range(2):
+                self.observation.append(Worker())
+                policy = copy.deepcopy(self.policy.fork())
+                self.observation[-1].start(self.make_env, SLOTS // 2, policy, parallel.own_seed(self.seed, place), None)
+        own = trained_weights(self.policy)
+        return parallel.join_rows([each.collect(None, own, counts, (0, 0.0))[0] for each in self.observation])
+
+
+@pytest.mark.long
+def test_the_texts_of_workers_are_those_of_one_process_and_resume_there(cluster, tmp_path):
+    one, several, after = (text_agent("grpo_text") for _ in range(3))
+    with rollout_workers(several, text, 2):
+        wanted, found = one.collect(), several.collect()
+        mask = wanted["mask"]
+        assert torch.equal(found["mask"], mask)
+        for column in ("observation", "action", "reward", "terminated", "truncated", "group", "reward_parts"):
+            assert torch.equal(found[column][mask], wanted[column][mask]), column  # the padding is another
+        assert torch.allclose(found["log_prob"], wanted["log_prob"], atol=1e-5)
+        allowed = [x.get_non_tensor("allowed_sets")[x["allowed"]][x["mask"]] for x in (found, wanted)]
+        assert torch.equal(*allowed) and not allowed[0].all()
+        assert several.env.metrics == one.env.metrics and one.env.metrics["reward/log/length"] > 0
+        assert several.env.samples(range(8)) == one.env.samples(range(8))
+        assert several.env.prompt_order == one.env.prompt_order
+        learn(several, 2, tmp_path / "run")
+    found, wanted = learn(after, 4, tmp_path / "run", tmp_path / "run"), learn(one, 4)
+    for metrics, other in zip(found, wanted, strict=True):
+        assert metrics == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+class Mortal(SyncVectorEnv):
+    """CartPole, one process of which kills itself, once, in the middle of a rollout."""
+
+    def __init__(self, slots, folder):
+        super().__init__([lambda: gym.make("CartPole-v1")] * slots, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.folder, self.taken = folder, 0
+
+    def step(self, actions):
+        self.taken += 1
+        if self.taken == 40:
+            try:
+                (self.folder / "killed").touch(exist_ok=False)
+            except FileExistsError:
+                return super().step(actions)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(actions)
+
+
+@pytest.mark.long
+def test_control_is_that_of_its_shares_in_one_process_and_goes_on_to_the_bit(cluster, tmp_path, caplog):
+    def marked(slots):
+        (tmp_path / f"pid-{os.getpid()}").touch()
+        return cartpole(slots)
+
+    def kill(metrics):
+        if metrics["iteration"] == 3:
+            os.kill(int(str(max(tmp_path.glob("pid-*"))).rpartition("-")[2]), signal.SIGKILL)
+
+    for name in ("ppo_cartpole", "ppo_lstm"):
+        one, several = (AGENTS[name]() for _ in range(2))
+        one.collector = Shares(one.env, one.policy, seed=one.config.seed)
+        wanted = learn(one, 4)
+        with rollout_workers(several, cartpole, 2):
+            assert learn(several, 2, tmp_path / name) == wanted[:2]
+    after, fewer = AGENTS[name](), AGENTS[name]()
+    assert not caplog.records
+    with rollout_workers(after, marked, 2):
+        after.learn(
+            10**4, resume=tmp_path / name, on_iteration=lambda metrics: kill(metrics) or metrics["iteration"] == 4
+        )
+    assert torch.equal(weights(after), weights(one)) and caplog.text.count("has ended") == 1
+    with rollout_workers(fewer, cartpole, 1):
+        assert len(learn(fewer, 3, tmp_path / name, tmp_path / name)) == 3
+    assert "the run had 2 workers, now there are 1" in caplog.text
+
+
+@pytest.mark.long
+def test_a_killed_worker_is_replaced_and_no_rollout_counts_twice_or_half(cluster, tmp_path, caplog):
+    def plain(slots):
+        return SyncVectorEnv([lambda: gym.make("CartPole-v1")] * slots, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    one, several = (PPO(env, mlp(env), num_steps=16, minibatch_size=32) for env in (plain(SLOTS), plain(SLOTS)))
+    one.collector = Shares(one.env, one.policy, seed=one.config.seed)
+    one.collector.make_env = plain
+    wanted = learn(one, 4)
+    with rollout_workers(several, lambda slots: Mortal(slots, tmp_path), 2):
+        found = learn(several, 4)
+    assert (tmp_path / "killed").exists() and caplog.text.count("a new one collects its rollout again") == 1
+    assert [row["steps"] for row in found] == [64, 128, 192, 256]
+    # Mortal is no environment whose state can be saved, so the new worker's episodes are others from there on.
+    assert found[:2] == wanted[:2] and not torch.equal(weights(several), weights(one))
+
+
+@pytest.mark.long
+def test_asynchronous_workers_act_with_weights_at_most_so_old(cluster):
+    runs = []
+    for staleness in (1, 1, 3):
+        agent, columns = stale_agent(), []
+        with rollout_workers(agent, cartpole, 2, staleness=staleness):
+            for _ in range(6):
+                metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()), on_rollout=columns.append)
+        stale = [column["staleness"] for column in columns]
+        assert [int(each.max()) <= staleness for each in stale] == [True] * 6
+        assert stale[0].max() == 0 < metrics["rollout/staleness"] <= staleness
+        assert 60 < metrics["rollout/steps"] <= 64 and metrics["policy/importance_weight"] != 1
+        runs.append((weights(agent), [int(each.max()) for each in stale]))
+    assert runs[0][1] == [0, 1, 1, 1, 1, 1] and torch.equal(runs[0][0], runs[1][0])
+
+
+class Keep(Callback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_rollout(self, run, rollout):
+        self.seen.append(rollout)
+
+
+@pytest.mark.long
+def test_asynchronous_texts_are_each_collected_once_also_after_a_resume(cluster, tmp_path):
+    def agent():
+        found = text_agent("ppo_text")
+        found.config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, max_importance_weight=2.0)
+        return found
+
+    seen = []
+    for iterations in (2, 4):
+        several = agent()
+        with rollout_workers(several, text, 2, staleness=1):
+            several.learn(
+                10**4, run_dir=tmp_path, checkpoint_every=1, resume=tmp_path if seen else None, callbacks=[Keep(seen)],
+                on_iteration=lambda metrics, last=iterations: metrics["iteration"] >= last,
+            )  # fmt: skip
+    one = agent().collect()
+    assert torch.equal(seen[0]["action"][one["mask"]], one["action"][one["mask"]])
+    assert [rollout["group"][:, 0].tolist() for rollout in seen] == [
+        list(range(start, start + 8)) for start in (0, 8, 16, 24)
+    ]
+
+
+@pytest.mark.long
+def test_an_error_in_a_worker_is_raised_here(cluster):
+    agent = stale_agent()
+    for make, said in ((lambda slots: cartpole(1), r"make_env\(4\) returned"), (lambda slots: 1 / 0, "division")):
+        with pytest.raises((ValueError, ZeroDivisionError), match=said), rollout_workers(agent, make, 1):
+            agent.collect()
+    assert type(agent.collector) is Collector and agent.collect().shape == (4, 16)  # goes on here
+
+
+def test_what_workers_cannot_do_is_refused_in_words(tmp_path):
+    env = cartpole(SLOTS)
+    cases = (
+        (AGENTS["dqn"](), 2, 0, "the rate at which DQN explores"),
+        (A2C(env, mlp(env)), 2, 1, "staleness 1 need"),
+        (PPO(env, mlp(env)), 2, 1, "max_importance_weight"),
+        (stale_agent(), 2, -1, "staleness -1 need"),
+    )
+    for agent, workers, staleness, said in cases:
+        with pytest.raises(ValueError, match=said), rollout_workers(agent, cartpole, workers, staleness=staleness):
+            pass
+    agent = text_agent("ppo_text")
+    agent.env.task.rewards.functions["asked"] = (HumanReward(tmp_path / "answers.jsonl"), 1.0)
+    with (
+        pytest.raises(ValueError, match="HumanReward asks at this terminal: use none"),
+        rollout_workers(agent, text, 2),
+    ):
+        pass
+
+
+def statistics(agent):
+    """Running statistics of the reward in the learning process."""
+    (reward,) = (function for function, _ in agent.env.task.rewards.functions.values())
+    return reward.state_dict()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_state_of_rewards_in_workers_is_kept_to_the_bit(count, cluster, tmp_path, caplog):
+    """One worker has the statistics of one process; of several, each has its own."""
+    whole, first, second, one = (AGENTS["ppo_normalized"]() for _ in range(4))
+    with rollout_workers(whole, normalized, count):
+        expected = learn(whole, 4)
+    with rollout_workers(first, normalized, count):
+        learn(first, 2, tmp_path)
+    with rollout_workers(second, normalized, count):
+        assert learn(second, 4, tmp_path, tmp_path) == expected
+    assert torch.equal(weights(second), weights(whole)) and statistics(second) == statistics(whole)
+    learn(one, 4)
+    assert statistics(whole)["count"] == statistics(one)["count"] / count == 32 / count
+    if count == 1:
+        assert statistics(whole) == statistics(one)
+        return
+    fewer = AGENTS["ppo_normalized"]()
+    with rollout_workers(fewer, normalized, 1):
+        learn(fewer, 5, tmp_path, tmp_path)
+    assert "rewards with a state go on from that of the first" in caplog.text
+    assert statistics(fewer)["count"] == 16 + 8

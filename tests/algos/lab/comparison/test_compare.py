@@ -1,0 +1,382 @@
+"""The comparison study: its statistics against numbers worked out by hand, and a small one from end to end."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algos.config import PPOConfig
+from algos.lab.comparison.compare import compare, parse_cases, recipe_of, train_all
+from algos.lab.comparison.report import write_report
+from algos.lab.comparison.runs import read_runs
+from algos.lab.comparison.summary import (
+    Case,
+    bootstrap_interval,
+    interquartile_mean,
+    normalise,
+    summary,
+)
+from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
+from tests.helpers.finished_runs import run_of
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+    assert interquartile_mean(np.array([9.0, 1.0, 5.0, 7.0])) == 6  # 5 and 7 stay
+    assert interquartile_mean(np.array([0.0, 10.0, 20.0, 30.0, 1000.0])) == 20  # a quarter of five is one
+    assert interquartile_mean(np.array([3.0])) == 3
+    columns = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 8.0], [4.0, 8.0]])
+    assert interquartile_mean(columns, axis=0).tolist() == [2.5, 4]
+
+
+def test_the_bootstrap_of_a_mean_has_the_limits_that_theory_gives():
+    x = np.random.default_rng(3).normal(2.0, 1.0, size=400)
+    low, high = bootstrap_interval(x)
+    # For a mean of many numbers: 1.96 standard errors to either side.
+    reach = 1.96 * x.std() / math.sqrt(len(x))
+    assert low == pytest.approx(x.mean() - reach, abs=0.01) and high == pytest.approx(x.mean() + reach, abs=0.01)
+    assert [float(end) for end in bootstrap_interval(np.array([4.0]))] == [4, 4]
+    low, high = bootstrap_interval(np.array([[0.0, 5.0], [1.0, 5.0]]))
+    assert low.tolist() == [0, 5] and high.tolist() == [1, 5]
+
+
+def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        low, high = bootstrap_interval(rng.normal(size=30), seed=trial)
+        covered += low <= 0 <= high
+    assert 0.88 < covered / 200 < 0.99
+
+
+def test_scores_are_0_untrained_and_1_solved_or_best_seen():
+    runs = [run_of(1, returns=[2.0], after=8.0, before=1.0), run_of(2, returns=[2.0], after=5.0, before=3.0)]
+    score = normalise(runs)  # 0 is 2, 1 is 10
+    assert score(2.0) == 0 and score(10.0) == 1 and score(4.0) == 0.25
+    for run in runs:
+        run.best = None
+    assert normalise(runs)(8.0) == 1
+
+
+def test_without_a_threshold_the_algorithms_of_an_environment_share_one_scale():
+    good, poor = (run_of(1, returns=[after], after=after, best=None) for after in (8.0, 2.0))
+    poor.algorithm = "a2c"
+    elsewhere = run_of(1, returns=[0.0], after=50.0, best=None)
+    elsewhere.env = "Other-v0"
+    study = [good, poor, elsewhere]
+    assert summary([poor], study=study)["normalised score"].mean == 0.25
+    assert summary([good], study=study)["normalised score"].mean == 1
+
+
+@pytest.mark.parametrize("best", [None, -20.0])
+def test_runs_that_only_got_worse_have_no_score(tmp_path, best):
+    """Divided by a negative distance, the worst would score highest."""
+    from algos.lab.comparison.report import write_report
+
+    runs = [run_of(i, returns=[after], after=after, before=-10.0, best=best) for i, after in enumerate((-15.0, -30.0))]
+    found = summary(runs)
+    assert normalise(runs) is None and found["mean_return"].mean == -22.5
+    assert not any("score" in name or "0.9" in name or "area" in name for name in found)
+    write_report(tmp_path, runs)
+
+
+def test_the_summary_of_two_runs_worked_out_by_hand():
+    columns = {"update/kl": [0.1, 0.3, 0.2, 0.2]}
+    runs = [
+        run_of(1, returns=[0.0, 5.0, 9.0, 10.0], after=10.0, **columns),
+        run_of(2, returns=[0.0, 0.0, 5.0, 9.5], after=9.0, **columns),
+    ]
+    found = summary(runs)
+    assert found["mean_return"] == (9.5, None, None, (10.0, 9.0))
+    assert found["normalised score"] == (0.95, None, None, (1.0, 0.9))
+    assert found["steps to 0.9"] == (350, None, None, (300.0, 400.0)) and found["reached 0.9"].mean == 1
+    assert found["update/kl"].values == pytest.approx((0.2, 0.2))
+    assert found["seconds"].mean == 16 and found["time fraction: update"].mean == 0.75
+    assert found["steps_per_second"].mean == 400 / 16
+    assert "policy/clip_frac" not in found and "reference/kl" not in found
+    # Scores 0, .5, .9 and 1 at the quarters, by lines between: (.25 + .7 + .95) / 4.
+    assert found["area under the curve"].values[0] == pytest.approx(0.475, abs=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5])
+def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_path):
+    from algos.lab.comparison.report import table_rows, write_report
+
+    runs = [run_of(seed, returns=[0.0, 5.0 + seed], after=5.0 + seed) for seed in range(seeds)]
+    figure = summary(runs)["mean_return"]
+    (cell,) = [row[1] for row in table_rows({"case": summary(runs)}) if row[0][0] == "return after training"]
+    page = write_report(tmp_path, runs).read_text()
+    if seeds < 5:
+        assert figure.low is None and figure.high is None and figure.values == tuple(5.0 + s for s in range(seeds))
+        assert cell[1] == ("" if seeds == 1 else ", ".join(f"{5 + s}" for s in range(seeds)))
+        assert "bands are 95 % bootstrap" not in page
+        assert ("each seed (5 give 95 % confidence intervals)" in page) == (seeds > 1)
+    else:
+        low, high = bootstrap_interval(np.array(figure.values))
+        assert (figure.low, figure.high) == (low, high) and cell[1] == f"{low:.3g} to {high:.3g}"
+        assert "95 % bootstrap confidence intervals" in page and "bands are 95 % bootstrap" in page
+
+
+def test_a_score_that_was_never_reached_is_said_and_not_averaged():
+    found = summary([run_of(1, returns=[0.0, 9.5], after=9.5), run_of(2, returns=[0.0, 1.0], after=1.0)])
+    assert found["reached 0.9"].mean == 0.5 and "steps to 0.9" not in found
+
+
+def test_cases_are_read_and_refused_in_words():
+    assert parse_cases(["CartPole-v1", "textenv/Copy-v0:grpo,rloo"]) == [
+        Case("CartPole-v1"), Case("textenv/Copy-v0", "grpo"), Case("textenv/Copy-v0", "rloo")
+    ]  # fmt: skip
+    for given, said in [
+        (["CartPole-v1:foo"], "expected one of ppo"),
+        (["textenv/Copy-v0:dqn"], "dqn is not for text"),
+        (["NoSuch-v9"], "NoSuch"),
+        (["CartPole-v1", "CartPole-v1:ppo"], "give each once"),
+        ([], "none"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            parse_cases(given)
+
+
+@pytest.mark.parametrize("options", [{"seeds": 0}, {"seeds": 1, "total_steps": 0}])
+def test_a_study_of_nothing_is_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="expected at least 1"):
+        train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
+
+
+def test_a_small_study_from_end_to_end(tmp_path):
+    result = compare(["CartPole-v1:ppo,a2c,dqn"], seeds=2, total_steps=600, run_dir=tmp_path, processes=0, quiet=True)
+    assert result["CartPole-v1:a2c"]["update/kl"] > 0 and "update/kl" not in result["CartPole-v1:dqn"]
+    page = (tmp_path / "report.html").read_text()
+    assert "CartPole-v1:dqn" in page
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = {(row["algorithm"], row["quantity"]): row for row in csv.DictReader(file)}
+    scores = rows["ppo", "mean_return"]
+    values = [float(word) for word in scores["values"].split()]
+    assert scores["seeds"] == "2" and len(values) == 2 and float(scores["mean"]) == pytest.approx(np.mean(values))
+    assert (scores["low"], scores["high"]) == ("", "") and "each seed (5 give 95 % confidence intervals)" in page
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["algorithm"], line["seed"]) for line in lines} == {
+        (a, s) for a in ("ppo", "a2c", "dqn") for s in "12"
+    }
+    ppo = [line for line in lines if line["algorithm"] == "ppo"]
+    assert all(line["update/kl"] and line["policy/entropy"] for line in ppo)
+
+
+def test_a_page_shows_markup_as_text(tmp_path):
+    from algos.lab.comparison.report import write_report
+
+    run = run_of(1, returns=[0.0, 5.0], after=5.0)
+    run.env, run.samples = "<b>bold</b>", [("<script>x</script>", "a", "b")]
+    page = write_report(tmp_path, [run]).read_text()
+    assert "<script>x" not in page and "&lt;script&gt;x" in page and "<b>" not in page and "&lt;b&gt;bold" in page
+
+
+SMALL = PPOConfig(num_steps=16, minibatch_size=32, num_epochs=1)
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def lambdas(*values, env="CartPole-v1", **options):
+    return [
+        Case(env, config=replace(SMALL, gae_lambda=x), num_envs=2, total_steps=64, name=f"λ = {x}", **options)
+        for x in values
+    ]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two named cases of PPO on two environments, which share the names."""
+    folder = tmp_path_factory.mktemp("study")
+    cases = [*lambdas(0.9, 0.5), *lambdas(0.9, 0.5, env="Acrobot-v1")]
+    return folder, compare(cases, seeds=[7, 3], run_dir=folder, processes=0, quiet=True)
+
+
+def test_the_files_name_the_cases(study):
+    folder, _ = study
+    for name in ("curves.csv", "summary.csv"):
+        rows = rows_of(folder / name)
+        assert {(row["environment"], row["case"]) for row in rows} == {
+            (env, case) for env in ("CartPole-v1", "Acrobot-v1") for case in ("λ = 0.9", "λ = 0.5")
+        }
+    assert {row["seed"] for row in rows_of(folder / "curves.csv")} == {"3", "7"}
+
+
+def test_environments_share_names_of_cases(study):
+    folder, report = study
+    assert {"λ = 0.9, CartPole-v1", "λ = 0.5, Acrobot-v1"} < report.keys()
+    page = (folder / "report.html").read_text()
+    assert "λ = 0.9, Acrobot-v1" in page
+    # A figure for a paper has both environments of a name together: none of them has a scale after 64 steps.
+    runs = read_runs([folder])
+    assert len(runs) == 8 and {run.line for run in runs} == {"λ = 0.9", "λ = 0.5"}
+
+
+def test_a_report_is_printed_as_a_table(study, monkeypatch):
+    _, report = study
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = str(report).splitlines()
+    assert sum(line.count("λ = 0.9, CartPole-v1") for line in lines) == 1
+    assert not isinstance(report["report"], dict) and json.loads(json.dumps(report)).keys() == report.keys()
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_contents(tmp_path):
+    runs = [run_of(seed, returns=[0.0, 5.0], after=5.0 + seed, **{"reference/kl": [0.1, 0.2]}) for seed in (1, 2)]
+    for run in runs:
+        run.name = "a case whose name is long enough to need more than the eighty characters of a narrow terminal"
+    write_report(tmp_path, runs)
+    program = (
+        "from algos.lab.comparison.report import summaries_table\n"
+        "from algos.lab.comparison.summary import by_case, summary\n"
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.helpers.finished_runs import run_of\n"
+        f"runs = [run_of(s, returns=[0.0, 5.0], after=5.0 + s, **{{'reference/kl': [0.1, 0.2]}}) for s in (1, 2)]\n"
+        f"print(summaries_table({{{runs[0].name!r}: summary(runs)}}))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert runs[0].name in done.stdout and "normalised score" in done.stdout
+
+
+def test_finished_runs_are_kept_and_others_are_refused(tmp_path):
+    def trained(cases, **options):
+        return train_all(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
+
+    (first,) = trained(lambdas(0.9), seeds=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    again, second = trained(lambdas(0.9), seeds=2)
+    assert (again, second.seed) == (first, 2) and {path: path.stat().st_mtime_ns for path in files} == files
+    other = replace(lambdas(0.9)[0], config=replace(SMALL, gae_lambda=0.9, gamma=0.5))
+    with pytest.raises(FileExistsError, match=r"other settings \(config.gamma: 0.99, not 0.5\)"):
+        trained([other], seeds=1)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    (replaced,) = trained([other], seeds=1, overwrite=True)
+    assert replaced.history[0]["value/loss"] != first.history[0]["value/loss"]
+
+
+@pytest.mark.long
+def test_the_same_call_keeps_finished_runs_and_adds_seeds_and_cases(tmp_path):
+    def compared(cases, **options):
+        return compare(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
+
+    first = compared(lambdas(0.9), seeds=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-1/metrics.jsonl")}
+    assert len(files) == 1
+    again = compared(lambdas(0.9), seeds=1)
+    more = compared(lambdas(0.9, 0.5), seeds=2)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert again["λ = 0.9"] == first["λ = 0.9"] and more.keys() > {"λ = 0.9", "λ = 0.5"}
+    trained = [(case, seed) for case in ("λ = 0.5", "λ = 0.9") for seed in "12"]
+    assert sorted({(row["case"], row["seed"]) for row in rows_of(tmp_path / "curves.csv")}) == trained
+    # Other seeds of the same case join the report; of another config they are refused.
+    compared(lambdas(0.9), seeds=[5])
+    assert {row["seed"] for row in rows_of(tmp_path / "curves.csv") if row["case"] == "λ = 0.9"} == {"1", "2", "5"}
+    other = replace(lambdas(0.9)[0], config=replace(SMALL, gae_lambda=0.9, gamma=0.5))
+    replaced = compared([other], seeds=1, overwrite=True)
+    assert {row["seed"] for row in rows_of(tmp_path / "curves.csv") if row["case"] == "λ = 0.9"} == {"1"}
+    assert replaced["λ = 0.9"]["steps"] == first["λ = 0.9"]["steps"]
+
+
+def test_a_folder_of_another_run_is_refused_and_stays(tmp_path):
+    (tmp_path / "CartPole-v1-ppo-1").mkdir()
+    (tmp_path / "CartPole-v1-ppo-1" / "metrics.jsonl").write_text('{"steps": 1}\n')
+    with pytest.raises(FileExistsError, match="not one of compare"):
+        compare("CartPole-v1", seeds=1, run_dir=tmp_path, processes=0, quiet=True)
+    assert (tmp_path / "CartPole-v1-ppo-1" / "metrics.jsonl").read_text() == '{"steps": 1}\n'
+
+
+@pytest.mark.long
+def test_an_interrupted_comparison_goes_on_and_ends_as_without(tmp_path):
+    """Killed in the middle of its second run of three: then bits as without, and the first run is not repeated."""
+    options = dict(seeds=3, total_steps=4_000, processes=0, quiet=True)
+    whole = compare("CartPole-v1:a2c", run_dir=tmp_path / "whole", **options)
+    program = (
+        "import os, algos\n"
+        "from algos.training.run import Run\n"
+        f"options = dict(seeds=3, total_steps=4_000, processes=0, run_dir={str(tmp_path / 'cut')!r}, quiet=True)\n"
+        "from algos.lab.comparison import compare as module\n"
+        "report = module.update_kl\n"
+        "def stop(agent, rollout):\n"
+        "    if agent.config.seed == 2 and agent.progress > 0.5: os._exit(9)\n"
+        "    return report(agent, rollout)\n"
+        "module.update_kl = stop\n"
+        "algos.compare('CartPole-v1:a2c', **options)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 9, done.stderr
+    (first,) = (tmp_path / "cut").glob("*-1/metrics.jsonl")
+    written = first.stat().st_mtime_ns
+    assert list((tmp_path / "cut").glob("*-2/checkpoints/step-*")) and not list((tmp_path / "cut").glob("*-3"))
+    cut = compare("CartPole-v1:a2c", run_dir=tmp_path / "cut", **options)
+    assert first.stat().st_mtime_ns == written
+    for name in ("mean_return", "return before", "last return", "update/kl", "steps"):
+        assert cut["CartPole-v1:a2c"][name] == whole["CartPole-v1:a2c"][name], name
+
+
+def test_an_algorithm_is_a_class_too(tmp_path):
+    (run,) = train_all(
+        [Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64)], run_dir=tmp_path, seeds=1, processes=0, quiet=True
+    )
+    assert (run.case, run.line, type(run.history[0]["value/loss"])) == ("CartPole-v1:OnlyGood", "OnlyGood", float)
+    assert recipe_of(Case("CartPole-v1", NamedPPO)).config == recipe_of(Case("CartPole-v1", "ppo")).config
+    with pytest.raises(TypeError, match="expected one of ppo.* or a class that inherits algos.Agent"):
+        recipe_of(Case("CartPole-v1", dict))
+
+
+@pytest.mark.long
+def test_own_algorithms_are_imported_by_other_processes(tmp_path):
+    cases = [
+        Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64),
+        Case(short_cartpole, NamedPPO, config=SMALL, num_envs=2, total_steps=64),
+    ]
+    report = compare(cases, seeds=1, run_dir=tmp_path, processes=1, quiet=True)
+    assert {"CartPole-v1:OnlyGood", "short_cartpole:NamedPPO"} < report.keys()
+    assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
+
+
+def test_what_other_processes_cannot_import_is_said_before_the_training(tmp_path):
+    case = Case(lambda num_envs: short_cartpole(num_envs), config=SMALL, total_steps=64)
+    with pytest.raises(ValueError, match="give processes=0, or define them in a file"):
+        compare(case, seeds=1, run_dir=tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1], [-1], "12", 1.5, True, None, [1.0]])
+def test_seeds_are_a_number_or_a_list(tmp_path, seeds):
+    with pytest.raises(ValueError, match=r"number of runs of each case, or a list of different seeds"):
+        compare("CartPole-v1", seeds=seeds, run_dir=tmp_path, quiet=True)
+
+
+def test_a_running_comparison_is_read_by_its_names(tmp_path):
+    compare(lambdas(0.9), seeds=1, run_dir=tmp_path, processes=0, quiet=True)
+    (tmp_path / "report.json").unlink()
+    (record,) = tmp_path.glob("*/comparison.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"result": None}))
+    (record.parent / "config.json").unlink()
+    (run,) = read_runs([tmp_path])
+    assert (run.case, run.env, run.algorithm, run.seed, run.line) == ("λ = 0.9", "CartPole-v1", "ppo", 1, "λ = 0.9")
+    record.write_text('{"name": 3}')
+    with pytest.raises(ValueError, match="damaged"):
+        read_runs([tmp_path])
+
+
+def test_reports_of_version_0_9_are_read(tmp_path):
+    rows = []
+    for name in ("PPO (zoo)", "Some-v0:ppo"):
+        run = run_of(1, returns=[0.0], after=5.0)
+        row = vars(run) | {"name": name, "folder": f"/moved/{name}-1"}
+        del row["label"]
+        rows.append(row)
+        (tmp_path / f"{name}-1").mkdir()
+    (tmp_path / "report.json").write_text(json.dumps(rows))
+    runs = read_runs([tmp_path])
+    assert [run.line for run in runs] == ["PPO (zoo)", "ppo"]
+    assert [run.folder for run in runs] == [str(tmp_path / "PPO (zoo)-1"), str(tmp_path / "Some-v0:ppo-1")]

@@ -1,0 +1,280 @@
+"""Human feedback in a real browser: by mouse, by keys, two people at once, after a kill; and their agreement."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.helpers.browser import Browser, needs_chromium
+from tests.helpers.errors import refused
+from textenv import BrowserAnnotator, FeedbackFile, FeedbackStopped, HumanReward
+from textenv.extras.human.feedback_file import krippendorff_alpha
+
+
+class Named:
+    """Answers from a list, under a name."""
+
+    def __init__(self, name, answers):
+        self.name, self.left = name, list(answers)
+
+    def ask(self, question):
+        return self.left.pop(0)
+
+    def cancel(self):
+        pass
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def call(human, completions, prompt="the film"):
+    return human(prompts=[prompt] * len(completions), completions=completions)
+
+
+# --- several people ---------------------------------------------------------------------------------------------------
+
+
+def test_alpha_is_that_of_krippendorffs_own_example():
+    """Krippendorff 2011, section C, with missing values: four observers and twelve units."""
+    observers = ["123321412 * * *", "1 2 3 3 2 2 4 1 2 5 * 3", "* 3 3 3 2 3 4 2 2 5 1 *", "1 2 3 3 2 4 4 1 2 5 1 *"]
+    columns = zip(*(row.replace(" ", "").ljust(12, "*") for row in observers), strict=True)
+    units = [[float(x) for x in column if x != "*"] for column in columns]
+    assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
+    assert krippendorff_alpha(units, squared=True) == pytest.approx(0.849, abs=5e-4)
+
+
+def test_alpha_is_that_of_the_package():
+    krippendorff = pytest.importorskip("krippendorff", reason="pip install krippendorff compares with the package")
+    units = [[0.0, 0.2, 0.0], [1.0, 0.8], [0.4], [0.6, 0.6, 1.0]]
+    table = [[unit[i] if i < len(unit) else float("nan") for unit in units] for i in range(3)]
+    for squared, level in ((False, "nominal"), (True, "interval")):
+        expected = krippendorff.alpha(reliability_data=table, level_of_measurement=level)
+        assert krippendorff_alpha(units, squared=squared) == pytest.approx(expected, abs=1e-12)
+
+
+def test_each_person_is_asked_everything_and_the_score_is_their_mean(tmp_path):
+    path = tmp_path / "thumbs.jsonl"
+    people = [Named("ann", ["up", "down", "up"]), Named("bob", ["up", "up", "skip"])]
+    human = HumanReward(path, annotator=people)
+    assert call(human, ["a", "b", "c"]) == [1.0, 0.5, 1.0] == call(human, ["a", "b", "c"])
+    assert sorted((x["annotator"], x["completion"], x["answer"]) for x in lines(path)) == [
+        ("ann", "a", "up"), ("ann", "b", "down"), ("ann", "c", "up"),
+        ("bob", "a", "up"), ("bob", "b", "up"), ("bob", "c", "skip"),
+    ]  # fmt: skip
+    file = FeedbackFile(path)
+    assert len(file.scored()) == 5 and file.agreement() == {"thumbs": krippendorff_alpha([[1, 1], [0, 1]])}
+    from textenv.rewards.training import RewardLog, training
+
+    with training(0, 0.0, log := RewardLog(3)):
+        call(human, ["a", "b", "c"])
+    assert log.columns() == {"agreement": [file.agreement()["thumbs"]] * 3}
+    one = HumanReward(path, annotator=Named("eve", []))
+    assert call(one, ["a", "b", "c"]) == [1.0, 0.5, 1.0], "one person alone is asked only what nobody has answered"
+
+
+def test_people_who_saw_a_pair_in_either_order_agree(tmp_path):
+    file = FeedbackFile(tmp_path / "pairs.jsonl")
+    from textenv import Question
+
+    for name, shown, answer in [("ann", ("x", "y"), "first"), ("bob", ("y", "x"), "second")]:
+        file.append(Question("p", shown, "pairs"), answer, annotator=name)
+    for name, answer in [("ann", "second"), ("bob", "second")]:
+        file.append(Question("q", ("x", "y"), "pairs"), answer, annotator=name)
+    assert file.agreement() == {"pairs": 1.0}
+    assert [row["chosen"] for row in file.preferences()] == ["x", "x", "y", "y"]
+
+
+@pytest.mark.parametrize(
+    ("people", "error", "says"),
+    [
+        ([Named("a", []), Named("a", [])], ValueError, "give each its own name"),
+        ([], TypeError, "or a list of them"),
+        ([Named("a", []), 3], TypeError, "or a list of them"),
+        ([Named("a", []), type("Bare", (), {"name": "b", "ask": print})()], TypeError, "only several BrowserAnnotator"),
+    ],
+)
+def test_people_who_cannot_be_asked_are_refused(tmp_path, people, error, says):
+    with refused(error, says):
+        HumanReward(tmp_path / "x.jsonl", annotator=people)
+
+
+# --- the browser ------------------------------------------------------------------------------------------------------
+
+STATE = "document.querySelector('#state').textContent"
+
+
+def showing(browser, number):
+    ready = "!document.querySelector('main').hidden && !document.querySelector('#answers').inert"
+    browser.wait(f"{STATE}.includes('question {number} of') && {ready}")
+
+
+@needs_chromium
+def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
+    human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
+    evil = "<img src=x onerror=alert(1)>\x1b[2J"
+    with ThreadPoolExecutor(1) as pool, Browser() as browser:
+        scores = pool.submit(call, human, ["good .", evil, "dull ."])
+        browser.open(ann.url)
+        showing(browser, 1)
+        assert "the film" in browser.run("document.body.innerText")
+        browser.click("[data-answer=up]")
+        showing(browser, 2)
+        assert browser.run("document.querySelector('#responses p').textContent") == evil.replace("\x1b", "\\x1b")
+        browser.click("[data-answer=undo]")
+        showing(browser, 1)
+        browser.click("#comment")
+        browser.type("quite dull, d or u?")
+        browser.click("[data-answer=down]")
+        showing(browser, 2)
+        assert browser.run("document.querySelector('#comment').value") == ""
+        browser.click("[data-answer=up]")
+        showing(browser, 3)
+        browser.click("[data-answer=skip]")
+        assert scores.result(timeout=30) == [0.0, 1.0, None]
+        browser.wait(f"{STATE}.includes('no question now')")
+        again = pool.submit(call, human, ["new ."])
+        showing(browser, 1)
+        browser.type("u")
+        assert again.result(timeout=30) == [1.0] and browser.problems == []
+    first = lines(tmp_path / "thumbs.jsonl")[0]
+    assert (first["answer"], first["comment"], first["annotator"]) == ("down", "quite dull, d or u?", "ann")
+
+
+@needs_chromium
+def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
+    human = HumanReward(tmp_path / "pairs.jsonl", scale="pairs", annotator=(ann := BrowserAnnotator("ann")))
+    with ThreadPoolExecutor(1) as pool, Browser() as browser:
+        scores = pool.submit(call, human, ["a", "b"])
+        browser.open(ann.url)
+        showing(browser, 1)
+        shown = browser.run("[...document.querySelectorAll('#responses p')].map(x => x.textContent)")
+        for key, code in (("Tab", 9), (" ", 32), ("ArrowRight", 39), ("Tab", 9)):
+            browser.press(key, code)
+        browser.type("4")
+        browser.type("c")
+        browser.type("better rhythm: 1")
+        browser.press("Escape", 27)
+        browser.type("2")
+        result = scores.result(timeout=30)
+        assert result == ([0.0, 1.0] if shown == ["a", "b"] else [1.0, 0.0]) and browser.problems == []
+    (record,) = lines(tmp_path / "pairs.jsonl")
+    assert record["answer"] == "second" and record["comment"] == "better rhythm: 1" and record["completions"] == shown
+    assert record["ratings"] == [1, 4]
+
+
+@needs_chromium
+def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
+    people = [BrowserAnnotator("ann"), BrowserAnnotator("bob")]
+    human = HumanReward(tmp_path / "marks.jsonl", scale="0-5", annotator=people)
+    with ThreadPoolExecutor(1) as pool, Browser() as ann, Browser() as bob:
+        scores = pool.submit(call, human, ["a", "b"])
+        for browser, person in zip((ann, bob), people, strict=True):
+            browser.open(person.url)
+            showing(browser, 1)
+        ann.type("5")
+        showing(ann, 2)
+        ann.type("4")
+        ann.wait(f"{STATE}.includes('no question now')")
+        showing(bob, 1)
+        bob.type("3")
+        showing(bob, 2)
+        bob.type("4")
+        assert scores.result(timeout=30) == [0.8, 0.8]
+        assert human.file.agreement() == {
+            "0-5": pytest.approx(krippendorff_alpha([[1, 0.6], [0.8, 0.8]], squared=True))
+        }
+        scores = pool.submit(call, human, ["c", "d"])
+        showing(ann, 1)
+        ann.type("2")
+        showing(ann, 2)
+        showing(bob, 1)
+        bob.click("[data-answer=quit]")
+        with pytest.raises(FeedbackStopped, match="quit"):
+            scores.result(timeout=30)
+    assert len(lines(tmp_path / "marks.jsonl")) == 5, "what ann has answered is kept"
+
+
+@needs_chromium
+def test_a_held_key_and_a_second_click_answer_no_question_that_nobody_has_read(tmp_path):
+    human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
+    with ThreadPoolExecutor(1) as pool, Browser() as browser:
+        scores = pool.submit(call, human, ["a", "b", "c", "d"])
+        browser.open(ann.url)
+        showing(browser, 1)
+        held = "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'u', repeat: true}))"
+        browser.run(f"for (let i = 0; i < 50; i++) {held}")
+        assert browser.run(STATE).startswith("ann, question 1")
+        browser.type("u")
+        browser.wait(f"{STATE}.includes('question 2 of')")
+        browser.run("document.querySelector('[data-answer=up]').click()")  # at once: within the time of a double click
+        assert len(lines(tmp_path / "thumbs.jsonl")) == 1
+        showing(browser, 2)
+        browser.click("[data-answer=quit]")
+        with pytest.raises(FeedbackStopped):
+            scores.result(timeout=30)
+
+
+PROGRAM = """
+import sys
+from textenv import BrowserAnnotator, HumanReward
+person = BrowserAnnotator("ann")
+print(person.url, flush=True)
+human = HumanReward(sys.argv[1], annotator=person)
+print(human(prompts=["p"] * 3, completions=["a", "b", "c"]), flush=True)
+"""
+
+
+@needs_chromium
+def test_after_a_kill_only_the_rest_is_asked(tmp_path):
+    path = tmp_path / "thumbs.jsonl"
+    command = [sys.executable, "-c", PROGRAM, str(path)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with Browser() as browser:
+        with subprocess.Popen(command, **options) as killed:
+            browser.open(killed.stdout.readline())
+            showing(browser, 1)
+            browser.type("u")
+            showing(browser, 2)
+            killed.send_signal(signal.SIGKILL)
+        browser.wait(f"{STATE}.includes('Not connected')")
+        with subprocess.Popen(command, **options) as second:
+            browser.open(second.stdout.readline())
+            showing(browser, 1)
+            assert "question 1 of 2" in browser.run(STATE)
+            browser.type("d")
+            showing(browser, 2)
+            browser.type("u")
+            assert second.stdout.readline() == "[1.0, 0.0, 1.0]\n"
+
+
+def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
+    import urllib.error
+    import urllib.request
+
+    from textenv import Question
+
+    person, given = BrowserAnnotator("ann"), []
+    asking = threading.Thread(target=lambda: given.append(person.ask(Question("p", ("x", "y"), "pairs"))))
+    asking.start()
+    base, token = person.url.split("/?")
+    with urllib.request.urlopen(f"{base}/question?{token}&seen=0", timeout=30) as shown:  # as the page waits for it
+        assert json.load(shown)["number"] == 1
+    right = {"number": 1, "answer": "tie", "ratings": [3, None], "comment": ""}
+    for wrong, said in [
+        ({"answer": "up"}, "expected one of first, second, tie"), ({"number": 7}, "answered already"),
+        ({"ratings": [6, 1]}, "from 0 to 5"), ({"ratings": [1] * 5}, "one for each response"),
+        ({"comment": "x" * 6_000}, "at most 5000"),
+    ]:  # fmt: skip
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{base}/answer?{token}", json.dumps(right | wrong).encode(), timeout=10)
+        assert error.value.code == 400 and said in error.value.read().decode()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{base}/answer?token=x", json.dumps(right).encode(), timeout=10)
+    assert urllib.request.urlopen(f"{base}/answer?{token}", json.dumps(right).encode(), timeout=10).status == 200
+    asking.join(timeout=30)
+    assert given == ["tie"] and given[0].more == {"ratings": [3, None]}

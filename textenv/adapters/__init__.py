@@ -1,1 +1,0 @@
-"""Adapters between the environments of other libraries and those of this package."""
