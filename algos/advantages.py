@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.training.learner import Learner
 from textenv.rollout import check_mask, masked_mean
 
@@ -234,7 +234,7 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
         )
         value, next_value = agent.policy.fit_values(rollout, returns, agent.value_fit)
     else:
-        value, next_value = parallel.by_rows(agent.policy.values, rollout)
+        value, next_value = collectives.map_rows(agent.policy.values, rollout)
     rollout["value"] = value
     rollout["next_value"] = next_value
 

@@ -21,7 +21,7 @@ from algos.optimizer import Optimizer
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.policies.registry import PolicyName, make_policy
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.ranks.sharding import Shards
 from algos.storage.serialization import load_weights, restore_state, saved_state, trained_weights
 from algos.training.loop import iterate, learn
@@ -89,9 +89,9 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         generator: Generator | None = None,
         **fields: Any,
     ) -> None:
-        parallel.start()
-        if parallel.world_size() > 1 and not self.several_processes:
-            raise ValueError(f"{type(self).__name__} trains in one process, not in {parallel.world_size()}: use PPO")
+        collectives.start()
+        if collectives.world_size() > 1 and not self.several_processes:
+            raise ValueError(f"{type(self).__name__} trains in one process, not in {collectives.world_size()}: use PPO")
 
         # Config, with replaced fields; policy; checks that all fit
         config = self._checked_config(config)
@@ -114,9 +114,9 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             self.reward_normalizer = RewardNormalizer(config.gamma)
         self.value_fit: dict[str, torch.Tensor] = {}
         """Sums over earlier rollouts, if ``config.fit_value_head``."""
-        self.collector = Collector(env, policy, seed=parallel.own_seed(config.seed), generator=generator)
+        self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
-        self.shards = Shards(policy) if shard and parallel.world_size() > 1 else None
+        self.shards = Shards(policy) if shard and collectives.world_size() > 1 else None
         """Policy whose weights the ranks share; None if each has all of them."""
         self._optimizer: Optimizer | None = None
         self.progress = 0.0
@@ -127,7 +127,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         # Two streams of random numbers: minibatch order, the same on all ranks, and actions
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
-        self.policy.generator.manual_seed(parallel.own_seed(config.seed) + 2**32)
+        self.policy.generator.manual_seed(collectives.local_seed(config.seed) + 2**32)
 
     if not TYPE_CHECKING:
 
@@ -165,11 +165,11 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         agree_on_ends(self.env, self.policy)
         num_episodes = config.num_episodes
         if num_episodes is not None:
-            num_episodes = parallel.share_of(num_episodes, "num_episodes")
+            num_episodes = collectives.local_count(num_episodes, "num_episodes")
         rollout = self.collector.collect(
             num_steps=config.num_steps, num_episodes=num_episodes, group_size=config.episodes_per_group
         )
-        return parallel.gather_rows(rollout)
+        return collectives.gather_rows(rollout)
 
     def step(
         self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
@@ -194,7 +194,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                 "responses of one query: give each query at least twice, each time with another response"
             )
         add_log_probs(rollout, policy=self.policy, given=log_probs)
-        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=parallel.gather_rows(rollout))
+        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""

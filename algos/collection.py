@@ -21,7 +21,7 @@ from algos.envs.subprocess_env import FAILED
 from algos.generator import Generator, collect_turns
 from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
@@ -399,7 +399,7 @@ def with_importance_weights(
         A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
     """
     mask = rollout["mask"]
-    (log_prob,) = parallel.by_rows(lambda rows: [policy.evaluate(rows).log_prob], rollout)
+    (log_prob,) = collectives.map_rows(lambda rows: [policy.evaluate(rows).log_prob], rollout)
     log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
     weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
     metrics = {

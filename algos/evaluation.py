@@ -32,7 +32,7 @@ class _Played(NamedTuple):
     rollout: TensorDict
 
 
-class Played(_Played):
+class EvaluationResult(_Played):
     """Result of `evaluate`: ``returns`` of the episodes, and the ``rollout``. A notebook shows texts, shaded."""
 
     tokenizer: Any = None
@@ -66,7 +66,7 @@ def evaluate(
     num_episodes: int = 20,
     deterministic: bool = False,
     seed: int = 0,
-) -> Played:
+) -> EvaluationResult:
     """Play whole episodes.
 
     Rewards with a state, such as `Normalize`, use the one that they have, and keep it.
@@ -98,7 +98,7 @@ def evaluate(
             rollout = collect(env, player, num_episodes=num_episodes, seed=seed, deterministic=deterministic)
     finally:
         policy.generator.set_state(state)
-    played = Played(EpisodeMeter().finished(rollout)[0], rollout)
+    played = EvaluationResult(EpisodeMeter().finished(rollout)[0], rollout)
     played.tokenizer = getattr(policy, "tokenizer", None)
     return played
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from algos.config import ClippedConfig
 from algos.policies.random_streams import episode_seeds
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from textenv.envs.episode_batch import OpenTurn
 from textenv.envs.task import Conversation
 from textenv.envs.vector_env import TextVectorEnv
@@ -62,8 +62,8 @@ def check_generator(env: Any, policy: Any, config: Any) -> Any:
             f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct what an "
             "engine computes otherwise: use PPO or GRPO"
         )
-    if parallel.world_size() > 1:
-        raise ValueError(f"generator is given to {parallel.world_size()} processes, expected one: omit torchrun")
+    if collectives.world_size() > 1:
+        raise ValueError(f"generator is given to {collectives.world_size()} processes, expected one: omit torchrun")
     return config if config.max_importance_weight else replace(config, max_importance_weight=2.0)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.storage.run_folder import RUN, is_in_checkpoint, is_own, run_of
+from algos.storage.run_folder import RUN, is_in_checkpoint, is_own, run_folder_of
 from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from algos.storage.saved_environment import names_that_run_code
 from textenv.json_files import parse_json, read_bytes
@@ -60,7 +60,7 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
             _check_own(file.parent, "" if env else first, before, named_again=given)
         env = env or first
     if "resume" in given:
-        run = run_of(named(arguments, "--resume"))
+        run = run_folder_of(named(arguments, "--resume"))
         given.setdefault("run-dir", [f"--run-dir={run}"])
         if (run / RUN).is_file():
             first, started = read_options(run / RUN, switches)

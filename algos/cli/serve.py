@@ -101,7 +101,7 @@ class PolicyServer(ThreadingHTTPServer):
         """Generate what a request asks for: after each token a choice's index, turn, log-probabilities and finish."""
         import numpy as np
 
-        from textenv.envs.limits import Ends
+        from textenv.envs.limits import StopConditions
         from textenv.envs.turn import Turn
         from textenv.prompts.prompts import as_prompt
         from textenv.prompts.tokenize import prompt_ids
@@ -125,7 +125,7 @@ class PolicyServer(ThreadingHTTPServer):
             )
         order = np.random.SeedSequence(_number(body, "seed", secrets.randbits(62), 0, 2**63))
         prompt = as_prompt(0, given)
-        ends = Ends(tokenizer, [*lm.stop, *stop], lm.turn_ends)
+        ends = StopConditions(tokenizer, [*lm.stop, *stop], lm.turn_ends)
         ids = prompt_ids(prompt, tokenizer)
         if not 0 <= min(ids) <= max(ids) < lm.num_tokens:
             raise ValueError(f"prompt is {ids!r:.300}, expected token ids from 0 to {lm.num_tokens - 1}")

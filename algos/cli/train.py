@@ -17,7 +17,7 @@ from algos.cli.arguments import ModelCommand, json_object, named, one_thread, op
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.storage.run_folder import RUN, check_new, mark_as_own, run_of
+from algos.storage.run_folder import RUN, check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -168,10 +168,10 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     def _train(self) -> dict[str, Any] | None:
         start, run_dir, rank, slots = time.perf_counter(), self.folder, 0, self.num_envs
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            from algos.ranks import collectives as parallel
+            from algos.ranks import collectives
 
-            parallel.start()
-            rank, slots = parallel.rank(), parallel.share_of(slots, "--num-envs")
+            collectives.start()
+            rank, slots = collectives.rank(), collectives.local_count(slots, "--num-envs")
         self._check_place(rank)
         recipe = dataclasses.replace(self._recipe(), num_envs=slots)
         slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
@@ -229,7 +229,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def _check_place(self, rank: int) -> None:
         """Raise an error if there is another run in the folder, or less memory than the weights need."""
-        here = self.resume is not None and run_of(self.resume) == self.folder.resolve()
+        here = self.resume is not None and run_folder_of(self.resume) == self.folder.resolve()
         if not here and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):

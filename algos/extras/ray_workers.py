@@ -22,7 +22,7 @@ from gymnasium.vector import VectorEnv
 from algos.collection import Collector
 from algos.config import ClippedConfig
 from algos.policies.random_streams import episode_seeds
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.env_state import env_state, set_env_state
 from algos.storage.serialization import load_weights, trained_weights
 from algos.training.learner import Learner
@@ -86,7 +86,7 @@ def _check(agent: Learner, workers: int | str, staleness: int) -> None:
     asked = rewards and any(isinstance(function, HumanReward) for function, _ in rewards.functions.values())
     for wrong, said in (
         (not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)), f"are {workers}, expected a number, or ray://HOST:PORT"),
-        (parallel.world_size() > 1, "collect for a single learning process: use either torchrun or workers"),
+        (collectives.world_size() > 1, "collect for a single learning process: use either torchrun or workers"),
         (agent.collector.generator is not None, "play by the policy itself: use none, or leave the generator out"),
         (agent.policy.trained_by_values, f"do not know the rate at which {name} explores: use none, or PPO"),
         (is_episode_env(env) and not isinstance(env, TextVectorEnv), f"cannot play a {type(env).__name__}: use none"),
@@ -139,13 +139,13 @@ class WorkerCollector(Collector):
 
     In text, the order of prompts and the seeds of episodes are drawn here, so that prompts and tokens are those of one
     process; the state of a worker is that of its rewards, and the environment here has that of the first. In control,
-    worker k has the streams of rank k (`algos.ranks.collectives.own_seed`).
+    worker k has the streams of rank k (`algos.ranks.collectives.local_seed`).
     """
 
     def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
         control = not is_episode_env(agent.env)
         super().__init__(agent.env, agent.policy, seed=agent.config.seed if control else agent.collector.seed)
-        self.slots = parallel.share_of(agent.env.num_envs, "num_envs", workers)
+        self.slots = collectives.local_count(agent.env.num_envs, "num_envs", workers)
         self.ray, self.make_env, self.workers, self.staleness = package("ray", "ray"), make_env, workers, staleness
         self.rollouts = self.replaced = 0  # rollouts returned (the version of the weights), workers that have ended
         self._actors: dict[int, tuple[Any, Any]] = {}  # by number of the worker: actor, end of `Worker.start`
@@ -167,7 +167,9 @@ class WorkerCollector(Collector):
         """Return the next rollout; see `Collector.collect`. Idle workers begin one that is not too far ahead."""
         size = counts.setdefault("group_size", 1)
         if episodes := counts.get("num_episodes"):
-            counts["num_episodes"] = size * parallel.share_of(episodes // size, "the number of groups", self.workers)
+            counts["num_episodes"] = size * collectives.local_count(
+                episodes // size, "the number of groups", self.workers
+            )
         weights = {name: x.detach().cpu().clone() for name, x in trained_weights(self.policy).items()}
         shared, now, last = self.ray.put(weights), self.rollouts, self.rollouts + self.staleness
         mine = [(now, worker) for worker in range(self.workers)]
@@ -189,7 +191,7 @@ class WorkerCollector(Collector):
             set_states(self.env.user_objects, self._states[0]["objects"])  # for evaluations and the saved agent
         else:
             self.seed = (self.seed or 0) + 1  # of a worker without a state
-        return parallel.join_rows([rollout for rollout, _, _ in parts])
+        return collectives.join_rows([rollout for rollout, _, _ in parts])
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`; with the workers' states. What has been collected ahead is not in it."""
@@ -213,7 +215,7 @@ class WorkerCollector(Collector):
     def _begin_rollout(self, worker: int, number: int, counts: dict[str, Any], weights: Any) -> None:
         """Let a worker begin a rollout; one that replaces another has its last state, if it has one, or new streams."""
         if worker not in self._actors:
-            seed = parallel.own_seed(self.seed or 0, worker + self.workers * self.replaced)
+            seed = collectives.local_seed(self.seed or 0, worker + self.workers * self.replaced)
             actor, state = self.ray.remote(num_cpus=1)(Worker).remote(), self._newest.get(worker)
             if state is None and isinstance(self.env, TextVectorEnv):
                 state = {"objects": states_of(self.env.user_objects)}
@@ -264,8 +266,8 @@ def _later(order: dict[str, int], count: int) -> dict[str, int]:
 def _report(env: TextVectorEnv, parts: list[tuple[Any, Any]]) -> None:
     """Give an environment the turns of all workers, for its samples and metrics."""
     turns, rows, pieces = list[Any](), list[int](), list[Any]()
-    for worker, (rollout, (own, own_rows, scores)) in enumerate(parts):
+    for worker, (rollout, (own, local_rows, scores)) in enumerate(parts):
         pieces.append((range(len(turns), len(turns) + len(own)), scores))
         turns += [replace(turn, tokenizer=env.tokenizer) for turn in own]
-        rows += [worker * len(rollout) + row for row in own_rows]
+        rows += [worker * len(rollout) + row for row in local_rows]
     env.report(turns, rows, merge(len(turns), pieces))

@@ -23,7 +23,7 @@ from algos.finetuning.packing import (
     token_rows,
 )
 from algos.policies.lm import LMPolicy
-from algos.storage.run_folder import hold
+from algos.storage.run_folder import lock_run_folder
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
 from textenv.lm.model import LanguageModel
@@ -108,7 +108,7 @@ def sft(
     tokens, start = _num_targets(training), time.perf_counter()
     shown = make_loggers(loggers) + ([LiveView(config.num_epochs * tokens)] if progress else [])
     described = {"algorithm": "SFT", "environment": None} | asdict(config)
-    with hold(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described, before=history) as logs:
+    with lock_run_folder(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described, before=history) as logs:
         for epoch in range(1, config.num_epochs + 1):
             metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, optimizer, generator)
             if measured is not None:

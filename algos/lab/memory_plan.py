@@ -47,7 +47,7 @@ class _Shapes(LanguageModel):
         self.hard_choices = ()
 
 
-class Rehearsal(TorchDispatchMode):
+class MemoryEstimate(TorchDispatchMode):
     """Models and phases of a run, and the bytes of the tensors that live, by part, now and at the peak.
 
     ``run`` has the options of `algos train`, prompts and answers have ``prompt`` and ``new`` tokens each, ``processes``
@@ -176,8 +176,8 @@ class Rehearsal(TorchDispatchMode):
 
 
 def peaks(run: Any, *, processes: int = 1, **options: Any) -> dict[str, Parts]:
-    """Parts at the peak of each phase, of one of the processes; options as of `Rehearsal`."""
-    played, found = Rehearsal(run, processes=processes, **options), dict[str, Parts]()
+    """Parts at the peak of each phase, of one of the processes; options as of `MemoryEstimate`."""
+    played, found = MemoryEstimate(run, processes=processes, **options), dict[str, Parts]()
     for phase in (played.generate, played.score, played.update):
         played.peak = played.now.copy()
         with played.shapes, played:
@@ -201,7 +201,7 @@ def check_fits(run: Any) -> None:
     free, files = free_memory(run.device), Path(model_folder(run.model)).glob("*.safetensors")
     if free is None or 16 * sum(file.stat().st_size for file in files) < free:  # 6 copies, as float32 from bfloat16
         return
-    needed = Rehearsal(run).now
+    needed = MemoryEstimate(run).now
     if needed.total() > free:
         said = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in needed.items() if size)
         raise ValueError(

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from textenv.device import find_device
-from textenv.envs.limits import Ends
+from textenv.envs.limits import StopConditions
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
@@ -206,9 +206,9 @@ class LMPolicy(nn.Module, Policy):
         return self.lm.tokenizer
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> StopConditions:
         """What ends a turn, in `generate` and where the policy is served: the model's own ends, and ``stop``."""
-        return Ends(self.tokenizer, self.lm.stop, self.lm.turn_ends)
+        return StopConditions(self.tokenizer, self.lm.stop, self.lm.turn_ends)
 
     def reference(self) -> LanguageModel:
         """Frozen copy of the model for a KL penalty; only trained weights are copied (with LoRA, the adapter)."""
@@ -334,7 +334,7 @@ class LMPolicy(nn.Module, Policy):
             return [self.lm.hidden(*row).float(), self._read(*row[:2])]
 
         head = self.value_head if self.critic is None else self.critic.head
-        features = parallel.by_rows(features_of, rollout)
+        features = collectives.map_rows(features_of, rollout)
         weights = [head.weight[0]] if self.critic is not None else [head.weight[0], self.token_head]
         value = fit_head(weights, head.bias, features, target=returns, mask=rollout["mask"], earlier=earlier)
         return _now_and_next(value, rollout)

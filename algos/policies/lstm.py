@@ -15,7 +15,7 @@ from algos.policies.layers import SQRT_2, linear, lstm
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
 
 
-class _Stretches(NamedTuple):
+class _Segments(NamedTuple):
     """Segments of a rollout's rows, split at episode starts: the LSTM reads each one without a reset."""
 
     lengths: Tensor
@@ -138,7 +138,7 @@ class LSTMPolicy(ControlPolicy):
         hidden = self._unroll(self._encode(observation).split(stretches.lengths.tolist()), stretches)
         return hidden[stretches.entries()]
 
-    def _unroll(self, features: Sequence[Tensor], stretches: _Stretches) -> Tensor:
+    def _unroll(self, features: Sequence[Tensor], stretches: _Segments) -> Tensor:
         """LSTM outputs ``[S, L, hidden]`` of a batch of S segments, padded on the right."""
         return self.lstm(pad_sequence(list(features), batch_first=True), _pair(stretches.state))[0]
 
@@ -156,11 +156,11 @@ def _check_slots(observed: int, remembered: int) -> None:
         )
 
 
-def _stretches(rollout: TensorDict) -> _Stretches:
+def _stretches(rollout: TensorDict) -> _Segments:
     mask, is_init = rollout["mask"], rollout["is_init"]
     begins = mask & (is_init | (mask.cumsum(1) == 1))
     lengths = begins[mask].nonzero()[:, 0].diff(append=mask.sum()[None])
-    return _Stretches(lengths, torch.where(is_init[begins][:, None, None], 0.0, rollout["state"][begins]))
+    return _Segments(lengths, torch.where(is_init[begins][:, None, None], 0.0, rollout["state"][begins]))
 
 
 def _pair(state: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def _joined() -> bool:
     return distributed.is_available() and distributed.is_initialized()  # builds without it have no is_initialized
 
 
-def share_of(count: int, name: str, among: int | None = None) -> int:
+def local_count(count: int, name: str, among: int | None = None) -> int:
     """Part of a count that belongs to each rank, or process; raises a ValueError if it cannot be split evenly."""
     among = world_size() if among is None else among
     if count % among:
@@ -56,7 +56,7 @@ def share_of(count: int, name: str, among: int | None = None) -> int:
     return count // among
 
 
-def own_seed(seed: int, place: int | None = None) -> int:
+def local_seed(seed: int, place: int | None = None) -> int:
     """Seed of the environments and actions of this rank, or place; that of the minibatches is one for all."""
     return seed + (rank() if place is None else place) * 10_000_019
 
@@ -89,7 +89,7 @@ def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
     return found.set_non_tensor("allowed_sets", torch.cat(allowed)) if allowed else found
 
 
-def own_rows(batch: TensorDict) -> TensorDict:
+def local_rows(batch: TensorDict) -> TensorDict:
     """This rank's rows of a batch: as many as every other's, by repeated ones of ``weight`` and ``log_weight`` 0."""
     if world_size() == 1:
         return batch
@@ -101,12 +101,12 @@ def own_rows(batch: TensorDict) -> TensorDict:
     return part
 
 
-def by_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDict) -> Sequence[Tensor]:
+def map_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDict) -> Sequence[Tensor]:
     """Results of a function that has a result for each row, the rows shared by the ranks."""
     if world_size() == 1:
         return function(batch)
     whole = []
-    for own in function(own_rows(batch)):
+    for own in function(local_rows(batch)):
         parts = [torch.empty_like(own) for _ in range(world_size())]
         distributed.all_gather(parts, own.contiguous())
         whole.append(torch.cat(parts)[: len(batch)])
@@ -114,7 +114,7 @@ def by_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDic
 
 
 @torch.no_grad()
-def add_up(parameters: Iterable[nn.Parameter], numbers: Iterable[Tensor]) -> None:
+def all_reduce(parameters: Iterable[nn.Parameter], numbers: Iterable[Tensor]) -> None:
     """Replace gradients and numbers by their sums over the ranks; the same bits on every rank."""
     if world_size() == 1:
         return
@@ -144,7 +144,7 @@ def mean(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(each) / (1 if name in COUNTS else len(each)) for name, each in values.items()}
 
 
-def agreed(value: T) -> T:
+def broadcast(value: T) -> T:
     """Value of rank 0."""
     return gather(value)[0]
 
@@ -156,8 +156,10 @@ def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
     return [part.to(parts[0].device) for each in gather([part.cpu().clone() for part in parts]) for part in each]
 
 
-def divided(compute: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
-    """A loss, with quantities for the log, that all ranks compute whole: divided by their number, as they are added."""
+def scale_by_world_size(
+    compute: Callable[[], tuple[Tensor, dict[str, Tensor]]],
+) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
+    """Divide a loss, and its metrics, that every rank computes in full by the world size: gradients are summed."""
     if world_size() == 1:
         return compute
 

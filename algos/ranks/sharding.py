@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algos.ranks import collectives as parallel
-from textenv.lm.model import Caller
+from algos.ranks import collectives
+from textenv.lm.model import ForwardWrapper
 
 
 class Shards:
@@ -28,9 +28,9 @@ class Shards:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         self.whole, self.policy = policy, copy.deepcopy(policy)
-        self.run = Caller(self.policy)
+        self.run = ForwardWrapper(self.policy)
         """Root of the shards: a call gathers its own weights, and returns the result of a function, with a gradient."""
-        mesh = init_device_mesh(policy.device.type, (parallel.world_size(),))
+        mesh = init_device_mesh(policy.device.type, (collectives.world_size(),))
         for module in [*layers_of(self.policy), self.run]:
             fully_shard(module, mesh=mesh)
         for module in self.run.modules():
@@ -77,7 +77,7 @@ class ShardedAdam(torch.optim.AdamW):
 
         def whole(x: Any) -> Tensor | None:
             found = x.full_tensor()
-            return None if parallel.rank() else found.cpu()
+            return None if collectives.rank() else found.cpu()
 
         found = super().state_dict()
         state = {

@@ -13,7 +13,7 @@ from algos.storage.run_folder import (
     force_to_disk,
     remove,
     replacing,
-    run_of,
+    run_folder_of,
     was_broken_off,
 )
 from algos.storage.serialization import from_json, to_json
@@ -125,7 +125,7 @@ def goes_back(resume: str | Path) -> str | None:
     Args:
         resume: folder of the run, or of one of its checkpoints.
     """
-    folder = run_of(resume)
+    folder = run_folder_of(resume)
     present = checkpoints(folder)
     if not present:
         return None

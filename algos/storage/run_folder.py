@@ -59,7 +59,7 @@ def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def hold(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = False) -> Iterator[None]:
+def lock_run_folder(folder: str | Path | None, *, resumed: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Lock a folder for a run, so that no other process writes into it.
 
     Args:
@@ -180,7 +180,7 @@ def newest_agent(folder: str | Path) -> Path:
     return folder
 
 
-def run_of(folder: str | Path) -> Path:
+def run_folder_of(folder: str | Path) -> Path:
     """Absolute path of the run folder that contains a checkpoint; a run folder is its own."""
     folder = Path(folder).resolve()
     return folder.parent.parent if folder.parent.name == "checkpoints" else folder
@@ -192,7 +192,7 @@ def checkpoint_steps(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def starts_again(resume: str | Path) -> bool:
+def has_nothing_to_resume(resume: str | Path) -> bool:
     """True if a run's own folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
@@ -200,7 +200,7 @@ def starts_again(resume: str | Path) -> bool:
             iteration, after which one would have been written.
     """
     folder = Path(resume).resolve()
-    if folder != run_of(resume) or checkpoints(folder):
+    if folder != run_folder_of(resume) or checkpoints(folder):
         return False
     left = [name for name in ("config.json", "policy") if (folder / name).exists()]
     steps = agent_steps(folder)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.training.loggers import SHADED
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
@@ -45,7 +45,7 @@ class RecordSamples(Callback):
         env, policy = run.agent.env, run.agent.policy
         if not is_episode_env(env):
             return
-        own = len(rollout) // parallel.world_size()  # the environment's here, which come first
+        own = len(rollout) // collectives.world_size()  # the environment's here, which come first
         rows = np.unique(np.linspace(0, own - 1, self.num_samples).astype(int)).tolist()
         table = [{"steps": run.steps, "iteration": len(run.history) + 1} | sample for sample in env.samples(rows)]
         if "kl" in rollout.keys():

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from algos.config import ClippedConfig, PolicyGradientConfig, field_values
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.checkpoint import goes_back
 from algos.storage.provenance import commit
 from algos.storage.run_folder import (
@@ -26,10 +26,10 @@ from algos.storage.run_folder import (
     STOPPED,
     UNFINISHED,
     checkpoint_steps,
-    hold,
+    has_nothing_to_resume,
+    lock_run_folder,
     remove,
-    run_of,
-    starts_again,
+    run_folder_of,
 )
 from algos.training.callbacks import RecordSamples
 from algos.training.diagnose import write_violation
@@ -40,7 +40,7 @@ from algos.training.loggers import Logger, Logs, make_loggers
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from algos.training.save import spec_of
-from algos.training.signals import SIGNALS, Interrupted, Request, noted_signals
+from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.names import check_names
 from textenv.processes import end_if_forked
@@ -114,8 +114,8 @@ def learn(
     goes_on = resume is not None
     if resume is not None:
         here = check_resume(resume, run_dir, overwrite=overwrite)
-        goes_on = not (here and starts_again(resume))
-    others = parallel.rank() > 0  # logs, files and callbacks belong to rank 0
+        goes_on = not (here and has_nothing_to_resume(resume))
+    others = collectives.rank() > 0  # logs, files and callbacks belong to rank 0
     shown = [] if others else make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
     if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
@@ -128,9 +128,9 @@ def learn(
     home = run_dir
     if others:
         run_dir = diagnose = on_iteration = None
-    parallel.share_of(agent.config.num_episodes or 0, "num_episodes")
-    parallel.check_same(agent.config, agent.policy.parameters())
-    with hold(run_dir, resumed=here, overwrite=overwrite):
+    collectives.local_count(agent.config.num_episodes or 0, "num_episodes")
+    collectives.check_same(agent.config, agent.policy.parameters())
+    with lock_run_folder(run_dir, resumed=here, overwrite=overwrite):
         # State of the run, from the beginning or from a checkpoint
         listeners = {"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)}
         in_folder = home is not None
@@ -148,7 +148,7 @@ def learn(
 
         # Training; without a folder, other signals than Ctrl-C have nothing to save
         noted = SIGNALS if in_folder else (SIGINT,)
-        with logs, _rescue(run, home), noted_signals(noted) as request:
+        with logs, _rescue(run, home), deferred_signals(noted) as request:
             run.logs = logs
             for callback in watching:
                 callback.on_start(run)
@@ -157,7 +157,7 @@ def learn(
                 with training(run.steps, run.steps / total_steps):  # for reward functions
                     stop = _iteration(run, diagnose, start=start)
                     stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
-                over = parallel.agreed(stop) or run.steps >= total_steps
+                over = collectives.broadcast(stop) or run.steps >= total_steps
                 _check_folder(run, logs)
                 run.checkpoint(every=checkpoint_every, over=over, request=request)
                 if over:
@@ -211,13 +211,13 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
         FileExistsError: if the folder holds something that was trained for longer, unless ``overwrite``.
         ValueError: if there is nothing to overwrite.
     """
-    here = run_dir is not None and run_of(resume) == Path(run_dir).resolve()
+    here = run_dir is not None and run_folder_of(resume) == Path(run_dir).resolve()
     longer = goes_back(resume) if here else None
     if overwrite and longer is None:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     if longer is not None and not overwrite:
         raise FileExistsError(
-            f"{run_of(resume)} holds {longer}, which going on from {resume} would replace: give another folder "
+            f"{run_folder_of(resume)} holds {longer}, which going on from {resume} would replace: give another folder "
             "(--run-dir, in Python run_dir=...), or replace it (--overwrite, in Python overwrite=True)"
         )
     return here
@@ -238,7 +238,7 @@ class FolderLostError(OSError):
 
 def _check_folder(run: Run, logs: Logs) -> None:
     """Raise an error if the folder of the run is not in its place any more, after all is written there again."""
-    where = parallel.agreed(logs.lost_folder())
+    where = collectives.broadcast(logs.lost_folder())
     if where is None:
         return
     error = FolderLostError(f"the folder {run.run_dir} was removed or moved while the training used it: {where}")
@@ -287,11 +287,11 @@ def _rescue_results(error: BaseException, run: Run, run_dir: str | Path | None) 
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
     """Write the agent, the answers and the batch of an error, and add notes with their paths."""
     if answers := getattr(error, "answers", None):  # on any error of a reward, see `textenv.envs.task.score_turns`
-        path = run_dir / f"unscored{f'-{parallel.rank()}' if parallel.rank() else ''}.jsonl"
+        path = run_dir / f"unscored{f'-{collectives.rank()}' if collectives.rank() else ''}.jsonl"
         path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
         error.add_note(f"when the reward is mended, resume the run: --resume {run_dir} (in Python resume=...)")
-    if parallel.rank():
+    if collectives.rank():
         return
     if isinstance(error, InvariantError) and error.batch is not None:
         path = write_violation(error, run_dir, **when)
@@ -328,7 +328,7 @@ def iterate(
         end_if_forked(process, "an environment or a task")
     metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
-        metrics |= parallel.mean(agent.env.metrics)
+        metrics |= collectives.mean(agent.env.metrics)
     if not metrics["rollout/steps"]:
         raise ValueError(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
@@ -372,7 +372,7 @@ def _charge(agent: Learner, rollout: TensorDict) -> None:
         return [part[name] for name in names]
 
     names = ("reward", "reference_log_prob", "kl")
-    rollout.update(dict(zip(names, parallel.by_rows(charged, rollout), strict=True)))
+    rollout.update(dict(zip(names, collectives.map_rows(charged, rollout), strict=True)))
 
 
 def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:

@@ -10,10 +10,10 @@ import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import env_state, restore_objects, set_env_state
-from algos.storage.run_folder import checkpoint_steps, checkpoints, run_of
+from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
 from algos.storage.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
@@ -198,12 +198,12 @@ class Run:
             reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
         if here:
-            present = {checkpoint_steps(path): path for path in checkpoints(run_of(folder))}
+            present = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
             self.newest = present.get(self.steps)
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
         agent = self.agent
-        slots = agent.env.num_envs * parallel.world_size()
+        slots = agent.env.num_envs * collectives.world_size()
         if state["num_envs"] != slots:
             raise ValueError(
                 f"the run has {state['num_envs']} environment slots, but this agent has {slots}: make the "
@@ -212,13 +212,13 @@ class Run:
         if state["seed"] != agent.config.seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
         ranks, environment = state.get("ranks", []), state["environment"]
-        if same := len(ranks) + 1 == parallel.world_size():
-            own = ranks[parallel.rank() - 1] if parallel.rank() else {}
+        if same := len(ranks) + 1 == collectives.world_size():
+            own = ranks[collectives.rank() - 1] if collectives.rank() else {}
             environment = own.pop("environment", environment)
             state["agent"] |= own
         else:
             said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
-            logger.warning(said, len(ranks) + 1, parallel.world_size())
+            logger.warning(said, len(ranks) + 1, collectives.world_size())
             environment = None
             restore_objects(agent.env, state["environment"])
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
@@ -232,7 +232,7 @@ class Run:
                 folder,
             )
         # Seeds that depend on the steps, so that resuming twice from here gives the same run.
-        anew = parallel.own_seed(agent.config.seed) + int(state["steps"])
+        anew = collectives.local_seed(agent.config.seed) + int(state["steps"])
         if not same:
             agent.policy.generator.manual_seed(anew + 2**32)
             agent.collector.group_seeds = None
@@ -244,7 +244,7 @@ class Run:
         self.steps = self.saved = agent.steps = int(state["steps"])
         self.seconds = float(state["seconds"])
         self.history = History.from_state(state["history"])
-        path = run_of(folder) / "metrics.jsonl"
+        path = run_folder_of(folder) / "metrics.jsonl"
         lines = path.read_bytes().count(b"\n") if path.is_file() else 0
         if lines < len(self.history):
             logger.warning(
@@ -293,7 +293,7 @@ class Run:
         Raises:
             Interrupted: after a signal on any rank, unless the training is complete.
         """
-        signal = next((name for name in parallel.gather(request.name) if name is not None), None)
+        signal = next((name for name in collectives.gather(request.name) if name is not None), None)
         interval = max(1, int(self.total_steps) // 10) if every is None else every
         regular = self.steps - self.saved >= interval
         first = self.newest is None  # tells early that one cannot be written, and leaves one for an early failure
@@ -327,19 +327,19 @@ class Run:
                 logger.warning("no checkpoint can be written, so this run cannot be resumed: %s", error)
             self._has_warned = True
             folder = None
-        return parallel.agreed(folder)
+        return collectives.broadcast(folder)
 
     def _state(self) -> dict[str, Any]:
         """Return everything that a resumed run needs; the other ranks' part comes from them."""
         agent = self.agent.state_dict()
         environment = env_state(self.agent.env)
         of_this_rank = {name: agent[name] for name in OF_RANK} | {"environment": environment}
-        _, *ranks = parallel.gather(of_this_rank)
+        _, *ranks = collectives.gather(of_this_rank)
         return {
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
             "seconds": self.seconds,
-            "num_envs": self.agent.env.num_envs * parallel.world_size(),
+            "num_envs": self.agent.env.num_envs * collectives.world_size(),
             "seed": self.agent.config.seed,
             "history": self.history.state(),
             "agent": agent,

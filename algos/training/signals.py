@@ -35,7 +35,7 @@ class Request:
 
 
 @contextmanager
-def noted_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[Request]:
+def deferred_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[Request]:
     """Record the first of each of these signals; a second acts at once, as outside this context.
 
     A second SIGHUP is ignored: when a terminal closes, the kernel and the shell both send one. A thread that is not the

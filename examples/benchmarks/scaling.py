@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from algos import PPO, Callback, PPOConfig, presets
 from algos.make import make_vector_environment
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.checkpoint import write_checkpoint
 
 ITERATIONS = {"cartpole": 12, "5 ms": 4, "text": 5}
@@ -57,7 +57,7 @@ class Slow(gymnasium.Wrapper):
 
 def make_agent(name):
     """Agent of a workload, with this process's share of the slots."""
-    count = parallel.world_size()
+    count = collectives.world_size()
     if name == "text":
         env = make_vector_environment("textenv/Reviews-v0", num_envs=64 // count)
         return PPO(env, None, presets.TEXT_EMBEDDED, kl_coef=0.1)
@@ -82,7 +82,7 @@ def work(name):
     spans = [later["time/seconds"] - sooner["time/seconds"] for sooner, later in pairwise(history)]
     steps = [later["steps"] - sooner["steps"] for sooner, later in pairwise(history)]
     found = {"speed": sum(steps) / sum(spans), "steps": statistics.mean(steps)}
-    if not parallel.rank():
+    if not collectives.rank():
         found |= {"rollout_bytes": size.bytes, "minibatches": history[-1]["update/minibatches"]}
     found["gradient_bytes"] = 4 * sum(x.numel() for x in agent.policy.parameters() if x.requires_grad)
     for phase in PHASES:
@@ -97,7 +97,7 @@ def messages(rounds=80, seconds=0.002):
     Processes that do nothing but send find each other awake: a message between two minibatches takes longer.
     """
     found = {kind: [] for kind in MESSAGES}
-    count = parallel.world_size()
+    count = collectives.world_size()
     for kind, sizes in MESSAGES.items():
         for size in sizes:
             own = torch.zeros(size // 4)
@@ -125,7 +125,7 @@ def saved(count=60_000_000):
     rollout = TensorDict({str(i): torch.rand(8, count // 320) for i in range(10)}, batch_size=[8, count // 320])
     rollout["group"] = torch.zeros(rollout.shape, dtype=torch.int64)
     clock.append(time.perf_counter())
-    whole = parallel.gather_rows(rollout)
+    whole = collectives.gather_rows(rollout)
     clock.append(time.perf_counter())
     size = sum(x.nbytes for x in whole.values())
     return {"checkpoint": 4 * count / (clock[2] - clock[1]), "rollout": size / (clock[4] - clock[3])}
@@ -144,10 +144,10 @@ def child(name, alone="0"):
     """Do one measurement in this process, or as the first of ``alone`` processes, and print it."""
     if int(alone) > 1:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(alone))
-    parallel.start()
+    collectives.start()
     torch.set_num_threads(1)
     found = messages() if name == "messages" else saved() if name == "saved" else work(name)
-    if not parallel.rank():
+    if not collectives.rank():
         print(json.dumps(found))
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from algos import PPO, LMPolicy, presets
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from textenv import TextVectorEnv
 
 
@@ -29,7 +29,7 @@ def main():
     shard = parser.parse_args().shard
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    parallel.start()
+    collectives.start()
     before, tokenizer = resident("VmRSS"), LMPolicy.load("embedded").tokenizer
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -45,11 +45,13 @@ def main():
     rollout = agent.collect()
     Path("/proc/self/clear_refs").write_text("5")
     agent.update(rollout)
-    if not parallel.rank():
+    if not collectives.rank():
         count = sum(p.numel() for p in model.parameters())
         said = "shared" if shard else "whole"
         peak = (resident("VmHWM") - before) / count
-        print(f"{parallel.world_size()} processes, {said} weights, {count / 1e6:.1f} M: {peak:.1f} bytes a parameter")
+        print(
+            f"{collectives.world_size()} processes, {said} weights, {count / 1e6:.1f} M: {peak:.1f} bytes a parameter"
+        )
 
 
 if __name__ == "__main__":

@@ -87,12 +87,12 @@ def theirs(options):
     )  # fmt: skip
 
     def train(count, ended):
-        class Ends(TrainerCallback):
+        class StopConditions(TrainerCallback):
             def on_step_end(self, args, state, control, **more):
                 if state.global_step % steps == 0:
                     ended()
 
-        trainer.add_callback(Ends())
+        trainer.add_callback(StopConditions())
         trainer.train()
 
     return train

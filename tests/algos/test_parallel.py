@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from algos import DQN, PPO, TRPO
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint
 from tests.helpers import ranks
 from tests.helpers.resumable_agents import AGENTS
@@ -129,9 +129,9 @@ def test_an_error_on_one_rank_ends_all_with_its_own_traceback(tmp_path):
 
 
 def alone_but_told_otherwise(monkeypatch, rank=0, count=2):
-    monkeypatch.setattr(parallel.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(parallel.distributed, "get_rank", lambda: rank)
-    monkeypatch.setattr(parallel.distributed, "get_world_size", lambda: count)
+    monkeypatch.setattr(collectives.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(collectives.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(collectives.distributed, "get_world_size", lambda: count)
 
 
 @pytest.mark.parametrize("name", ["trpo", "dqn"])
@@ -148,12 +148,12 @@ def test_every_rank_has_as_many_rows_and_repeated_ones_weigh_nothing(monkeypatch
     shares = []
     for rank in range(3):
         alone_but_told_otherwise(monkeypatch, rank, 3)
-        shares.append(parallel.own_rows(batch))
+        shares.append(collectives.local_rows(batch))
     assert [part["x"].tolist() for part in shares] == [[0, 1], [2, 3], [4, 4]]
     assert [part["weight"].tolist() for part in shares] == [[1, 1], [1, 1], [1, 0]]
     assert batch["weight"].sum() == 5  # the batch itself is unchanged
     with pytest.raises(ValueError, match="num_episodes is 8, which 3 processes cannot share"):
-        parallel.share_of(8, "num_episodes")
+        collectives.local_count(8, "num_episodes")
 
 
 def test_rows_of_all_ranks_keep_their_groups_and_allowed_tokens(monkeypatch):
@@ -164,13 +164,13 @@ def test_rows_of_all_ranks_keep_their_groups_and_allowed_tokens(monkeypatch):
 
     one, other = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(), torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 1]]).bool()
     alone_but_told_otherwise(monkeypatch)
-    monkeypatch.setattr(parallel, "gather", lambda own: [own, rollout(4, other, 0)])
-    found = parallel.gather_rows(rollout(3, one, 5))
+    monkeypatch.setattr(collectives, "gather", lambda own: [own, rollout(4, other, 0)])
+    found = collectives.gather_rows(rollout(3, one, 5))
     assert found.shape == (4, 4) and found["mask"].sum(1).tolist() == [3, 3, 4, 4]
     assert found["group"][:, 0].tolist() == [5, 5, 6, 6]
     allowed = found.get_non_tensor("allowed_sets")[found["allowed"][:, 0]]
     assert allowed.tolist() == [one[1].tolist()] * 2 + [other[1].tolist()] * 2
     monkeypatch.setattr(
-        parallel, "gather", lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}]
+        collectives, "gather", lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}]
     )
-    assert parallel.mean({}) == {"reward/failed": 4, "kl": 1.5}
+    assert collectives.mean({}) == {"reward/failed": 4, "kl": 1.5}

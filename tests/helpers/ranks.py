@@ -19,7 +19,7 @@ import torch
 
 from algos import PPO, LMPolicy, PPOConfig
 from algos.policies.critic import Critic
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.ranks.sharding import Shards
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
@@ -75,12 +75,12 @@ def update(folder):
     """One update of every agent, on a rollout that one process has collected."""
     for name in UPDATED:
         agent, path = made(name), folder / f"{name}.pt"
-        if parallel.world_size() == 1:
+        if collectives.world_size() == 1:
             torch.save(agent.collect(), path)
         rollout = torch.load(path, weights_only=False)
         metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
         found = {name: x for name, x in metrics.items() if not name.startswith(("time/", "text/", "reward"))}
-        path = folder / f"{name}-{parallel.world_size()}-{parallel.rank()}{SHARD}.pt"
+        path = folder / f"{name}-{collectives.world_size()}-{collectives.rank()}{SHARD}.pt"
         torch.save((weights(agent), found), path)
 
 
@@ -99,7 +99,7 @@ def after(env, steps, act):
 def train(name, folder, iterations, resume=None, killed_at=None):
     """Weights of each rank after some iterations."""
     agent, marker = made(name), folder.with_suffix(".killed")
-    if killed_at is not None and parallel.rank() == parallel.world_size() - 1 and not marker.exists():
+    if killed_at is not None and collectives.rank() == collectives.world_size() - 1 and not marker.exists():
 
         def kill():
             marker.touch()
@@ -110,13 +110,13 @@ def train(name, folder, iterations, resume=None, killed_at=None):
         TOTAL, run_dir=folder, checkpoint_every=1, resume=resume,
         on_iteration=lambda metrics: metrics["iteration"] >= int(iterations),
     )  # fmt: skip
-    torch.save(weights(agent), folder / f"weights-{parallel.rank()}.pt")
+    torch.save(weights(agent), folder / f"weights-{collectives.rank()}.pt")
 
 
 def fail(folder):
     """Training in which the last rank has an error in its second iteration."""
     agent = AGENTS["ppo_cartpole"]()
-    if parallel.rank() == parallel.world_size() - 1:
+    if collectives.rank() == collectives.world_size() - 1:
 
         def fall():
             raise OSError("the last rank's environment has broken")
@@ -127,9 +127,9 @@ def fail(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    parallel.start()
-    if parallel.world_size() == 3:
-        parallel.LARGE = 100  # gradients in messages of their own
+    collectives.start()
+    if collectives.world_size() == 3:
+        collectives.LARGE = 100  # gradients in messages of their own
     command, *arguments = sys.argv[1:]
     if command == "train":
         train(arguments[0], Path(arguments[1]), *arguments[2:])

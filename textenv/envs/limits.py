@@ -70,7 +70,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise TypeError(f"tokenizer is {tokenizer!r:.200}, expected that of AutoTokenizer.from_pretrained")
 
 
-class Ends:
+class StopConditions:
     """Conditions that end a turn: what ends the model's own turns (`textenv.lm.ends`), other token ids, and stop texts.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from textenv.envs.action_masks import ActionMasks
-from textenv.envs.limits import Ends, Limits
+from textenv.envs.limits import Limits, StopConditions
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Turn
 from textenv.lm.ends import closing_ids
@@ -34,7 +34,7 @@ class Transcript:
     """
 
     def __init__(
-        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: Ends
+        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: StopConditions
     ) -> None:
         self.tokenizer, self.limits, self.masks, self.ends = tokenizer, limits, masks, ends
         self.tools: Tools | None = None

@@ -19,7 +19,7 @@ from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
-from textenv.envs.limits import Ends, Limits, check_at_least
+from textenv.envs.limits import Limits, StopConditions, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
 from textenv.envs.transcript import OverlongPromptError, Transcript
@@ -149,7 +149,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             max_length=max_length,
             stop=(stop,) if isinstance(stop, (str, int, np.integer)) else tuple(stop),
         )
-        self.ends = Ends(tokenizer, self._limits.stop)
+        self.ends = StopConditions(tokenizer, self._limits.stop)
         self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
         n, ends = self.ends.num_tokens, self.ends.ids
         rule = as_rule(allowed, tokenizer, num_tokens=n, ends=ends, longest=max_new_tokens)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from textenv.lm.caches import SlotCache
 from textenv.lm.memory import POSITIONS_AT_ONCE
-from textenv.lm.recording import Replayed
+from textenv.lm.recording import RecordedStep
 from textenv.lm.scoring import rounding
 from textenv.rollout import ratio_gap
 
@@ -57,7 +57,7 @@ class Decoder:
         self.device = lm.device
         """Device of the model at construction; stored, because `transformers` searches the weights for it each time."""
         steps = (self._one_everywhere, self._some, self._some)
-        self.everywhere, self.one, self.several = self.recordings = [Replayed(x, model=lm.model) for x in steps]
+        self.everywhere, self.one, self.several = self.recordings = [RecordedStep(x, model=lm.model) for x in steps]
         self.cache = SlotCache(lm, num_slots, max_length)
         for step in self.recordings:
             step.recordable &= not self.cache.recurrent  # a recording is compared by running a step twice

@@ -345,8 +345,8 @@ class FrozenLanguageModel(LanguageModel):
     def __init__(self, lm: LanguageModel) -> None:
         nn.Module.__init__(self)
         # Not registered as submodules: their trainable parameters do not belong to this module.
-        self._live: Caller
-        self.__dict__ |= {"model": lm.model, "_live": Caller(lm)}
+        self._live: ForwardWrapper
+        self.__dict__ |= {"model": lm.model, "_live": ForwardWrapper(lm)}
         self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
         self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
         self.seq2seq, self.hard_choices = lm.seq2seq, lm.hard_choices
@@ -383,7 +383,7 @@ class FrozenLanguageModel(LanguageModel):
         return functional_call(self._live, weights, (partial(function, self._live.inner),))
 
 
-class Caller(nn.Module):
+class ForwardWrapper(nn.Module):
     """Module around another one whose forward pass is any function, for what acts in forward passes (other weights)."""
 
     def __init__(self, inner: Any) -> None:

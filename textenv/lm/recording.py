@@ -22,7 +22,7 @@ RECORDED_AFTER = 512
 """Number of calls before one is recorded: a recording costs about as much as these calls."""
 
 
-class Replayed:
+class RecordedStep:
     """Function that is recorded after some calls, and called directly where the recording is not valid.
 
     A recording is compared with the function when made; at a second value of each size, because the recording may

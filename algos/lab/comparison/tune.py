@@ -16,7 +16,7 @@ from algos.config import field_values
 from algos.evaluation import EvaluateEvery
 from algos.make import absolute_paths
 from algos.presets import Recipe
-from algos.storage.run_folder import hold, replacing
+from algos.storage.run_folder import lock_run_folder, replacing
 from algos.training.save import describe
 
 try:
@@ -121,7 +121,7 @@ def tune(
     recipe = replace(recipe, config=agent.config, model=env_kwargs.pop("model"), env_kwargs=env_kwargs)
     run_dir = Path(run_dir).absolute()
     options: dict[str, Any] = {"seeds": seeds, "num_episodes": num_episodes}
-    with hold(run_dir, resumed=(run_dir / "study.log").exists()):
+    with lock_run_folder(run_dir, resumed=(run_dir / "study.log").exists()):
         study = _study(run_dir, _flags(recipe) | options)
         while len(done := _finished(study)) < trials:
             if not done:

@@ -8,7 +8,7 @@ import pytest
 
 from algos import PPO, LMPolicy
 from algos.cli import main
-from algos.storage.run_folder import checkpoints, hold
+from algos.storage.run_folder import checkpoints, lock_run_folder
 from tests.helpers.resumable_agents import ppo_cartpole
 from textenv.registration import make_vector_env
 
@@ -114,7 +114,7 @@ def test_a_run_under_way_is_sampled_and_evaluated_from_its_newest_checkpoint(tmp
         return [row[str(folder)]]
 
     assert written(tmp_path) == old != newest, "a run that has ended has its own agent"
-    with hold(tmp_path, resumed=True):
+    with lock_run_folder(tmp_path, resumed=True):
         assert written(tmp_path) == newest
         capsys.readouterr()
         main(["evaluate", str(tmp_path), "--num-episodes", "2", "--json"])

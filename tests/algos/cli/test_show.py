@@ -18,7 +18,7 @@ from algos.config import PPOConfig
 from algos.lab.comparison.report import summaries_table
 from algos.lab.comparison.summary import summary
 from algos.storage.provenance import commit, made_by
-from algos.storage.run_folder import hold
+from algos.storage.run_folder import lock_run_folder
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextVectorEnv
@@ -101,7 +101,7 @@ def test_a_run_is_running_while_its_folder_is_held_and_stopped_once_it_was_kille
     def status():
         return json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"]
 
-    with hold(tmp_path, resumed=True):
+    with lock_run_folder(tmp_path, resumed=True):
         assert status() == "running"
         left = (tmp_path / ".holder.json").read_text()
     (tmp_path / ".holder.json").write_text(left)  # as a killed process leaves it
@@ -113,7 +113,7 @@ def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, t
     run = Path(shutil.copytree(runs / "first", tmp_path / "run"))
     expected = json.loads(printed(capsys, "show", run, "--json"))
     (run / "config.json").unlink()
-    with hold(run, resumed=True):
+    with lock_run_folder(run, resumed=True):
         (listed,) = json.loads(printed(capsys, "runs", tmp_path, "--json"))
         found = json.loads(printed(capsys, "show", run, "--json"))
     assert (listed["environment"], listed["algorithm"], listed["status"]) == ("CartPole-v1", "PPO", "running")

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import A2C, PPO, Callback, PPOConfig
 from algos.collection import Collector
 from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
-from algos.ranks import collectives as parallel
+from algos.ranks import collectives
 from algos.storage.serialization import trained_weights
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
@@ -88,9 +88,11 @@ class Shares(Collector):
             for place in range(2):
                 self.observation.append(Worker())
                 policy = copy.deepcopy(self.policy.fork())
-                self.observation[-1].start(self.make_env, SLOTS // 2, policy, parallel.own_seed(self.seed, place), None)
+                self.observation[-1].start(
+                    self.make_env, SLOTS // 2, policy, collectives.local_seed(self.seed, place), None
+                )
         own = trained_weights(self.policy)
-        return parallel.join_rows([each.collect(None, own, counts, (0, 0.0))[0] for each in self.observation])
+        return collectives.join_rows([each.collect(None, own, counts, (0, 0.0))[0] for each in self.observation])
 
 
 @pytest.mark.long

@@ -504,7 +504,7 @@ BEFORE_THE_STEPS = {
     "algos.training.metrics:rollout_metrics",
     "algos.training.metrics:explained_variance",
     "textenv.rollout:masked_mean",
-    "algos.ranks.collectives:by_rows",
+    "algos.ranks.collectives:map_rows",
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
 }

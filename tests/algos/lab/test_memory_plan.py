@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, MixtralCon
 
 from algos import LMPolicy, presets
 from algos.cli import main
-from algos.lab.memory_plan import Rehearsal, check_fits, peaks
+from algos.lab.memory_plan import MemoryEstimate, check_fits, peaks
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 
 SIZES = dict(vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -41,7 +41,7 @@ def size(tensors):
 
 def test_the_counts_are_those_of_the_real_model_of_its_gradients_and_of_adam(model, tmp_path):
     model.config.save_pretrained(tmp_path)
-    standing = Rehearsal(run_of(tmp_path)).now
+    standing = MemoryEstimate(run_of(tmp_path)).now
     assert standing["policy"] == standing["reference"] == size([*model.parameters(), *model.buffers()])
     head = size([torch.zeros(model.get_output_embeddings().weight.shape[1] + 1)])
     assert standing["critic"] == head and standing["gradients"] == size(model.parameters()) + head
@@ -51,7 +51,7 @@ def test_the_counts_are_those_of_the_real_model_of_its_gradients_and_of_adam(mod
     adam.step()
     moments = [x for state in adam.state.values() for name, x in state.items() if name != "step"]
     assert standing["Adam"] == size(moments) + 2 * head
-    assert Rehearsal(run_of(tmp_path, dtype="bfloat16")).now["gradients"] == size(model.parameters()) // 2 + head
+    assert MemoryEstimate(run_of(tmp_path, dtype="bfloat16")).now["gradients"] == size(model.parameters()) // 2 + head
 
 
 def test_every_phase_has_a_peak_and_no_part_is_negative(model, tmp_path):
@@ -68,7 +68,7 @@ def test_an_adapter_trains_alone_and_a_critic_is_a_copy(tmp_path):
     make_tokenizer(WORDS).save_pretrained(tmp_path)
     policy = LMPolicy.load(tmp_path, lora="r=4", critic="copy")
     trained = size(p for p in policy.parameters() if p.requires_grad)
-    standing = Rehearsal(run_of(tmp_path, lora="r=4", critic="copy")).now
+    standing = MemoryEstimate(run_of(tmp_path, lora="r=4", critic="copy")).now
     assert standing["gradients"] == trained and standing["Adam"] == 2 * trained
     assert standing["reference"] == size(p for p in policy.lm.parameters() if p.requires_grad)
     assert standing["policy"] == size([*policy.lm.parameters(), *policy.lm.buffers()])

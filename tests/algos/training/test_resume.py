@@ -28,7 +28,7 @@ from algos.make import make_vector_environment
 from algos.storage import run_folder
 from algos.storage.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from algos.storage.env_state import env_state, set_env_state
-from algos.storage.run_folder import hold
+from algos.storage.run_folder import lock_run_folder
 from algos.storage.serialization import from_json, to_json
 from algos.training.run import History
 from algos.training.signals import Interrupted
@@ -585,9 +585,9 @@ def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_
 
 
 def test_a_folder_that_cannot_be_written_any_more_hides_no_error(tmp_path):
-    with pytest.raises(RuntimeError, match="the real one"), hold(tmp_path):
+    with pytest.raises(RuntimeError, match="the real one"), lock_run_folder(tmp_path):
         (tmp_path / ".holder.json").unlink()
         (tmp_path / ".holder.json").mkdir()  # which unlink refuses, as it does in a folder that is read-only
         raise RuntimeError("the real one")
-    with hold(tmp_path / "again"), hold(tmp_path / "beside"):
+    with lock_run_folder(tmp_path / "again"), lock_run_folder(tmp_path / "beside"):
         pass

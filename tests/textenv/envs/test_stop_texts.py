@@ -10,7 +10,7 @@ from transformers import ByT5Tokenizer
 from algos import LMPolicy
 from tests.helpers.chat_families import CHATML, byte_tokenizer, scripted_model
 from textenv import TextVectorEnv
-from textenv.envs.limits import Ends
+from textenv.envs.limits import StopConditions
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool>"]
 PIECES = ["a", "b", "\n", " ", "é", "。", "😀", "user", *SPECIAL]
@@ -69,7 +69,7 @@ def test_a_turn_ends_where_its_decoded_text_first_has_the_stop(name, stop):
 def test_a_part_of_a_character_may_complete_any_stop_text():
     """ByT5 decodes it to nothing."""
     tokenizer = byt5()
-    ends = Ends(tokenizer, ["。"])
+    ends = StopConditions(tokenizer, ["。"])
     assert ends.may_complete[tokenizer("。", add_special_tokens=False)["input_ids"]].all()
     assert not ends.may_complete[tokenizer("ab", add_special_tokens=False)["input_ids"]].any()
 

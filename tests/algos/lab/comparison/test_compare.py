@@ -55,7 +55,10 @@ def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
 
 
 def test_scores_are_0_untrained_and_1_solved_or_best_seen():
-    runs = [run_of(1, returns=[2.0], after=8.0, before=1.0), run_of(2, returns=[2.0], after=5.0, before=3.0)]
+    runs = [
+        run_of(1, returns=[2.0], after=8.0, before=1.0),
+        run_of(2, returns=[2.0], after=5.0, before=3.0),
+    ]
     score = normalise(runs)  # 0 is 2, 1 is 10
     assert score(2.0) == 0 and score(10.0) == 1 and score(4.0) == 0.25
     for run in runs:
