@@ -103,8 +103,8 @@ PLACES: Mapping[str, str] = {
 
 ADVICE: Mapping[str, str] = {
     # Numbers of something else, and switches where we have a number
-    "num_minibatches": "minibatch_size is the size of one: steps (text: answers) of a rollout, divided by their number",
-    "num_mini_batches": "minibatch_size is the size of one: steps (text: answers) of a rollout, divided by their number",
+    "num_minibatches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
+    "num_mini_batches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
     "train_batch_size": "num_episodes is the number of answers of an iteration: prompts times answers for each",
     "ppo_mini_batch_size": "minibatch_size counts answers: prompts times answers for each",
     "target_network_frequency": "target_update_gradient_steps counts optimizer steps, not steps of the environment",
