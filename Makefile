@@ -16,15 +16,15 @@ real: .venv/ready
 	$(BIN)/python examples/film_reviews.py
 
 test: .venv/ready
-	$(BIN)/pytest -n 2 --dist loadfile -q -rs
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs
 
 # And the learning runs of seconds that are marked `long`: what CI runs.
 test-all: .venv/ready
-	$(BIN)/pytest -n 2 --dist loadfile -q -rs -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow"
 
 # The suite as another processor rounds (tests/helpers/rounding.py), or the TESTS that are named; two to three times as long.
 rounding: .venv/ready
-	$(BIN)/pytest -n 2 --dist loadfile -q -rs -p tests.helpers.rounding --timeout 900 $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -p tests.helpers.rounding --timeout 900 $(TESTS)
 
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready
@@ -68,7 +68,7 @@ fuzz: .venv/ready
 gpu: .venv/ready
 	@mkdir -p runs
 	$(BIN)/python examples/benchmarks/run.py --suite gpu --device $(DEVICE) --json runs/gpu-$(DEVICE).json
-	TEXTENV_DEVICE=$(DEVICE) $(BIN)/pytest -n 2 --dist loadfile -q -rs -m "not slow" $(TESTS)
+	TEXTENV_DEVICE=$(DEVICE) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow" $(TESTS)
 
 # vLLM on the CPU against transformers, in an environment of its own: 3.6 GB and 5 minutes to install. torchvision,
 # torchaudio and torchcodec, which vLLM names as requirements, are left out: they are for images and sound.

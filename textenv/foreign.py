@@ -13,24 +13,24 @@ RENAMED: Mapping[str, str | tuple[str, ...]] = {
     "episodes": "num_episodes", "max_episodes": "num_episodes", "n_eval_episodes": "num_episodes",
     "num_generations": "group_size", "rloo_k": "group_size", "rollout_n": "group_size",
     "n_samples_per_prompt": "group_size",
-    "batch_size": "minibatch_size", "mini_batch_size": "minibatch_size", "ppo_mini_batch_size": "minibatch_size",
-    "per_device_train_batch_size": "minibatch_size", "num_minibatches": "minibatch_size",
-    "num_mini_batches": "minibatch_size", "local_mini_batch_size": "minibatch_size",
+    "batch_size": "minibatch_size", "mini_batch_size": "minibatch_size",
+    "per_device_train_batch_size": "minibatch_size",
+    "local_mini_batch_size": "minibatch_size",
     "backward_batch_size": "micro_batch_size",
     "ppo_micro_batch_size": "micro_batch_size", "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-    "generation_batch_size": "num_episodes", "train_batch_size": "num_episodes", "gen_batch_size": "num_episodes",
+    "generation_batch_size": "num_episodes", "gen_batch_size": "num_episodes",
     "epochs": "num_epochs", "n_epochs": "num_epochs", "num_ppo_epochs": "num_epochs", "ppo_epochs": "num_epochs",
     "update_epochs": "num_epochs", "train_freq": "num_steps",
     "train_frequency": "num_steps",
     # The optimizer
-    "lr": "learning_rate", "anneal_lr": "final_learning_rate", "vf_lr": "value_learning_rate",
+    "lr": "learning_rate", "vf_lr": "value_learning_rate",
     "adam_epsilon": "adam_eps", "eps": "adam_eps", "betas": "adam_betas", "warmup": "warmup_ratio",
     "lr_warmup_steps_ratio": "warmup_ratio", "grad_clip": "max_grad_norm", "clip_grad": "max_grad_norm",
     # The losses
     "clip_coef": "clip_range", "clip_eps": "clip_range", "eps_clip": "clip_range", "cliprange": "clip_range",
     "clip_ratio": "clip_range", "clip_ratio_low": "clip_range", "clip_ratio_high": "clip_higher",
     "epsilon": "clip_range", "epsilon_high": "clip_higher", "cliprange_value": "clip_range_vf",
-    "clip_vloss": "clip_range_vf", "value_clip_range": "clip_range_vf", "entropy_coef": "ent_coef",
+    "value_clip_range": "clip_range_vf", "entropy_coef": "ent_coef",
     "entropy_coeff": "ent_coef", "entropy_coefficient": "ent_coef", "value_coefficient": "vf_coef",
     "lam": "gae_lambda", "discount": "gamma", "norm_adv": "normalize_advantage",
     "whiten_advantages": "normalize_advantage", "norm_reward": "normalize_rewards", "scale_rewards": "scale_by_std",
@@ -40,13 +40,12 @@ RENAMED: Mapping[str, str | tuple[str, ...]] = {
     "vllm_importance_sampling_clip_max": "max_importance_weight",
     "vllm_importance_sampling_cap": "max_importance_weight",
     # The KL
-    "beta": "kl_coef", "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef", "kl_loss_coef": "kl_coef",
+    "beta": "kl_coef", "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef",
     "coefficient": "coef", "kl_estimator": "estimator", "kl_loss_type": "estimator",
     # DQN
     "exploration_final_eps": "final_exploration", "end_e": "final_exploration",
     "exploration_share": "exploration_fraction", "target_every": "target_update_gradient_steps",
-    "target_network_frequency": "target_update_gradient_steps",
-    "target_update_interval": "target_update_gradient_steps", "policy_delay": "target_update_gradient_steps",
+    "policy_delay": "target_update_gradient_steps",
     # Runs
     "output_dir": "run_dir", "log_dir": "run_dir", "log_path": "run_dir", "default_local_dir": "run_dir",
     "exp_name": "run_dir", "run_name": "run_dir", "experiment_name": "run_dir",
@@ -103,6 +102,17 @@ PLACES: Mapping[str, str] = {
 """Where our name is written, in Python; others are fields of an algorithm's config."""
 
 ADVICE: Mapping[str, str] = {
+    # Numbers of something else, and switches where we have a number
+    "num_minibatches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
+    "num_mini_batches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
+    "train_batch_size": "num_episodes is the number of answers of an iteration: prompts times answers for each",
+    "ppo_mini_batch_size": "minibatch_size counts answers: prompts times answers for each",
+    "target_network_frequency": "target_update_gradient_steps counts optimizer steps, not steps of the environment",
+    "target_update_interval": "target_update_gradient_steps counts optimizer steps, not steps of the environment",
+    "anneal_lr": "final_learning_rate=0.0 lets the learning rate fall to 0, None (the default) leaves it",
+    "clip_vloss": "clip_range_vf=0.2 clips the value loss, None (the default) does not",
+    "kl_loss_coef": "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") charges the KL in the loss, "
+    "kl_coef=β in the reward",
     # Lengths that are counted in another way
     "steps": "num_steps are the steps of a slot in a rollout, and learn(total_steps) is the length of the training",
     "max_steps": "the length of the training is learn(total_steps), in sampled tokens (text) or actions (control), not "
@@ -240,6 +250,8 @@ FLAGS: Mapping[str, str] = {
     "use_sde": "--policy gsde", "sde_sample_freq": "--policy gsde --policy-kwargs '{\"sde_sample_freq\": 4}'",
     "log_std_init": "--policy gsde --policy-kwargs '{\"log_std_init\": -1.0}'",
     "beta": "--kl-coef charges the KL in the reward; in the loss, as TRL's GRPO, it is for Python (KLPenalty)",
+    "kl_loss_coef": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
+    "num_generations": "--algo grpo --config.group-size is the number of answers for each prompt",
     "use_kl_in_reward": "--kl-coef charges the KL in the reward", "adv_estimator": "it is --algo: ppo, grpo, rloo, …",
     "use_kl_loss": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
     "env_kwargs": "--env-kwargs '{\"name\": value}'", "policy_kwargs": "--policy-kwargs '{\"hidden\": [64, 64]}'",

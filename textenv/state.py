@@ -1,16 +1,18 @@
 """State of the objects that a training calls, such as rewards, tasks, tools and callbacks: saved, restored, frozen.
 
 An object has a state if its class has ``state_dict`` and ``load_state_dict``. It is found wherever it is used: as an
-attribute, in a list or mapping, inside `functools.partial`, as the owner of a method, and as a variable of a function.
+attribute of an object, its class or a function, in a list or mapping, inside `functools.partial`, as the owner of a
+method, and as a variable or default of a function, also of one inside a decorator.
 """
 
 import copy
 import functools
-import inspect
+import random
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 DEPTH = 10
@@ -57,7 +59,7 @@ def stateful_objects(owner: Any) -> dict[str, Stateful]:
 def states_of(owner: Any) -> dict[str, dict[str, Any]]:
     """Return the ``class`` and ``state`` of each object with a state that an object uses, by path."""
     present = stateful_objects(owner)
-    return {path: {"class": class_name(used), "state": used.state_dict()} for path, used in present.items()}
+    return {path: {"class": type(used).__qualname__, "state": used.state_dict()} for path, used in present.items()}
 
 
 def set_states(owner: Any, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -67,12 +69,13 @@ def set_states(owner: Any, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
         Paths of the states that fit no object, and of the objects that got none.
     """
     present = stateful_objects(owner)
-    fitting = {
-        path: used for path, used in present.items() if path in saved and saved[path]["class"] == class_name(used)
-    }
-    for path, used in fitting.items():
-        used.load_state_dict(copy.deepcopy(saved[path]["state"]))  # the object may go on writing into it
-    return sorted((saved.keys() | present.keys()) - fitting.keys())
+    fitting = set()
+    for path, used in present.items():
+        # Without its module, whose name changes with the place of a file, and with the program that imports it
+        if path in saved and str(saved[path]["class"]).endswith(type(used).__qualname__):
+            used.load_state_dict(copy.deepcopy(saved[path]["state"]))  # the object may go on writing into it
+            fitting.add(path)
+    return sorted((saved.keys() | present.keys()) - fitting)
 
 
 def copy_states(source: Any, target: Any) -> None:
@@ -82,12 +85,33 @@ def copy_states(source: Any, target: Any) -> None:
 
 @contextmanager
 def frozen_states(owner: Any) -> Iterator[None]:
-    """Context after which the objects that an object uses have the state from before."""
-    before = copy.deepcopy(states_of(owner))
+    """Context after which the objects that an object uses, and the global random generators, are as before."""
+    states = copy.deepcopy(states_of(owner))
+    random_states = global_random_states()
     try:
         yield
     finally:
-        set_states(owner, before)
+        set_states(owner, states)
+        set_global_random_states(random_states)
+
+
+def global_random_states() -> dict[str, Any]:
+    """Return the states of the random generators that `random`, `numpy.random` and torch share with all code."""
+    states: dict[str, Any] = {"python": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if "torch" in sys.modules:
+        states["torch"] = sys.modules["torch"].get_rng_state()
+    return states
+
+
+def set_global_random_states(states: Mapping[str, Any]) -> None:
+    """Restore what `global_random_states` returned."""
+    random.setstate(states["python"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "torch" in states:
+        sys.modules["torch"].set_rng_state(states["torch"])
 
 
 def class_name(used: Any) -> str:
@@ -117,23 +141,58 @@ def _parts(used: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts(used.keywords)
     elif isinstance(used, MethodType):
         yield "self", used.__self__
+        yield "func", used.__func__
     elif isinstance(used, FunctionType):
         yield from variables_of(used)
+        yield from vars(used).items()  # `functools.wraps` notes the function inside a decorator there
+    elif isinstance(used, type):
+        yield from _class_attributes(used)
     elif isinstance(used, Mapping):
         if len(used) <= MOST_ENTRIES:
             yield from ((str(name), part) for name, part in used.items())
-    elif isinstance(used, (list, tuple)):
+    elif isinstance(used, (list, tuple, deque)):
         if len(used) <= MOST_ENTRIES:
-            yield from ((str(place), part) for place, part in enumerate(used))
-    elif hasattr(used, "__dict__"):
-        yield from vars(used).items()
+            yield from ((str(index), part) for index, part in enumerate(used))
+    else:
+        names = set()
+        for part_of in (attributes_of(used), *map(_class_attributes, type(used).__mro__)):
+            for name, part in part_of:
+                if name not in names:  # else an attribute of the object, or of a subclass, hides it
+                    names.add(name)
+                    yield name, part
+
+
+def attributes_of(used: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object itself, those in slots too, with their names."""
+    yield from getattr(used, "__dict__", {}).items()
+    for kind in type(used).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name != "__dict__" and hasattr(used, name):
+                yield name, getattr(used, name)
+
+
+def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes and functions of a class of the user's, with their names."""
+    if _is_library(kind) or _root(kind) == "textenv":
+        return
+    for name, value in vars(kind).items():
+        if isinstance(value, (staticmethod, classmethod)):
+            yield name, value.__func__
+        elif isinstance(value, property):
+            yield name, value.fget
+        elif not name.startswith("__") or isinstance(value, FunctionType):
+            yield name, value
 
 
 def variables_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of its module and of enclosing functions that a function reads, with their names."""
-    function = inspect.unwrap(function)
+    """Yield a function's defaults and what it reads of its module and of enclosing functions, with their names."""
     if not isinstance(function, FunctionType):
         return
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -160,19 +219,22 @@ def _has_state(used: Any) -> bool:
 
 
 def _is_foreign(used: Any) -> bool:
-    """True for values without parts, modules, classes, and objects of `LIBRARIES`, such as models and environments."""
-    if isinstance(used, (str, bytes, int, float, complex, type, ModuleType, type(None))):
+    """True for values without parts, modules, and objects of `LIBRARIES`, such as models and environments."""
+    if isinstance(used, (str, bytes, int, float, complex, ModuleType, type(None))):
         return True
+    if isinstance(used, type):
+        return _is_library(used) or _root(used) == "textenv"
     if isinstance(used, (FunctionType, MethodType)):
         return _is_library(used)
     kind = type(used)
-    containers = (functools.partial, Mapping, list, tuple)
-    if isinstance(used, containers) and kind.__module__ in ("builtins", "functools", "collections"):
+    containers = (functools.partial, Mapping, list, tuple, deque, SimpleNamespace)
+    if isinstance(used, containers) and kind.__module__ in ("builtins", "functools", "collections", "types"):
         return False
+    if hasattr(used, "__wrapped__"):  # of `functools.lru_cache`, in C
+        return _is_library(used.__wrapped__)
     if any(_root(base) in ("gymnasium", "algos") for base in kind.__mro__):
         return True
-    is_module = any(_root(base) == "torch" for base in kind.__mro__)
-    return _is_library(kind) or (is_module and not _has_state(used))
+    return _is_library(kind)
 
 
 def _is_library(code: Any) -> bool:

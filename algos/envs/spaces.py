@@ -193,7 +193,9 @@ def _describe_bound(values: np.ndarray, bounded: np.ndarray, infinite: str) -> A
     for index, number in enumerate(numbers):
         if not has_bound[index]:
             numbers[index] = infinite
-        elif math.isinf(number):  # a lower bound of inf, or an upper one of -inf
+        elif (
+            math.isinf(number) or isinstance(number, int) and number >= 2**63
+        ):  # a lower bound of inf, or an upper one of -inf
             numbers[index] = str(number)
     if numbers and numbers.count(numbers[0]) == len(numbers):
         return numbers[0]
@@ -209,7 +211,9 @@ def _restore_bound(saved: Any, shape: tuple[int, ...], dtype: Any, infinite: str
     else:
         lowest, highest = _limits(dtype)
         limit = lowest if infinite == "-inf" else highest
-        numbers = [limit if number == infinite else number for number in numbers]
+        numbers = [limit if number == infinite else int(number) for number in numbers]
+        if not all(lowest <= number <= highest for number in numbers):
+            raise ValueError(f"a bound of {dtype.__name__} was saved that is not from {lowest} to {highest}")
     values = np.array(numbers, dtype=dtype)
     if not isinstance(saved, list):
         return np.full(shape, values[0]), np.full(shape, bounded[0])

@@ -129,7 +129,7 @@ def save_objects(env: Any, folder: Path) -> None:
 def load_objects(folder: str | Path, env: Any) -> None:
     """Put the rewards and other objects of an environment into the state in which a saved agent was trained.
 
-    An object whose path or class is another than in the training is left as it is.
+    An object whose path or class is another than in the training is left as it is, and named in the log.
 
     Args:
         folder: of the saved agent; without states in it, nothing happens.
@@ -147,9 +147,11 @@ def load_objects(folder: str | Path, env: Any) -> None:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
             states = from_json(parse_json(file.metadata()["states"]), tensors)
-        set_states(user_objects(env), states)
+        different = set_states(user_objects(env), states)
     except Exception as error:  # complete, but not written by `save_objects`: anything may fail
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if different:
+        logger.warning("the state of %s is not that of the training: it begins anew", ", ".join(different))
 
 
 def _known(part: Any) -> bool:

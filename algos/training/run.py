@@ -22,7 +22,7 @@ from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
 from textenv.acceleration import TAKEN
-from textenv.state import set_states, states_of
+from textenv.state import global_random_states, set_global_random_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
 OF_RANK = ("policy_generator", "policy_memory", "collector")
@@ -215,16 +215,19 @@ class Run:
         if same := len(ranks) + 1 == collectives.world_size():
             own = ranks[collectives.rank() - 1] if collectives.rank() else {}
             environment = own.pop("environment", environment)
+            random_states = own.pop("random", state.get("random"))  # absent before version 0.10
             state["agent"] |= own
         else:
             said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
             logger.warning(said, len(ranks) + 1, collectives.world_size())
-            environment = None
+            environment = random_states = None
             restore_objects(agent.env, state["environment"])
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:
             set_env_state(agent.env, environment)
         agent.load_state_dict(state["agent"])
+        if random_states is not None:  # rewards may use these generators
+            set_global_random_states(random_states)
         if state.get("frozen", self.frozen) != self.frozen:
             logger.warning(
                 "the weights of the policy that are not trained are other ones than in the run %s, so it goes on as "
@@ -333,7 +336,8 @@ class Run:
         """Return everything that a resumed run needs; the other ranks' part comes from them."""
         agent = self.agent.state_dict()
         environment = env_state(self.agent.env)
-        of_this_rank = {name: agent[name] for name in OF_RANK} | {"environment": environment}
+        of_this_rank = {name: agent[name] for name in OF_RANK}
+        of_this_rank |= {"environment": environment, "random": global_random_states()}
         _, *ranks = collectives.gather(of_this_rank)
         return {
             "algorithm": type(self.agent).__name__,
@@ -345,6 +349,7 @@ class Run:
             "agent": agent,
             "frozen": self.frozen,
             "environment": environment,
+            "random": of_this_rank["random"],
             "ranks": ranks,
             "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
             "listeners": states_of(self.listeners),

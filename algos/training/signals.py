@@ -23,6 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, name: str, message: str, *, resumable: bool = True) -> None:
         super().__init__(message)
+        self.name = name
         self.status = 128 + signal.Signals[name]
         """Exit status of a program ended by this signal."""
         self.resumable = resumable

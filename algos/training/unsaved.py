@@ -1,11 +1,14 @@
 """`UnsavedState`: what a training changes in a user's objects and no checkpoint has."""
 
+import inspect
+import itertools
 import logging
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from pickle import dumps
 from random import Random
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 from algos.storage.env_state import user_objects
 from textenv.rewards.calling import reward_name
-from textenv.state import class_name, stateful_objects, used_objects, variables_of
+from textenv.state import attributes_of, class_name, stateful_objects, used_objects, variables_of
 
 logger = logging.getLogger(__name__)
 OURS = ("algos.", "textenv.")
@@ -67,7 +70,7 @@ class UnsavedState:
             for name, fingerprint in _attributes(values):
                 fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
         for used in self._stateless_objects():
-            attributes = dict(vars(used))
+            attributes = dict(vars(used) if isinstance(used, type) else attributes_of(used))
             if isinstance(used, FunctionType):
                 attributes |= dict(variables_of(used))
             for name, fingerprint in _attributes(attributes):
@@ -79,8 +82,9 @@ class UnsavedState:
         objects = user_objects(self.agent.env)
         saved = {id(used) for used in stateful_objects(objects).values()}
         for _, used in used_objects(objects):
-            defined = used if isinstance(used, FunctionType) else type(used)
-            is_own = hasattr(used, "__dict__") and not f"{defined.__module__}.".startswith((*OURS, "functools."))
+            defined = used if isinstance(used, (FunctionType, type)) else type(used)
+            has_attributes = hasattr(used, "__dict__") or hasattr(defined, "__slots__")
+            is_own = has_attributes and not f"{defined.__module__}.".startswith((*OURS, "functools."))
             if is_own and id(used) not in saved:
                 yield used
 
@@ -133,6 +137,12 @@ def _fingerprint(value: Any) -> Hashable:
         return _fingerprint(value.get_state())
     if isinstance(value, (np.random.Generator, Random)):
         return zlib.crc32(dumps(value))
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if isinstance(value, GeneratorType):
+        return _of_parts(inspect.getgeneratorlocals(value).values())
+    if isinstance(value, ContextVar):
+        return _fingerprint(value.get(None))
     if isinstance(value, Mapping):
         return _of_parts(value.values())
     if type(value).__module__ in ("builtins", "collections") and isinstance(value, (list, tuple, set)):

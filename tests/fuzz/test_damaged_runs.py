@@ -12,7 +12,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("first", "every"),
-    [pytest.param(0, 997, marks=pytest.mark.long), pytest.param(1, 97, marks=pytest.mark.slow)],
+    [pytest.param(0, 2999, marks=pytest.mark.long), pytest.param(1, 97, marks=pytest.mark.slow)],
     ids=["some", "more"],
 )
 def test_a_damaged_run_ends_in_a_sentence(runs, tmp_path, first, every):

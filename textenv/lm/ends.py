@@ -186,12 +186,15 @@ def _text_after_answer(tokenizer: PreTrainedTokenizerBase, *, following: str = "
     chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER}]
     if following:
         chat.append({"role": following, "content": "."})
-    try:
-        rendered = render(chat, tokenizer, add_generation_prompt=False)
-    except ValueError:  # the template takes no such chat
-        return ""
-    _, shown, after = rendered.rpartition(_ANSWER)
-    return after.lstrip() if shown else ""
+    # Some templates refuse a chat without a system message
+    for beginning in ([], [{"role": "system", "content": "."}]):
+        try:
+            rendered = render([*beginning, *chat], tokenizer, add_generation_prompt=False)
+        except ValueError:  # the template takes no such chat
+            continue
+        _, shown, after = rendered.rpartition(_ANSWER)
+        return after.lstrip() if shown else ""
+    return ""
 
 
 def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -145,6 +146,8 @@ def _name_of_self(function: Callable[..., Any]) -> str | None:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    if "torch" in sys.modules and isinstance(function, sys.modules["torch"].nn.Module):
+        function = function.forward  # its call takes any arguments, and passes them on
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin without a signature

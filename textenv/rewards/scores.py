@@ -233,8 +233,11 @@ def order_problem(values: Any) -> str:
         return "a DataFrame, whose entries are names of columns"
     if isinstance(values, pandas.Series):
         labels = values.index.tolist()
-        if labels != list(range(len(labels))) and set(labels) == set(range(len(labels))):
-            return f"a Series with the index {labels!r:.80}, as after a sort (undo it by .sort_index())"
+        if not pandas.api.types.is_integer_dtype(values.index) or labels != sorted(labels):
+            return (
+                f"a Series with the index {labels!r:.80}, which does not show its order (if it is right, return "
+                ".tolist(); after a sort, undo it by .sort_index())"
+            )
     return ""
 
 

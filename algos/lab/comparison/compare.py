@@ -22,7 +22,7 @@ from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
 from algos.make import absolute_paths
 from algos.storage.run_folder import checkpoints, holds_run
-from algos.training.signals import Interrupted
+from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
@@ -121,7 +121,7 @@ def compare(
 
     Raises:
         FileExistsError: if the folder has a run of a case and seed that was trained with other settings.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C; says how many runs have finished.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C, SIGTERM or SIGHUP; says how many runs have finished.
         ValueError: if a case, a number or a function cannot be used.
     """
     from algos.lab.comparison.report import Report, write_report
@@ -258,6 +258,7 @@ def train_all(
 
     # Training: two processes of one thread are faster than one of two threads
     results: list[RunResult | None] = []
+    signal_name = "SIGINT"
     if not processes:
         for job in jobs:
             results.append(_run(job))
@@ -266,14 +267,20 @@ def train_all(
     else:
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             try:
-                results = list(pool.map(_run, jobs))
-            except KeyboardInterrupt:  # the workers have got the same signal, and write their checkpoints
+                with interrupted_by_signals("in a comparison"):
+                    results = list(pool.map(_run, jobs))
+            except Interrupted as interrupted:
+                # Ctrl-C at a terminal has reached the workers too, other signals have not. They write their checkpoints
+                signal_name = interrupted.name
+                for worker in multiprocessing.active_children():
+                    worker.terminate()
+                pool.shutdown(cancel_futures=True)
                 results = []
     runs = [run for run in results if run is not None]
     if len(runs) < len(jobs):
         finished = sum(_finished(job.folder) for job in jobs)
         message = f"stopped: {finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
-        raise Interrupted("SIGINT", message, resumable=False)
+        raise Interrupted(signal_name, message, resumable=False)
     order = [(case.env_id, str(case)) for case in cases]
     return sorted(runs, key=lambda run: (order.index((run.env, run.case)), run.seed))
 

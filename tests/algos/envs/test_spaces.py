@@ -137,6 +137,16 @@ def test_actions_that_torch_cannot_hold_are_refused_when_the_policy_is_made(spac
         MLPPolicy(VECTOR, space)
 
 
+def test_the_full_range_of_uint64_is_saved_in_files_without_integers_so_large():
+    space = spaces.Box(0, 2**64 - 1, (2,), np.uint64)
+    saved = json.loads(json.dumps(describe_space(space)))
+    assert saved["high"] == "18446744073709551615"
+    assert restore_space(saved) == space
+    for damaged in ("18446744073709551616", "-1", "9" * 100, "nine"):
+        with pytest.raises(ValueError, match=r"a bound of uint64 was saved|invalid literal"):
+            restore_space(saved | {"high": damaged})
+
+
 # --- saved policies act alike --------------------------------------------------------------------
 
 

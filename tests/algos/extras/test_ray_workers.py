@@ -260,8 +260,7 @@ def statistics(agent):
     return reward.state_dict()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)])
 def test_the_state_of_rewards_in_workers_is_kept_to_the_bit(count, cluster, tmp_path, caplog):
     """One worker has the statistics of one process; of several, each has its own."""
     whole, first, second, one = (AGENTS["ppo_normalized"]() for _ in range(4))

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import random
 
 import numpy as np
 import pytest
@@ -63,6 +64,92 @@ def a_closure():
     return lambda completions: [x for x in inner(completions=completions)]  # noqa: C416 (a function inside)
 
 
+def a_default():
+    def score(completions, normalize=Normalize(length)):  # noqa: B008 (on purpose)
+        return normalize(completions=completions)
+
+    return score
+
+
+def decorated(function):
+    normalize = Normalize(function)
+
+    @functools.wraps(function)
+    def normalized(completions):
+        return normalize(completions=completions)
+
+    return normalized
+
+
+class OfClass:
+    """Its state is an attribute of the class, in this process too."""
+
+    def __call__(self, completions):
+        return self.normalize(completions=completions)
+
+
+def of_class():
+    OfClass.normalize = Normalize(length)
+    return OfClass()
+
+
+class InSlot:
+    __slots__ = ("normalize",)
+
+    def __init__(self):
+        self.normalize = Normalize(length)
+
+    def __call__(self, completions):
+        return self.normalize(completions=completions)
+
+
+class ReadsGlobal:
+    def __call__(self, completions):
+        return GLOBAL["normalize"](completions=completions)
+
+
+GLOBAL = {}
+
+
+def reads_global():
+    GLOBAL["normalize"] = Normalize(length)
+    return ReadsGlobal()
+
+
+def an_attribute():
+    def score(completions):
+        return score.normalize(completions=completions)
+
+    score.normalize = Normalize(length)
+    return score
+
+
+def memoized():
+    normalize = Normalize(length)
+
+    @functools.lru_cache
+    def normalized(texts):
+        return tuple(normalize(completions=list(texts)))
+
+    return lambda completions: list(normalized(tuple(completions)))
+
+
+class InModule(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.normalize = Normalize(length)
+
+    def forward(self, completions):
+        return self.normalize(completions=completions)
+
+
+def global_generators():
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return lambda completions: [random.random() + np.random.rand() + torch.rand(()).item() for _ in completions]
+
+
 def weighted():
     return Rewards({"long": Normalize(length), "b": (lambda completions: [text.count("b") for text in completions], 2)})
 
@@ -77,6 +164,15 @@ REWARDS = {
     "method": lambda: Curriculum().score,
     "partial": lambda: functools.partial(Curriculum().score),
     "own task": OwnTask,
+    "default": a_default,
+    "inside a decorator": lambda: decorated(length),
+    "attribute of a class": of_class,
+    "in a slot": InSlot,
+    "variable that a method reads": reads_global,
+    "attribute of a function": an_attribute,
+    "inside a cache": memoized,
+    "in a torch module": InModule,
+    "global random generators": global_generators,
 }
 
 
@@ -104,10 +200,12 @@ def weights(agent):
 @pytest.mark.parametrize("kind", REWARDS)
 def test_a_resumed_reward_goes_on_from_its_state(kind, tmp_path):
     """Metrics, samples, tokens and weights, to the last bit."""
-    whole, first, second = (make_agent(REWARDS[kind]()) for _ in range(3))
     one, other = tmp_path / "whole", tmp_path / "interrupted"
+    whole = make_agent(REWARDS[kind]())
     whole.learn(TOTAL, run_dir=one, sample_every=2)
+    first = make_agent(REWARDS[kind]())
     first.learn(TOTAL, run_dir=other, sample_every=2, on_iteration=lambda metrics: metrics["iteration"] == 3)
+    second = make_agent(REWARDS[kind]())
     second.learn(TOTAL, run_dir=other, sample_every=2, resume=other)
     for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
         assert rows(other / name) == rows(one / name), name
@@ -150,7 +248,9 @@ def test_normalized_scores_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "its own"])
-@pytest.mark.parametrize("kind", ["Normalize", "among Rewards", "own object", "own task"])
+@pytest.mark.parametrize(
+    "kind", ["Normalize", "among Rewards", "own object", "own task", "default", "in a slot", "in a torch module"]
+)
 def test_evaluations_use_the_state_of_training_and_leave_it(kind, shared, tmp_path):
     """Whether the environment of the evaluation has the training's reward or one of its own."""
     returns, histories = [], []

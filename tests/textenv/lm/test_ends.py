@@ -63,6 +63,14 @@ def test_the_set_has_eos_the_ids_of_the_model_and_the_end_of_the_template(name):
     assert env.ends.texts == ends.texts
 
 
+def test_a_template_that_wants_a_system_message_ends_turns_too():
+    family = FAMILIES["chatml, end not special"]
+    refusal = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('need system') }}{% endif %}"
+    tokenizer = tokenizer_of(family._replace(template=refusal + family.template))
+    assert turn_ends(tokenizer).ids == turn_ends(tokenizer_of(family)).ids
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in turn_ends(tokenizer).ids
+
+
 @pytest.mark.parametrize(("name", "end"), CASES)
 def test_all_end_a_turn_at_the_same_token(name, end):
     policy = policy_of(name, end)

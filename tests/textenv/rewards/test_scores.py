@@ -70,6 +70,11 @@ def test_numbers_of_every_kind_are_scores_of_tokens(tokens):
 OUT_OF_ORDER = {
     "set": ({3.0, 1.0, 2.0, 0.5}, "a set, which has no order"),
     "sorted": (pd.Series(NUMBERS).sort_values(), r"a Series with the index \[1, 3, 0, 2\].*sort_index"),
+    "by its answer": (
+        pd.Series(NUMBERS, index=[*"badc"]).sort_index(),
+        r"index \['a', 'b', 'c', 'd'\], which does not",
+    ),
+    "filtered": (pd.Series(NUMBERS, index=[3, 9, 7, 5]), r"index \[3, 9, 7, 5\], which does not show its order"),
     "named": ({"part": pd.Series(NUMBERS).sort_values()}, r"a Series with the index \[1, 3, 0, 2\]"),
     "frame": (pd.DataFrame({"a": NUMBERS, "b": NUMBERS, "c": NUMBERS}), "a DataFrame, whose entries are names"),
     "bytes": (b"1234", "returned b'1234' for 4 completions"),

@@ -4,9 +4,13 @@ import csv
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +28,8 @@ from algos.lab.comparison.summary import (
 )
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
@@ -322,6 +328,41 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_without(tmp_path):
     assert first.stat().st_mtime_ns == written
     for name in ("mean_return", "return before", "last return", "update/kl", "steps"):
         assert cut["CartPole-v1:a2c"][name] == whole["CartPole-v1:a2c"][name], name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_the_comparison_alone_reaches_its_workers(name, tmp_path):
+    """They went on with all jobs that waited for them, after it had gone (SIGTERM) or with it waiting (SIGINT)."""
+    run_dir = tmp_path / "runs"
+    program = (
+        "import algos\n"
+        "if __name__ == '__main__':\n"
+        f"    options = dict(run_dir={str(run_dir)!r}, seeds=4, total_steps=10**8, processes=2, quiet=True)\n"
+        "    algos.compare('CartPole-v1', **options)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as process:
+        end = time.monotonic() + 120
+        while len([*run_dir.glob("*/checkpoints/step-*")]) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(getattr(signal, name))
+        try:
+            _, error = process.communicate(timeout=120)  # which waits for all that write there
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != 0
+    assert "stopped: 0 of 4 runs have finished; the same command goes on" in error
+    assert len([*run_dir.glob("*")]) == 2, "a job that waited was begun"
 
 
 def test_an_algorithm_is_a_class_too(tmp_path):
