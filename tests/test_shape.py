@@ -140,6 +140,18 @@ UNFOLDED = """
     textenv/importing.py textenv/processes.py
     textenv/rewards/composite.py
     textenv/rewards/scores.py
+    textenv/rewards/calling.py
+    textenv/rewards/reward_model.py
+    textenv/rewards/transforms.py
+    textenv/rewards/training.py
+    textenv/rewards/metrics.py
+    textenv/rewards/workers.py
+    textenv/rewards/packages.py
+    textenv/rewards/patterns.py
+    textenv/rewards/numeric.py
+    textenv/rewards/answer.py
+    textenv/rewards/references.py
+    textenv/rewards/lengths.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
