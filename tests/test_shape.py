@@ -152,6 +152,10 @@ UNFOLDED = """
     textenv/rewards/answer.py
     textenv/rewards/references.py
     textenv/rewards/lengths.py
+    textenv/checks/env_checker.py
+    textenv/checks/env_driver.py
+    textenv/checks/reward_checker.py
+    textenv/checks/reward_probes.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
