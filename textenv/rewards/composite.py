@@ -363,7 +363,7 @@ class Rewards:
             for part, _ in failing:
                 if len(part) == 1:
                     failed_rows.add(part.first)
-                else:
+                elif len(part) > 1:
                     longer_parts.append(part)
             halves = list(itertools.chain.from_iterable(part.cut(2) for part in longer_parts))
             half_results = list(zip(halves, self._run_each(name, halves), strict=True))
