@@ -138,6 +138,24 @@ UNFOLDED = """
     textenv/state.py textenv/lm/answers.py textenv/prompts/messages.py algos/envs/spaces.py algos/envs/batching.py
     algos/envs/flatten.py algos/training/signals.py algos/training/unsaved.py algos/cli/user_code.py
     textenv/importing.py textenv/processes.py
+    textenv/rewards/composite.py
+    textenv/rewards/scores.py
+    textenv/rewards/calling.py
+    textenv/rewards/reward_model.py
+    textenv/rewards/transforms.py
+    textenv/rewards/training.py
+    textenv/rewards/metrics.py
+    textenv/rewards/workers.py
+    textenv/rewards/packages.py
+    textenv/rewards/patterns.py
+    textenv/rewards/numeric.py
+    textenv/rewards/answer.py
+    textenv/rewards/references.py
+    textenv/rewards/lengths.py
+    textenv/checks/env_checker.py
+    textenv/checks/env_driver.py
+    textenv/checks/reward_checker.py
+    textenv/checks/reward_probes.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

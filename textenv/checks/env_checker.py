@@ -1,16 +1,22 @@
 """`check_text_env`: checks for common bugs in text environments."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from textenv.checks.env_driver import MAX_STEPS, EnvDriver, Seen, ids_of
+from textenv.checks.env_driver import MAX_STEPS, EnvDriver, ScriptedStep, StepResult, ids_of
 from textenv.prompts.plain_text import plain_text
-from textenv.rollout import allowed_tokens, is_episode_env
+from textenv.rollout import Allowed, allowed_tokens, is_episode_env
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from torch import Tensor
 
 NO_EOS = "EOS is forbidden here or unknown (it is read from env.tokenizer)"
 NO_EOS_HERE = "the action mask or a limit prevents EOS where this check needs it"
@@ -28,7 +34,11 @@ class CheckResult(NamedTuple):
     @property
     def verdict(self) -> str:
         """Result in words: the problem, ``"not checked: ..."`` or ``"holds"``."""
-        return self.problem or (f"not checked: {self.left_out}" if self.left_out else "holds")
+        if self.problem:
+            return self.problem
+        if self.left_out:
+            return f"not checked: {self.left_out}"
+        return "holds"
 
 
 def check_text_env(env: Any) -> None:
@@ -51,23 +61,24 @@ def raise_if_broken(results: Sequence[CheckResult], *, owner: str = "") -> None:
     """Raise a ValueError that lists all failed checks, if there are any."""
     broken = [result for result in results if result.problem]
     if broken:
-        raise ValueError(
-            f"{owner}{len(broken)} of {len(results)} checks failed:\n"
-            + "\n".join(f"- {name}: {problem}" for name, problem, _ in broken)
-        )
+        problems = "\n".join(f"- {result.name}: {result.problem}" for result in broken)
+        raise ValueError(f"{owner}{len(broken)} of {len(results)} checks failed:\n{problems}")
 
 
 def run_checks(env: Any) -> list[CheckResult]:
     """Run every check and return the results, including exceptions of the environment. Raises as `EnvDriver` does."""
-    EnvDriver(env)
+    EnvDriver(env)  # raises if the spaces are wrong
     results = []
     for name, check in CHECKS.items():
+        problem = ""
+        left_out = ""
         try:
-            results.append(CheckResult(name, "", check(EnvDriver(env))))
-        except _BrokenError as problem:
-            results.append(CheckResult(name, str(problem)))
+            left_out = check(EnvDriver(env))
+        except _BrokenError as error:
+            problem = str(error)
         except Exception as error:  # a user's environment may raise anything; report it
-            results.append(CheckResult(name, f"the environment raised {type(error).__name__}: {error}"))
+            problem = f"the environment raised {type(error).__name__}: {error}"
+        results.append(CheckResult(name, problem, left_out))
     return results
 
 
@@ -76,6 +87,7 @@ class _BrokenError(Exception):
 
 
 def _demand(holds: object, problem: str) -> None:
+    """Fail the check with this problem unless the condition holds."""
     if not holds:
         raise _BrokenError(problem)
 
@@ -89,11 +101,11 @@ def _check_spaces(driver: EnvDriver) -> str:
                 driver.observation_space.contains(observation),
                 f"slot {slot} observes {observation!r:.300}, which is not in {driver.observation_space}",
             )
-        held = {name: column.copy() for name, column in driver.observation.items()}
-        now = driver.observation
+        returned = driver.observation
+        copies = {name: column.copy() for name, column in returned.items()}
         driver.step(driver.word(0))
         _demand(
-            all((held[name] == now[name]).all() for name in held),
+            all((returned[name] == copies[name]).all() for name in copies),
             "step changed an observation that was returned before: return a copy",
         )
     return ""
@@ -101,83 +113,111 @@ def _check_spaces(driver: EnvDriver) -> str:
 
 def _check_ids(driver: EnvDriver) -> str:
     """A state begins with the previous state and the action: no text is tokenized again."""
-    before = driver.reset(0)
+    ids = driver.reset(0)
     for step in range(12):
         token = driver.word(step)
-        seen = driver.step(token)
-        if seen.done:
+        result = driver.step(token)
+        if result.done:
             break
-        expected = [*before, token]
+        expected = [*ids, token]
         _demand(
-            seen.ids[: len(expected)] == expected,
-            f"at step {step} the ids {before} and the action {token} became {seen.ids}: append the action's id, and "
+            result.ids[: len(expected)] == expected,
+            f"at step {step} the ids {ids} and the action {token} became {result.ids}: append the action's id, and "
             "never tokenize decoded text",
         )
-        before = seen.ids
+        ids = result.ids
     return ""
 
 
 def _check_end_tokens(driver: EnvDriver) -> str:
-    """What ends the model's turns ends a turn, pad does not (unless it does), and only padding follows the text."""
+    """The tokens that end the model's turns end a turn, pad does not, and only padding follows the text.
+
+    Pad may end a turn if it is one of these tokens.
+    """
+    # Padding
     for _ in range(2):
         driver.reset(None)
         length = len(driver.ids)
-        beyond = set(driver.observation["tokens"][0, length:].tolist())
-        _demand(len(beyond) <= 1, f"after its {length} ids a state has {sorted(beyond)}, expected one padding id")
-    if not driver.may(driver.eos):
+        ids_after_text = set(driver.observation["tokens"][0, length:].tolist())
+        _demand(
+            len(ids_after_text) <= 1,
+            f"after its {length} ids a state has {sorted(ids_after_text)}, expected one padding id",
+        )
+
+    # Ends
+    if not driver.may_choose(driver.eos):
         return NO_EOS
     for end in driver.turn_ends:
-        before = driver.reset(0)
-        if not driver.may(end):
+        ids = driver.reset(0)
+        if not driver.may_choose(end):
             continue
-        seen = driver.step(end)
-        name = "EOS" if end == driver.tokenizer.eos_token_id else driver.tokenizer.convert_ids_to_tokens(end)
+        result = driver.step(end)
+        name = "EOS"
+        if end != driver.tokenizer.eos_token_id:
+            name = driver.tokenizer.convert_ids_to_tokens(end)
+        environment_replied = len(result.ids) > len(ids) + 1
         _demand(
-            seen.done or len(seen.ids) > len(before) + 1 or driver.conversation,
-            f"{name} (id {end}) did not end the turn: the next state is {seen.ids}. The model ends its turns with it "
+            result.done or environment_replied or driver.conversation,
+            f"{name} (id {end}) did not end the turn: the next state is {result.ids}. The model ends its turns with it "
             "(textenv.lm.ends.turn_ends)",
         )
+
+    # Pad, unless any token would end the episode
     pad = driver.pad
     driver.reset(0)
-    if pad not in driver.turn_ends and driver.may(pad) and not driver.step(driver.word(1)).done:
+    if pad not in driver.turn_ends and driver.may_choose(pad) and not driver.step(driver.word(1)).done:
         driver.reset(0)
-        _demand(not driver.step(pad).done, f"the pad token (id {pad}) ended the episode, only EOS and stop tokens may")
+        result = driver.step(pad)
+        _demand(not result.done, f"the pad token (id {pad}) ended the episode, only EOS and stop tokens may")
     return ""
 
 
 def _check_score_placement(driver: EnvDriver) -> str:
     """`step` gives a reward only at the end of a turn."""
-    before = driver.reset(0)
+    ids = driver.reset(0)
     for step in range(40):
-        token = driver.word(step, words=3 if step % 4 == 3 else np.inf)
-        seen = driver.step(token)
-        turn_over = token in driver.turn_ends or seen.done or len(seen.ids) > len(before) + 1
+        # Every fourth token is EOS, if it may be
+        words = np.inf
+        if step % 4 == 3:
+            words = 3
+        token = driver.word(step, words=words)
+        result = driver.step(token)
+        environment_replied = len(result.ids) > len(ids) + 1
+        turn_over = token in driver.turn_ends or result.done or environment_replied
         _demand(
-            turn_over or seen.reward == 0,
-            f"step {step} gave reward {seen.reward} in the middle of a turn: give it at the end of the turn",
+            turn_over or result.reward == 0,
+            f"step {step} gave reward {result.reward} in the middle of a turn: give it at the end of the turn",
         )
-        before = driver.reset(None) if seen.done else seen.ids
+        ids = result.ids
+        if result.done:
+            ids = driver.reset(None)
     return ""
 
 
 def _check_flags(driver: EnvDriver) -> str:
     """EOS terminates, the limit truncates, and EOS at the limit terminates."""
+    # An episode without EOS
     driver.reset(0)
     for limit in range(1, MAX_STEPS + 1):
         word = driver.word(limit - 1)
-        seen = driver.step(word)
-        _demand(not (seen.terminated and seen.truncated), f"after {limit} steps terminated and truncated are both True")
-        if seen.done:
+        result = driver.step(word)
+        _demand(
+            not (result.terminated and result.truncated),
+            f"after {limit} steps terminated and truncated are both True",
+        )
+        if result.done:
             break
-    _demand(seen.done, f"an episode without EOS does not end in {limit} steps: set a length limit")
+    _demand(result.done, f"an episode without EOS does not end in {limit} steps: set a length limit")
     if driver.conversation:
         return "in a conversation the end of a turn need not end the episode"
     if driver.eos is None:
         return NO_EOS
-    if word in driver.ends:
+    if word in driver.avoided_tokens:
         return "the action mask allowed only tokens that end a turn, so the limit was never reached"
-    _demand(seen.truncated, f"a completion cut after {limit} tokens without EOS is terminated, expected truncated")
-    for words in {0, limit - 1}:
+    _demand(result.truncated, f"a completion cut after {limit} tokens without EOS is terminated, expected truncated")
+
+    # EOS as the first token, and as the last one that the limit allows
+    for words in sorted({0, limit - 1}):
         answered = driver.answer(words)
         if answered is None:
             return NO_EOS_HERE
@@ -191,18 +231,29 @@ def _check_flags(driver: EnvDriver) -> str:
 
 def _check_seeds(driver: EnvDriver) -> str:
     """Equal seeds give equal prompts, different seeds different ones; a reset without a seed continues the order."""
-    sequences = [[driver.reset(seed), *(driver.reset(None) for _ in range(7))] for seed in (1, 1, 2, 3, 4)]
-    _demand(sequences[0] == sequences[1], f"seed 1 gave {sequences[0][:3]}, then {sequences[1][:3]}")
-    distinct = {tuple(ids) for sequence in sequences for ids in sequence}
+    # Eight prompts after each seed
+    sequences = []
+    for seed in (1, 1, 2, 3, 4):
+        prompts = [driver.reset(seed)]
+        for _ in range(7):
+            prompts.append(driver.reset(None))
+        sequences.append(prompts)
+
+    # The first two are of equal seeds, the others of different ones
+    first, again, *other_seeds = sequences
+    _demand(first == again, f"seed 1 gave {first[:3]}, then {again[:3]}")
+    distinct_prompts = {tuple(ids) for prompts in sequences for ids in prompts}
+    if len(distinct_prompts) < 2:
+        return "there is only one prompt"
     _demand(
-        len(distinct) < 2 or any(sequence != sequences[0] for sequence in sequences[2:]),
+        any(prompts != first for prompts in other_seeds),
         "seeds 1 to 4 give the same prompts in the same order: sample them with the seed of reset",
     )
     _demand(
-        len(distinct) < 2 or any(len({tuple(ids) for ids in sequence}) > 1 for sequence in sequences),
+        any(ids != prompts[0] for prompts in sequences for ids in prompts),
         "every reset without a seed gives the first prompt again: continue the order",
     )
-    return "" if len(distinct) > 1 else "there is only one prompt"
+    return ""
 
 
 def _check_no_leak(driver: EnvDriver) -> str:
@@ -212,99 +263,145 @@ def _check_no_leak(driver: EnvDriver) -> str:
     if driver.eos is None or driver.tokenizer is None:
         return NO_EOS
     for words in (0, 2):
-        prompt, seen = driver.reset(0), driver.answer(words)
-        if seen is None:
+        prompt_ids = driver.reset(0)
+        result = driver.answer(words)
+        if result is None:
             return NO_EOS_HERE
-        answer, chosen = seen.info.get("completion"), seen.ids[len(prompt) : -1]
-        expected = driver.tokenizer.decode(chosen, skip_special_tokens=True)
-        if driver.ours is not None:
-            expected = plain_text(chosen, driver.tokenizer)
-        if answer is None:
+
+        # The completion that the environment reports, and the text of the tokens between prompt and EOS
+        completion = result.info.get("completion")
+        completion_ids = result.ids[len(prompt_ids) : -1]
+        expected = driver.tokenizer.decode(completion_ids, skip_special_tokens=True)
+        if driver.text_env is not None:
+            expected = plain_text(completion_ids, driver.tokenizer)
+        if completion is None:
             return "info has no 'completion' at the end of an episode"
         _demand(
-            answer.strip() == expected.strip(),
-            f"the completion {chosen} is reported as {answer!r}, expected {expected!r}: does it contain the "
-            "prompt, or tokens of another episode?",
+            completion.strip() == expected.strip(),
+            f"the completion {completion_ids} is reported as {completion!r}, expected {expected!r}: does it contain "
+            "the prompt, or tokens of another episode?",
         )
     return ""
 
 
 def _check_batched(driver: EnvDriver) -> str:
     """Episodes played by `advance` and by `step` have equal ids, masks, rewards and flags."""
-    env, episodes = driver.vector, driver.vector.num_envs + 4
+    env = driver.vector
+    num_episodes = env.num_envs + 4
     if not is_episode_env(env):
         return "the environment has no batched form (start_episodes, advance, take_episodes)"
-    env.start_episodes(episodes, seed=11)
-    count = np.zeros(episodes, dtype=np.int64)
-    while (running := env.running).any():
-        actions = np.zeros(len(running), dtype=np.int64)
-        rows = env.cursor[0]
-        allowed = env.action_mask
-        for slot, row in zip(np.flatnonzero(running), rows, strict=True):
-            mask = None if allowed is None else allowed[slot].numpy()
-            actions[slot] = driver.scripted(int(row), int(count[row]), mask, words=2 + row)
-            count[row] += 1
-        env.advance(actions)
+
+    # The rollout of `advance`
+    num_actions = _advance_to_end(driver, num_episodes, seed=11)
     rollout = env.take_episodes()
-    begins = rollout["is_init"].numpy()
-    _demand(begins[:, 0].all() and begins.sum() == episodes, "is_init must be True in the first column only")
-    sets, by_step, there = allowed_tokens(rollout), np.zeros(episodes), rollout["reward"].sum(1).numpy()
-    left_out = env.metrics.get("reward/left_out", 0)
-    for row, number, ids, mask, seen in driver.play(11, episodes):
-        chosen = np.flatnonzero(rollout["mask"][row].numpy())
-        if not len(chosen) and left_out:  # the reward does not apply to this completion
+    is_init = rollout["is_init"].numpy()
+    _demand(
+        is_init[:, 0].all() and is_init.sum() == num_episodes,
+        "is_init must be True in the first column only",
+    )
+
+    # The same episodes by `step`
+    allowed = allowed_tokens(rollout)
+    rewards_by_step = np.zeros(num_episodes)
+    some_left_out = env.metrics.get("reward/left_out", 0) > 0
+    for step in driver.play(11, num_episodes):
+        row = step.row
+        columns = np.flatnonzero(rollout["mask"][row].numpy())
+        if not len(columns) and some_left_out:  # the reward does not apply to this completion
             continue
         _demand(
-            len(chosen) == count[row],
-            f"episode {row}: {count[row]} actions were taken, but the rollout's mask is True at {len(chosen)} entries",
+            len(columns) == num_actions[row],
+            f"episode {row}: {num_actions[row]} actions were taken, but the rollout's mask is True at {len(columns)} "
+            "entries",
         )
-        t = int(chosen[number])
-        _demand(
-            ids == rollout["observation"][row, : t + 1].tolist(),
-            f"episode {row}, column {t}: step gives the state {ids}, the rollout "
-            f"{rollout['observation'][row, : t + 1].tolist()}",
-        )
-        if mask is not None:
-            _demand(sets is not None, "step returns an action_mask, but the rollout has no column 'allowed'")
-            entry = int(rollout["mask"][:row].sum()) + number
-            _demand(
-                sets is None or (sets.rows(entry, entry + 1)[0].numpy() == mask).all(),
-                f"episode {row}, column {t}: the action_mask of step differs from the allowed tokens in the rollout",
-            )
-        flags = [rollout[name][row, t].item() for name in ("terminated", "truncated")]
-        _demand(
-            flags == [seen.terminated, seen.truncated],
-            f"episode {row}, column {t}: terminated and truncated are {[seen.terminated, seen.truncated]} with step, "
-            f"but {flags} in the rollout",
-        )
-        by_step[row] += seen.reward
-        # `step` gives a turn's reward at its end; a rollout may spread it over the turn's tokens.
-        paid = rollout["reward"][row, : t + 1].sum().item()
-        _demand(
-            not seen.done
-            or np.isclose(by_step[row], there[row], atol=1e-5)
-            and np.isclose(paid, there[row], atol=1e-5),
-            f"episode {row} has the reward {by_step[row]:g} with step, {there[row]:g} in the rollout ({paid:g} up "
-            "to its last token)",
-        )
+        column = int(columns[step.number])
+        _compare_step(step, rollout, column, allowed)
+        rewards_by_step[row] += step.result.reward
+        if step.result.done:
+            _compare_rewards(rewards_by_step[row], rollout["reward"][row], row=row, last_column=column)
     return ""
+
+
+def _advance_to_end(driver: EnvDriver, num_episodes: int, *, seed: int) -> np.ndarray:
+    """Play the script's episodes by `advance`; return the number of actions of each, int64 ``[num_episodes]``."""
+    env = driver.vector
+    env.start_episodes(num_episodes, seed=seed)
+    num_actions = np.zeros(num_episodes, dtype=np.int64)
+    while env.running.any():
+        running = env.running
+        actions = np.zeros(len(running), dtype=np.int64)
+        rows = env.cursor[0]
+        action_mask = env.action_mask
+        for slot, row in zip(np.flatnonzero(running), rows, strict=True):
+            slot_mask = None
+            if action_mask is not None:
+                slot_mask = action_mask[slot].numpy()
+            actions[slot] = driver.scripted(int(row), int(num_actions[row]), slot_mask, words=2 + row)
+            num_actions[row] += 1
+        env.advance(actions)
+    return num_actions
+
+
+def _compare_step(step: ScriptedStep, rollout: TensorDict, column: int, allowed: Allowed | None) -> None:
+    """Compare ids, mask and flags of a step with those in a column of its episode in a rollout.
+
+    The rollout's ``allowed`` tokens are those of the actions of all episodes, one episode after the other.
+    """
+    row = step.row
+    where = f"episode {row}, column {column}"
+    rollout_ids = rollout["observation"][row, : column + 1].tolist()
+    _demand(step.state == rollout_ids, f"{where}: step gives the state {step.state}, the rollout {rollout_ids}")
+
+    if step.mask is not None:
+        if allowed is None:
+            raise _BrokenError("step returns an action_mask, but the rollout has no column 'allowed'")
+        action = int(rollout["mask"][:row].sum()) + step.number
+        _demand(
+            (allowed.rows(action, action + 1)[0].numpy() == step.mask).all(),
+            f"{where}: the action_mask of step differs from the allowed tokens in the rollout",
+        )
+
+    flags = [step.result.terminated, step.result.truncated]
+    rollout_flags = [rollout["terminated"][row, column].item(), rollout["truncated"][row, column].item()]
+    _demand(
+        flags == rollout_flags,
+        f"{where}: terminated and truncated are {flags} with step, but {rollout_flags} in the rollout",
+    )
+
+
+def _compare_rewards(reward_by_step: float, rewards: Tensor, *, row: int, last_column: int) -> None:
+    """Compare an episode's reward by `step` with its rewards in the rollout, float32 ``[T]``.
+
+    `step` gives a turn's reward at its end; a rollout may spread it over the turn's tokens.
+    """
+    reward = rewards.sum().item()
+    reward_to_end = rewards[: last_column + 1].sum().item()
+    _demand(
+        np.isclose(reward_by_step, reward, atol=1e-5) and np.isclose(reward_to_end, reward, atol=1e-5),
+        f"episode {row} has the reward {reward_by_step:g} with step, {reward:g} in the rollout ({reward_to_end:g} up "
+        "to its last token)",
+    )
 
 
 def _check_reset(driver: EnvDriver) -> str:
     """The next episode does not depend on the previous one, in the declared autoreset mode."""
-    starts, dealt = [], []
+    # Start of the second episode, after a first one without words and after one with three
+    starts = []
+    sampled_prompts = []
     for words in (0, 3):
         driver.reset(5)
-        for step in range(MAX_STEPS):
-            seen = driver.step(driver.word(step, words=words))
-            if seen.done:
+        for number in range(MAX_STEPS):
+            result = driver.step(driver.word(number, words=words))
+            if result.done:
                 break
-        _demand(seen.done, f"an episode did not end in {MAX_STEPS} steps")
-        starts.append(_next_start(driver, seen))
-        dealt.append(driver.dealt)
+        _demand(result.done, f"an episode did not end in {MAX_STEPS} steps")
+        starts.append(_next_start(driver, result))
+        sampled_prompts.append(driver.num_sampled_prompts)
+
+    # Compare the starts, unless the slots share an order of prompts and took different numbers of them
     if driver.vector.num_envs > 1:
         _check_partial_reset(driver)
-    if dealt[0] != dealt[1]:
+    if sampled_prompts[0] != sampled_prompts[1]:
         return "other slots took prompts in between, so the next prompts differ"
     _demand(
         starts[0] == starts[1],
@@ -318,31 +415,33 @@ def _check_partial_reset(driver: EnvDriver) -> None:
     """A reset of slot 0 leaves the other slots unchanged, in any mode."""
     driver.reset(7)
     driver.step(driver.word(0))
-    before = [observation["tokens"].copy() for observation in driver.observations()]
+    tokens_before = [observation["tokens"].copy() for observation in driver.observations()]
     only_first = np.arange(driver.vector.num_envs) == 0
     driver.observation, _ = driver.vector.reset(options={"reset_mask": only_first})
-    after = [observation["tokens"] for observation in driver.observations()]
-    _demand(
-        all((one == two).all() for one, two in zip(before[1:], after[1:], strict=True)),
-        "reset(options={'reset_mask': ...}) changed a slot where the mask is False",
-    )
-
-
-def _next_start(driver: EnvDriver, seen: Seen) -> list[int]:
-    if driver.mode is AutoresetMode.SAME_STEP:
-        final = seen.info.get("final_obs")
+    tokens_after = [observation["tokens"] for observation in driver.observations()]
+    for slot in range(1, len(tokens_before)):
         _demand(
-            final is not None and ids_of(final) == seen.ids,
+            (tokens_before[slot] == tokens_after[slot]).all(),
+            "reset(options={'reset_mask': ...}) changed a slot where the mask is False",
+        )
+
+
+def _next_start(driver: EnvDriver, last_result: StepResult) -> list[int]:
+    """Proceed to the next episode after the last step of one, and check this transition; return the new ids."""
+    if driver.mode is AutoresetMode.SAME_STEP:
+        final_observation = last_result.info.get("final_obs")
+        _demand(
+            final_observation is not None and ids_of(final_observation) == last_result.ids,
             "in SAME_STEP mode info['final_obs'] is missing where an episode ended, or is not its final observation",
         )
     if driver.mode is AutoresetMode.NEXT_STEP:
-        after = driver.step(driver.word(0))
+        result = driver.step(driver.word(0))
         _demand(
-            not after.done and after.reward == 0,
-            f"in NEXT_STEP mode the step after an episode must only reset, but it gave reward {after.reward}, "
-            f"terminated={after.terminated}, truncated={after.truncated}",
+            not result.done and result.reward == 0,
+            f"in NEXT_STEP mode the step after an episode must only reset, but it gave reward {result.reward}, "
+            f"terminated={result.terminated}, truncated={result.truncated}",
         )
-        return after.ids
+        return result.ids
     return driver.next_episode()
 
 
@@ -362,8 +461,10 @@ CHECKS: dict[str, Callable[[EnvDriver], str]] = {
 
 def checked_variants(env_id: str, **arguments: Any) -> list[tuple[str, Callable[[], Any]]]:
     """Return constructors of a registered environment: single, and as a vector in each autoreset mode."""
-    forms: list[tuple[str, Callable[[], Any]]] = [("single", functools.partial(gymnasium.make, env_id, **arguments))]
+    make_single = functools.partial(gymnasium.make, env_id, **arguments)
+    variants: list[tuple[str, Callable[[], Any]]] = [("single", make_single)]
     if gymnasium.spec(env_id).vector_entry_point:
-        make = functools.partial(gymnasium.make_vec, env_id, num_envs=3, **arguments)
-        forms += [(f"vector, {mode.name}", functools.partial(make, autoreset_mode=mode)) for mode in AutoresetMode]
-    return forms
+        for mode in AutoresetMode:
+            make_vector = functools.partial(gymnasium.make_vec, env_id, num_envs=3, **arguments, autoreset_mode=mode)
+            variants.append((f"vector, {mode.name}", make_vector))
+    return variants

@@ -1,7 +1,7 @@
 """`EnvDriver`: uniform access for the checker to slot 0 of any text environment, single or vector."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -13,10 +13,10 @@ from textenv.envs.vector_env import Conversation, TextVectorEnv
 from textenv.lm.ends import turn_ends
 
 MAX_STEPS = 4000
-"""Steps after which an episode counts as endless."""
+"""Number of steps after which an episode counts as endless."""
 
 
-class Seen(NamedTuple):
+class StepResult(NamedTuple):
     """Result of a step in slot 0."""
 
     ids: list[int]
@@ -30,6 +30,20 @@ class Seen(NamedTuple):
     def done(self) -> bool:
         """True if the episode is over."""
         return self.terminated or self.truncated
+
+
+class ScriptedStep(NamedTuple):
+    """A step of `EnvDriver.play`."""
+
+    row: int
+    """Number of the episode."""
+    number: int
+    """Index of the step in the episode."""
+    state: list[int]
+    """Ids before the step."""
+    mask: np.ndarray | None
+    """Tokens allowed before the step, bool ``[n]``; None if all were."""
+    result: StepResult
 
 
 @runtime_checkable
@@ -48,12 +62,13 @@ class EnvDriver:
     """
 
     def __init__(self, env: Any) -> None:
-        own = env.unwrapped
+        # The vector environment, with the expected spaces
+        unwrapped = env.unwrapped
         if isinstance(env, VectorEnv):
-            self.vector: Any = own
-        elif isinstance(own, TextEnv):
-            self.vector = own.vector
-        else:  # DISABLED keeps the final state, so that a single environment is checked without autoreset.
+            self.vector: Any = unwrapped
+        elif isinstance(unwrapped, TextEnv):
+            self.vector = unwrapped.vector
+        else:  # DISABLED keeps the final state, so that a single environment is checked without autoreset
             self.vector = SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
@@ -61,32 +76,46 @@ class EnvDriver:
             raise ValueError(f"observation_space is {self.observation_space}, expected Dict(tokens=..., length=...)")
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action_space is {self.action_space}, expected Discrete(size of the vocabulary)")
-        self.ours = self.vector if isinstance(self.vector, TextVectorEnv) else None
+
+        # What is known of an environment of this library
+        self.text_env: TextVectorEnv | None = None
         """The environment if it is a `TextVectorEnv`."""
-        holder = self.ours or own
-        self.tokenizer: Any = holder.tokenizer if isinstance(holder, _HasTokenizer) else None
-        self.turn_ends = _turn_ends(self.ours, self.tokenizer)
-        """Token ids each of which ends a turn; empty if they are unknown."""
+        if isinstance(self.vector, TextVectorEnv):
+            self.text_env = self.vector
+        self.conversation = self.text_env is not None and isinstance(self.text_env.task, Conversation)
+        """True if the environment replies: then the end of a turn need not end the episode."""
+
+        # Tokens with a meaning
+        self.tokenizer: Any = None
+        holder = self.text_env or unwrapped
+        if isinstance(holder, _HasTokenizer):
+            self.tokenizer = holder.tokenizer
+        self.turn_ends = _turn_ends(self.text_env, self.tokenizer)
+        """Ids of the tokens that end a turn; empty if they are unknown."""
         self.eos: int | None = next(iter(self.turn_ends), None)
         """Token that ends the script's turns: EOS, or without it another of `turn_ends`."""
-        self.pad: int | None = None if self.tokenizer is None else self.tokenizer.pad_token_id
-        self.ends = {*self.turn_ends, self.pad}
+        self.pad: int | None = None
+        if self.tokenizer is not None:
+            self.pad = self.tokenizer.pad_token_id
+        self.avoided_tokens = {*self.turn_ends, self.pad}
         """Tokens that the script avoids: sure and possible ends of a turn, and padding."""
-        if self.ours is not None:
-            self.ends |= {*self.ours.ends.ids, *np.flatnonzero(self.ours.ends.may_complete)}
-        self.conversation = self.ours is not None and isinstance(self.ours.task, Conversation)
-        """True if the environment replies: then the end of a turn need not end the episode."""
+        if self.text_env is not None:
+            ends = self.text_env.ends
+            self.avoided_tokens |= {*ends.ids, *np.flatnonzero(ends.may_complete)}
+
+        # The present state of all slots
         self.mode = AutoresetMode(self.vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation: dict[str, np.ndarray] = {}
         self._masks: list[np.ndarray | None] = []
-        """Bool ``[n]`` each: the tokens allowed now in each slot; None if all are."""
+        """For each slot the tokens allowed now, bool ``[n]``; None if all are."""
         self._ended = np.zeros(self.vector.num_envs, dtype=bool)
+        """True in slots whose episode was over after the last step."""
 
     def reset(self, seed: int | None) -> list[int]:
         """Reset all slots; return the ids of slot 0."""
         self.observation, info = self.vector.reset(seed=seed)
         self._ended[:] = False
-        self._note(info)
+        self._store_masks(info)
         return self.ids
 
     @property
@@ -95,88 +124,123 @@ class EnvDriver:
         return ids_of(next(self.observations()))
 
     @property
-    def dealt(self) -> int | None:
+    def num_sampled_prompts(self) -> int | None:
         """Number of prompts sampled in all slots since seeding; None if the environment does not report it."""
-        order = None if self.ours is None else self.ours.prompt_order
-        return None if order is None else int(order["position"])
+        if self.text_env is None:
+            return None
+        order = self.text_env.prompt_order
+        if order is None:
+            return None
+        return int(order["position"])
 
     def observations(self) -> Iterator[dict[str, np.ndarray]]:
         """Iterate over the observation of each slot."""
         for slot in range(self.vector.num_envs):
             yield {name: np.asarray(column[slot]) for name, column in self.observation.items()}
 
-    def may(self, token: int | None) -> TypeGuard[int]:
+    def may_choose(self, token: int | None) -> TypeGuard[int]:
         """Return True if the token is not None and slot 0 may choose it now."""
         return token is not None and (self._masks[0] is None or bool(self._masks[0][token]))
 
     def word(self, number: int, *, words: float = math.inf) -> int:
         """Return token ``number`` of `scripted` for slot 0; by default one that does not end the turn."""
-        self._revive()
+        self._reset_ended()
         return self.scripted(0, number, self._masks[0], words=words)
 
     def scripted(self, row: int, number: int, mask: np.ndarray | None, *, words: float) -> int:
-        """Token ``number`` of episode ``row`` in a fixed script: ``words`` words, then EOS, if the mask allows."""
+        """Return a token of a fixed script, which has for each episode ``words`` words, then EOS if the mask allows it.
+
+        Args:
+            row: number of the episode.
+            number: index of the token in the episode.
+            mask: the allowed tokens, bool ``[n]``; None if all are.
+            words: number of words before EOS; they are tokens that end no turn, unless the mask allows no others.
+        """
         if number >= words and self.eos is not None and (mask is None or mask[self.eos]):
             return int(self.eos)
-        ends, n = self.ends, int(self.action_space.n)
-        open_now = range(n) if mask is None else np.flatnonzero(mask).tolist()
-        plain = [token for token in open_now if token not in ends] if len(open_now) < n or len(ends) > n // 2 else None
-        if plain is None:
-            return next(t for t in ((7 * number + 3 * row + i + n // 2) % n for i in range(n)) if t not in ends)
-        return int((plain or open_now)[(number + row) % len(plain or open_now)])
+        num_tokens = int(self.action_space.n)
+        allowed_tokens: Sequence[int] = range(num_tokens)
+        if mask is not None:
+            allowed_tokens = np.flatnonzero(mask).tolist()
 
-    def answer(self, words: int) -> Seen | None:
+        # All tokens are allowed, and most are words: search for one without a list of all
+        if len(allowed_tokens) == num_tokens and len(self.avoided_tokens) <= num_tokens // 2:
+            token = (7 * number + 3 * row + num_tokens // 2) % num_tokens
+            while token in self.avoided_tokens:
+                token = (token + 1) % num_tokens
+            return token
+
+        allowed_words = [token for token in allowed_tokens if token not in self.avoided_tokens]
+        choices = allowed_words or allowed_tokens
+        return int(choices[(number + row) % len(choices)])
+
+    def answer(self, words: int) -> StepResult | None:
         """Reset with seed 0, then step with this many words and EOS; None if the mask or a limit prevents it."""
         self.reset(0)
-        if any(self.step(self.word(step)).done for step in range(words)) or not self.may(self.eos):
+        for number in range(words):
+            if self.step(self.word(number)).done:
+                return None
+        if not self.may_choose(self.eos):
             return None
         return self.step(self.eos)
 
-    def step(self, token: int) -> Seen:
+    def step(self, token: int) -> StepResult:
         """Step with a token in slot 0."""
-        self._revive()
-        others = [self.scripted(slot, 0, mask, words=math.inf) for slot, mask in enumerate(self._masks)][1:]
-        return self._step([token, *others])[0]
+        self._reset_ended()
+        actions = [token]
+        for slot in range(1, len(self._masks)):
+            actions.append(self.scripted(slot, 0, self._masks[slot], words=math.inf))
+        return self._step(actions)[0]
 
-    def _step(self, actions: list[int]) -> list[Seen]:
+    def _step(self, actions: list[int]) -> list[StepResult]:
+        """Step with a token in each slot; return each slot's result."""
         self.observation, reward, terminated, truncated, info = self.vector.step(np.array(actions))
         self._ended = terminated | truncated
-        self._note(info)
-        found = []
+        self._store_masks(info)
+        results = []
         for slot, observation in enumerate(self.observations()):
-            said = _of_slot(info, slot)
+            slot_info = _of_slot(info, slot)
+            # In SAME_STEP mode the observation is already that of the next episode
             if self._ended[slot] and self.mode is AutoresetMode.SAME_STEP:
-                observation = said.get("final_obs") or {"tokens": np.zeros(0, dtype=np.int64), "length": 0}
-                said |= _of_slot(info.get("final_info", {}), slot)
-            found.append(
-                Seen(ids_of(observation), float(reward[slot]), bool(terminated[slot]), bool(truncated[slot]), said)
+                no_tokens: dict[str, Any] = {"tokens": np.zeros(0, dtype=np.int64), "length": 0}
+                observation = slot_info.get("final_obs") or no_tokens
+                slot_info |= _of_slot(info.get("final_info", {}), slot)
+            results.append(
+                StepResult(
+                    ids=ids_of(observation),
+                    reward=float(reward[slot]),
+                    terminated=bool(terminated[slot]),
+                    truncated=bool(truncated[slot]),
+                    info=slot_info,
+                )
             )
-        return found
+        return results
 
-    def play(self, seed: int, episodes: int) -> Iterator[tuple[int, int, list[int], np.ndarray | None, Seen]]:
-        """Play the script of `scripted`: ``episodes`` episodes if there is one slot, else one in each slot.
-
-        Yields:
-            Episode, index of the step, ids and action mask (bool ``[n]`` or None) before the step, and result.
-        """
-        slots = self.vector.num_envs
+    def play(self, seed: int, episodes: int) -> Iterator[ScriptedStep]:
+        """Play the script of `scripted`: ``episodes`` episodes if there is one slot, else one in each slot."""
+        num_slots = self.vector.num_envs
         self.reset(seed)
-        for first in range(episodes if slots == 1 else 1):
-            yield from self._play_round(range(first, first + slots))
+        num_rounds = 1
+        if num_slots == 1:
+            num_rounds = episodes
+        for first in range(num_rounds):
+            yield from self._play_round(range(first, first + num_slots))
             self.next_episode()
 
-    def _play_round(self, rows: range) -> Iterator[tuple[int, int, list[int], np.ndarray | None, Seen]]:
+    def _play_round(self, rows: range) -> Iterator[ScriptedStep]:
         """Play one episode in each slot; ``rows`` are their numbers in the script."""
         playing = np.ones(len(rows), dtype=bool)
         for number in range(MAX_STEPS):
-            self._revive()
-            before = [ids_of(observation) for observation in self.observations()]
+            self._reset_ended()
+            states = [ids_of(observation) for observation in self.observations()]
             masks = self._masks
-            actions = [self.scripted(row, number, mask, words=2 + row) for row, mask in zip(rows, masks, strict=True)]
-            for slot, seen in enumerate(self._step(actions)):
+            actions = []
+            for row, mask in zip(rows, masks, strict=True):
+                actions.append(self.scripted(row, number, mask, words=2 + row))
+            for slot, result in enumerate(self._step(actions)):
                 if playing[slot]:
-                    yield rows[slot], number, before[slot], masks[slot], seen
-                    playing[slot] = not seen.done
+                    yield ScriptedStep(rows[slot], number, states[slot], masks[slot], result)
+                    playing[slot] = not result.done
             if not playing.any():
                 return
 
@@ -184,41 +248,46 @@ class EnvDriver:
         """After an episode, proceed to slot 0's next one, as the autoreset mode requires; return the new ids."""
         if self.mode is AutoresetMode.NEXT_STEP:
             self.step(self.word(0))
-        self._revive()
+        self._reset_ended()
         return self.ids
 
-    def _revive(self) -> None:
+    def _reset_ended(self) -> None:
         """Reset the slots whose episode is over, in DISABLED mode."""
         if self.mode is AutoresetMode.DISABLED and self._ended.any():
             self.observation, info = self.vector.reset(options={"reset_mask": self._ended.copy()})
             self._ended[:] = False
-            self._note(info)
+            self._store_masks(info)
 
-    def _note(self, info: dict[str, Any]) -> None:
+    def _store_masks(self, info: dict[str, Any]) -> None:
+        """Keep the action masks of a reset or step."""
         self._masks = [None] * self.vector.num_envs
         if "action_mask" in info:
             self._masks = list(np.asarray(info["action_mask"]).astype(bool))
 
 
-def _turn_ends(ours: TextVectorEnv | None, tokenizer: Any) -> list[int]:
+def _turn_ends(text_env: TextVectorEnv | None, tokenizer: Any) -> list[int]:
+    """Return the ids of the tokens that end the model's turns; empty if they are unknown."""
     from transformers import PreTrainedTokenizerBase
 
-    if ours is not None:
-        return list(ours.ends.own.ids)
+    if text_env is not None:
+        return list(text_env.ends.own.ids)
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return list(turn_ends(tokenizer).ids)
-    eos = None if tokenizer is None else tokenizer.eos_token_id  # of a tokenizer of another library
-    return [] if eos is None else [eos]
+    if tokenizer is None or tokenizer.eos_token_id is None:  # of a tokenizer of another library
+        return []
+    return [tokenizer.eos_token_id]
 
 
 def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
-    return {
-        name: column[slot]
-        for name, column in info.items()
-        if isinstance(column, np.ndarray) and not name.startswith("_")
-    }
+    """Return one slot's entries of a vector environment's info."""
+    entries = {}
+    for name, column in info.items():
+        if isinstance(column, np.ndarray) and not name.startswith("_"):
+            entries[name] = column[slot]
+    return entries
 
 
 def ids_of(observation: dict[str, Any]) -> list[int]:
     """Return the ids of one slot's observation, without padding; its ``length`` may have any shape."""
-    return observation["tokens"][: np.ravel(observation["length"])[0]].tolist()
+    length = np.ravel(observation["length"])[0]
+    return observation["tokens"][:length].tolist()

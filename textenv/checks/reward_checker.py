@@ -27,13 +27,27 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """Tolerance for rounding, as a fraction of the spread of ordinary scores."""
-WIDTH = 88
-"""Of a printed report, in characters."""
-ODD = (
-    *("", " ", "\n\n", "\x00\x1b[2J", "\u00e9\u6f22\U0001f642\u200d\u202e", "\u0663\u00b2\u00bd"),
-    *("\\boxed{1/0} 1e999999999", "<answer><answer></think>", "(" * 5_000, "a" * 20_000),
+REPORT_WIDTH = 88
+"""Width of a printed report, in characters."""
+SHOWN_CHARACTERS = 40
+"""Number of characters of a completion in a report."""
+ODD_COMPLETIONS = (
+    # Empty
+    "",
+    " ",
+    "\n\n",
+    # Control characters, and other scripts
+    "\x00\x1b[2J",
+    "\u00e9\u6f22\U0001f642\u200d\u202e",
+    "\u0663\u00b2\u00bd",
+    # Input that breaks parsers
+    "\\boxed{1/0} 1e999999999",
+    "<answer><answer></think>",
+    "(" * 5_000,
+    # One long word
+    "a" * 20_000,
 )
-"""Odd but possible completions: empty, control characters, other scripts, input that breaks parsers, one long word.
+"""Odd but possible completions.
 
 :meta hide-value:
 """
@@ -45,7 +59,7 @@ class RewardCheckReport(JupyterMixin):
 
     name: str
     results: list[CheckResult]
-    """Results of the checks that ran: only the first one if the return value is invalid, and no `COMPARISONS` if the
+    """Results of the checks that ran: only the first one if the return value is invalid; without `COMPARISONS` if the
     function is not deterministic."""
     probes: list[Probe]
     mean: float | None
@@ -67,15 +81,23 @@ class RewardCheckReport(JupyterMixin):
     def __rich__(self) -> Group:
         """Checks, scores of cheating and ordinary completions, and time per row, for `rich`; all text is escaped."""
         checks = Table("check", "result", title=Text(f"reward {printable(self.name)}"), title_justify="left")
-        for name, problem, _ in self.results:
-            checks.add_row(name, Text(printable(problem or "holds"), style="red" if problem else "green"))
-        probes = [_probe_table(self)] if self.probes else []
+        for result in self.results:
+            if result.problem:
+                verdict = Text(printable(result.problem), style="red")
+            else:
+                verdict = Text("holds", style="green")
+            checks.add_row(result.name, verdict)
+        parts: list[Table | Text] = [checks]
+        if self.probes:
+            parts.append(_probe_table(self))
         noted = [probe.name for probe in self.probes if probe.note]
-        said = [Text(f"Read these, for a policy will find them: {', '.join(noted)}.")] if noted else []
-        return Group(checks, *probes, *said, Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
+        if noted:
+            parts.append(Text(f"Read these, for a policy will find them: {', '.join(noted)}."))
+        parts.append(Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
+        return Group(*parts)
 
     def __str__(self) -> str:
-        console = Console(width=WIDTH, color_system=None, force_jupyter=False)
+        console = Console(width=REPORT_WIDTH, color_system=None, force_jupyter=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get().rstrip()
@@ -98,8 +120,8 @@ def check_reward(
     Args:
         function: a reward function, ``async`` or not, or any callable such as `textenv.RewardModel`.
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns, as for
-            `textenv.TextVectorEnv`; a column ``"completion"`` has the completions. Of more than 32, if completions and
-            columns are not given too, the first 32.
+            `textenv.TextVectorEnv`; a column ``"completion"`` has the completions. Without completions and columns
+            only the first 32 are used.
         completions: varied completions, good and bad, one per prompt; all count as terminated.
         columns: further columns by name, one entry per row.
         tokenizer: computes ``prompt_ids`` and ``completion_ids``; without one they are the bytes of the text.
@@ -127,28 +149,64 @@ def run_reward_checks(
     tolerance: float = TOLERANCE,
 ) -> RewardCheckReport:  # fmt: skip
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
-    parts = [part for part, _ in function.functions.values()] if isinstance(function, Rewards) else [function]
-    if any(isinstance(part, HumanReward) for part in parts):
+    # A function that can be called with invented completions
+    functions = [function]
+    if isinstance(function, Rewards):
+        functions = [component for component, _ in function.functions.values()]
+    if any(isinstance(component, HumanReward) for component in functions):
         raise TypeError("the reward asks people, who would be shown invented answers: check its fallback instead")
     if not callable(function):
         raise TypeError(f"the reward is {function!r}, expected a function f(prompts, completions, **columns)")
-    trial, name = Trial(function, make_rows(prompts, completions, columns, tokenizer), tokenizer), reward_name(function)
+
+    # Its scores of ordinary completions
+    rows = make_rows(prompts, completions, columns, tokenizer)
+    trial = Trial(function, rows, tokenizer)
+    name = reward_name(function)
     returned, seconds = _first_calls(trial, name)
     problem = _type_problem(returned, len(trial.rows)) or trial.invalid
     if problem:
-        return RewardCheckReport(name, [CheckResult(TYPE, problem)], [], None, None, seconds)
-    given = [float(score) for score in returned if score is not None]
-    ordinary = [score for score in given if math.isfinite(score)]
-    spread = max(ordinary) - min(ordinary) if ordinary else 0.0
-    trial.margin = tolerance * (spread or max(map(abs, ordinary), default=0.0))
+        return RewardCheckReport(
+            name=name,
+            results=[CheckResult(TYPE, problem)],
+            probes=[],
+            mean=None,
+            highest=None,
+            seconds_per_row=seconds,
+        )
+    scores = [float(score) for score in returned if score is not None]
+    ordinary = [score for score in scores if math.isfinite(score)]
+    trial.margin = tolerance * _spread(ordinary)
+
+    # The other checks; comparisons say nothing of a function that differs from call to call
     results = [CheckResult(TYPE, "")]
-    for check, run in REWARD_CHECKS.items():
-        if check not in COMPARISONS or not any(result.name == DETERMINISTIC and result.problem for result in results):
-            results.append(CheckResult(check, _problem_of(run, trial)))
-    probes = run_probes(trial, ordinary, margin=trial.margin)
+    is_deterministic = True
+    for check_name, check in REWARD_CHECKS.items():
+        if check_name in COMPARISONS and not is_deterministic:
+            continue
+        problem = _problem_of(check, trial)
+        if check_name == DETERMINISTIC and problem:
+            is_deterministic = False
+        results.append(CheckResult(check_name, problem))
+
     return RewardCheckReport(
-        name, results, probes, mean_of(ordinary), max(ordinary, default=None), seconds, trial.rows[0].answer
+        name=name,
+        results=results,
+        probes=run_probes(trial, ordinary, margin=trial.margin),
+        mean=mean_of(ordinary),
+        highest=max(ordinary, default=None),
+        seconds_per_row=seconds,
+        ordinary=trial.rows[0].answer,
     )
+
+
+def _spread(scores: Sequence[float]) -> float:
+    """Return the difference of highest and lowest score; if they are equal, their absolute value."""
+    if not scores:
+        return 0.0
+    spread = max(scores) - min(scores)
+    if spread:
+        return spread
+    return max(map(abs, scores))
 
 
 def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
@@ -158,23 +216,26 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
         start = time.perf_counter()
         returned = trial.returned(trial.rows)
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"reward {name!r} raised {type(error).__name__} on ordinary completions, in line {place.lineno} of "
-            f"{place.filename}: {error}. Columns of its own come from --prompts FILE, in Python prompts=rows or "
+            f"reward {name!r} raised {type(error).__name__} on ordinary completions, in line {frame.lineno} of "
+            f"{frame.filename}: {error}. Columns of its own come from --prompts FILE, in Python prompts=rows or "
             "columns={name: list}"
         ) from error
-    return returned, (time.perf_counter() - start) / len(trial.rows)
+    seconds = time.perf_counter() - start
+    return returned, seconds / len(trial.rows)
 
 
 def _problem_of(check: Callable[[Trial], str], trial: Trial) -> str:
+    """Run a check; return the problem, or an empty text."""
     try:
         return check(trial)
     except Exception as error:  # a user's function may raise anything; report it
         return f"the function raised {type(error).__name__}: {error}"
 
 
-TYPE, DETERMINISTIC = "count and type", "deterministic"
+TYPE = "count and type"
+DETERMINISTIC = "deterministic"
 
 
 def _type_problem(returned: Any, rows: int) -> str:
@@ -198,9 +259,17 @@ def _check_finite(trial: Trial) -> str:
     return ""
 
 
-def _differs(other: Callable[[Trial], list[float | None]], where: str) -> Callable[[Trial], str]:
+def _compared(score_again: Callable[[Trial], list[float | None]], where: str) -> Callable[[Trial], str]:
     """Return a check that the rows get the same scores when they are scored in another way."""
-    return lambda trial: trial.difference(trial.scores(trial.rows), other(trial), where)
+
+    def check(trial: Trial) -> str:
+        return trial.difference(trial.scores(trial.rows), score_again(trial), where)
+
+    return check
+
+
+def _a_second_time(trial: Trial) -> list[float | None]:
+    return trial.scores(trial.rows)
 
 
 def _in_halves(trial: Trial) -> list[float | None]:
@@ -208,10 +277,17 @@ def _in_halves(trial: Trial) -> list[float | None]:
     return trial.scores(trial.rows[:half]) + trial.scores(trial.rows[half:])
 
 
+def _reversed(trial: Trial) -> list[float | None]:
+    reversed_scores = trial.scores(trial.rows[::-1])
+    return reversed_scores[::-1]
+
+
 def _beside_a_long_one(trial: Trial) -> list[float | None]:
     *rows, last = trial.rows
-    long = trial.scores([*rows, last.saying(long_answer(trial, VERY_LONG))])
-    return [*long[:-1], trial.scores(trial.rows)[-1]]
+    long_row = last.saying(long_answer(trial, VERY_LONG))
+    *scores, _ = trial.scores([*rows, long_row])
+    last_score = trial.scores(trial.rows)[-1]  # the long completion took its place
+    return [*scores, last_score]
 
 
 def _check_varied(trial: Trial) -> str:
@@ -219,7 +295,9 @@ def _check_varied(trial: Trial) -> str:
     scores = [score for score in trial.scores(trial.rows) if score is not None]
     if not scores:
         return f"it returned None for all {len(trial.rows)} rows: expected numbers"
-    if len({row.answer for row in trial.rows}) > 1 and len(set(map(repr, scores))) == 1:
+    distinct_answers = {row.answer for row in trial.rows}
+    distinct_scores = {repr(score) for score in scores}  # by `repr`, because NaN does not equal NaN
+    if len(distinct_answers) > 1 and len(distinct_scores) == 1:
         return (
             f"all {len(scores)} completions get {scores[0]}: nothing to learn. If they lack what the reward looks for, "
             "give at least 4 of which some have it: check_reward(f, prompts, completions), or --prompts FILE with both"
@@ -229,9 +307,10 @@ def _check_varied(trial: Trial) -> str:
 
 def _check_odd(trial: Trial) -> str:
     """Empty and odd completions are scored without an error."""
-    for odd in ODD:
+    first_row, *rows = trial.rows
+    for odd in ODD_COMPLETIONS:
         try:
-            (score, *_) = trial.scores([trial.rows[0].saying(odd), *trial.rows[1:]])
+            score, *_ = trial.scores([first_row.saying(odd), *rows])
         except Exception as error:  # a user's function may raise anything; report it
             return f"on the completion {odd!r:.40} it raised {type(error).__name__}: {error}"
         if score is not None and not math.isfinite(score):
@@ -240,18 +319,16 @@ def _check_odd(trial: Trial) -> str:
 
 
 COMPARISONS: dict[str, Callable[[Trial], str]] = {
-    "batch invariant": _differs(_in_halves, "in the whole batch and in half of it"),
-    "order invariant": _differs(
-        lambda trial: trial.scores(trial.rows[::-1])[::-1], "in order and with the rows reversed"
-    ),
-    "padding invariant": _differs(
+    "batch invariant": _compared(_in_halves, "in the whole batch and in half of it"),
+    "order invariant": _compared(_reversed, "in order and with the rows reversed"),
+    "padding invariant": _compared(
         _beside_a_long_one, "with ordinary completions and with a very long one (does it read padding?)"
     ),
 }
 """Checks that presuppose a deterministic function."""
 REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
     "finite": _check_finite,
-    DETERMINISTIC: _differs(lambda trial: trial.scores(trial.rows), "in a first call and in a second"),
+    DETERMINISTIC: _compared(_a_second_time, "in a first call and in a second"),
     **COMPARISONS,
     "varied": _check_varied,
     "odd answers": _check_odd,
@@ -260,20 +337,32 @@ REWARD_CHECKS: dict[str, Callable[[Trial], str]] = {
 
 
 def _probe_table(report: RewardCheckReport) -> Table:
+    """Return a table with the scores of ordinary completions, and of each kind of completion that cheats."""
     title = "Scores of completions that cheat"
     table = Table("completion", "beginning with", "mean", "highest", "note", title=title, title_justify="left")
     table.add_row(
         "ordinary completions",
-        Text(printable(repr(report.ordinary[:40]))),
-        *_mean_and_highest(report),
+        _beginning(report.ordinary),
+        _score_text(report.mean),
+        _score_text(report.highest),
         "",
         end_section=True,
     )
     for probe in report.probes:
-        beginning = Text(printable(repr(probe.answer[:40]) if probe.answer else ""))
-        table.add_row(probe.name, beginning, *_mean_and_highest(probe), Text(printable(probe.note), style="yellow"))
+        beginning = Text("")
+        if probe.answer:
+            beginning = _beginning(probe.answer)
+        note = Text(printable(probe.note), style="yellow")
+        table.add_row(probe.name, beginning, _score_text(probe.mean), _score_text(probe.highest), note)
     return table
 
 
-def _mean_and_highest(scored: RewardCheckReport | Probe) -> list[str]:
-    return ["-" if score is None else f"{score:.4g}" for score in (scored.mean, scored.highest)]
+def _beginning(completion: str) -> Text:
+    """Return the beginning of a completion, quoted and escaped."""
+    return Text(printable(repr(completion[:SHOWN_CHARACTERS])))
+
+
+def _score_text(score: float | None) -> str:
+    if score is None:
+        return "-"
+    return f"{score:.4g}"

@@ -23,10 +23,11 @@ from textenv.rewards.scores import RewardError, Rows, read_scores, total
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROWS = 16
+DEFAULT_ROWS = 16
+"""Number of rows if no prompts, completions or columns are given."""
 MIN_ROWS = 4
 MAX_ROWS = 32
-"""Number of prompts that are used of more, if they come alone."""
+"""Maximum number of prompts used, if no completions and columns come with them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Trial:
     def __init__(
         self, function: Callable[..., Any], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
     ) -> None:
-        self.function, self.rows, self.tokenizer = function, list(rows), tokenizer
+        self.function = function
+        self.rows = list(rows)
+        self.tokenizer = tokenizer
         self.invalid = ""
         """Why the function's return value was not what a reward function returns."""
         self.margin = 0.0
@@ -63,21 +66,30 @@ class Trial:
 
     def returned(self, rows: Sequence[Row]) -> Any:
         """Call the function with copies of these rows and return its result."""
+        # Columns, as an environment makes them
+        columns: dict[str, Any] = {}
         names = {name for row in rows for name in row.columns}
-        columns: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in names}
-        asked = [_asked(row) for row in rows]
-        columns["prompts"] = [prompt for prompt, _ in asked]
-        columns["completions"] = [completion for _, completion in asked]
+        for name in names:
+            columns[name] = [copy.deepcopy(row.columns.get(name)) for row in rows]
+        columns["prompts"] = []
+        columns["completions"] = []
+        for row in rows:
+            prompt, completion = _prompt_and_completion(row)
+            columns["prompts"].append(prompt)
+            columns["completions"].append(completion)
         columns["prompt_ids"] = [self.ids(_text_of(row.prompt)) for row in rows]
         columns["completion_ids"] = [self.ids(row.answer) for row in rows]
         columns["terminated"] = [row.ended for row in rows]
         columns["tool_calls"] = [[] for _ in rows]
+
+        # Per-token and named rewards become their totals
         returned = call_reward(self.function, columns, self.tokenizer)
-        try:  # reduce per-token and named rewards to their totals
-            return [total(earned) for earned in read_scores(returned, Rows(columns), name="", finite=False).earned]
+        try:
+            scores = read_scores(returned, Rows(columns), name="", finite=False)
         except RewardError as error:
             self.invalid = str(error)
             return returned  # the checks report the problem
+        return [total(earned) for earned in scores.earned]
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
         """Return the scores of these rows; raise if the function does, or unless it returns one per row."""
@@ -86,11 +98,17 @@ class Trial:
             raise ValueError(f"{len(returned)} scores for {len(rows)} completions")
         return [None if score is None else float(score) for score in returned]
 
-    def difference(self, one: Sequence[float | None], other: Sequence[float | None], where: str) -> str:
-        """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN."""
-        for row, (a, b) in enumerate(zip(one, other, strict=True)):
-            close = None not in (a, b) and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)  # type: ignore[arg-type]
-            if not close and repr(a) != repr(b):
+    def difference(self, first: Sequence[float | None], second: Sequence[float | None], where: str) -> str:
+        """Return a sentence about the first row whose scores differ, or an empty text. NaN equals NaN.
+
+        Args:
+            first: scores of the rows.
+            second: scores of the same rows, in other circumstances.
+            where: both circumstances, for the sentence.
+        """
+        for row, (a, b) in enumerate(zip(first, second, strict=True)):
+            is_close = a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=self.margin)
+            if not is_close and repr(a) != repr(b):
                 return f"the completion {self.rows[row].answer!r:.60} (row {row}) gets {a} and {b}: {where}"
         return ""
 
@@ -101,7 +119,7 @@ class Trial:
         return text_ids(answer, self.tokenizer)
 
 
-def _asked(row: Row) -> tuple[Any, Any]:
+def _prompt_and_completion(row: Row) -> tuple[Any, Any]:
     """Return a row's prompt and completion as an environment gives them to a reward: texts, or messages of a chat."""
     if isinstance(row.prompt, str):
         return row.prompt, row.answer
@@ -112,7 +130,10 @@ def make_rows(
     prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[Row]:  # fmt: skip
-    """Make rows; missing prompts and completions come from the grammar, half of the latter from columns if given.
+    """Make rows of prompts, completions and columns, and invent what is missing.
+
+    Missing prompts and completions come from the grammar. If there are columns, every second missing completion is an
+    entry of one of them.
 
     Args:
         prompts: a sequence as in `textenv.PromptList`; a column named ``completion`` has the completions.
@@ -123,44 +144,69 @@ def make_rows(
         ValueError: if the arguments differ in length, or are shorter than `MIN_ROWS`; if a column is given twice; or as
             `textenv.PromptList`.
     """
-    # Prompts may be mappings with columns of their own.
-    asked: list[Any] | None = None
-    held_columns = {name: by_position(column) for name, column in (columns or {}).items()}
-    completions = None if completions is None else by_position(completions)
-    if prompts is not None:
-        read = _read_prompts(prompts, longest=None if completions is not None or columns else MAX_ROWS)
-        asked = [_shown_prompt(prompt, tokenizer) for prompt in read]
-        names = list(dict.fromkeys(name for prompt in read for name in prompt.columns))
-        of_prompts = {name: [prompt.columns.get(name) for prompt in read] for name in names}
-        if completions is None:
-            completions = of_prompts.pop("completion", None)
-        if twice := sorted(of_prompts.keys() & held_columns.keys()):
-            raise ValueError(f"the columns {', '.join(twice)} are in the prompts and in columns: give each once")
-        held_columns |= of_prompts
+    all_columns = {name: by_position(column) for name, column in (columns or {}).items()}
+    if completions is not None:
+        completions = by_position(completions)
 
-    # All have the same length.
-    given = {"prompts": asked, "completions": completions} | held_columns
-    counts = {name: len(each) for name, each in given.items() if each is not None}
-    n = next(iter(counts.values()), ROWS)
-    if len(set(counts.values())) > 1 or n < MIN_ROWS:
+    # Prompts may be mappings with further columns, one of them the completions
+    shown_prompts: list[Any] | None = None
+    if prompts is not None:
+        max_prompts = None
+        if completions is None and not columns:
+            max_prompts = MAX_ROWS
+        read_prompts = _read_prompts(prompts, max_prompts=max_prompts)
+        shown_prompts = [_shown_prompt(prompt, tokenizer) for prompt in read_prompts]
+        prompt_columns = _columns_of(read_prompts)
+        if completions is None:
+            completions = prompt_columns.pop("completion", None)
+        repeated_names = sorted(prompt_columns.keys() & all_columns.keys())
+        if repeated_names:
+            raise ValueError(
+                f"the columns {', '.join(repeated_names)} are in the prompts and in columns: give each once"
+            )
+        all_columns |= prompt_columns
+
+    # All have the same length
+    counts = {}
+    for name, entries in ({"prompts": shown_prompts, "completions": completions} | all_columns).items():
+        if entries is not None:
+            counts[name] = len(entries)
+    num_rows = next(iter(counts.values()), DEFAULT_ROWS)
+    if len(set(counts.values())) > 1 or num_rows < MIN_ROWS:
         raise ValueError(f"there are {counts} entries: give the same number of each, at least {MIN_ROWS}")
 
-    # What is missing.
-    openings, answers = _sample_reviews(n)
+    # Invent what is missing; every fourth invented completion is cut
+    openings, answers = _sample_reviews(num_rows)
+    ended = [row % 4 != 3 for row in range(num_rows)]
     if completions is not None:
-        answers = [answer_text(each) for each in completions]
-    elif held_columns:  # every second completion is a column's text, so that some are right
-        texts = list(held_columns.values())
-        answers[::2] = [str(texts[row // 2 % len(texts)][row]) for row in range(0, n, 2)]
-    ended = [completions is not None or row % 4 != 3 for row in range(n)]
-    of_rows = [{name: column[row] for name, column in held_columns.items()} for row in range(n)]
-    return [Row(*each) for each in zip(asked or openings, answers, of_rows, ended, strict=True)]
+        answers = [answer_text(completion) for completion in completions]
+        ended = [True] * num_rows
+    elif all_columns:
+        # Every second completion is the entry of a column, each column in turn, so that some are right
+        sources = list(all_columns.values())
+        for row in range(0, num_rows, 2):
+            source = sources[row // 2 % len(sources)]
+            answers[row] = str(source[row])
+
+    rows = []
+    for row, prompt in enumerate(shown_prompts or openings):
+        row_columns = {name: column[row] for name, column in all_columns.items()}
+        rows.append(Row(prompt, answers[row], row_columns, ended[row]))
+    return rows
 
 
-def _read_prompts(prompts: Sequence[Any], *, longest: int | None) -> list[Prompt]:
-    """Read the first prompts of a sequence, or all if ``longest`` is None."""
+def _columns_of(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """Return the further columns of prompts, with None where a prompt has no such column."""
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+
+
+def _read_prompts(prompts: Sequence[Any], *, max_prompts: int | None) -> list[Prompt]:
+    """Read the first prompts of a sequence, or all if ``max_prompts`` is None."""
     source = PromptList(prompts)
-    count = len(source.prompts) if longest is None else min(len(source.prompts), longest)
+    count = len(source.prompts)
+    if max_prompts is not None:
+        count = min(count, max_prompts)
     return [source.prompt(index) for index in range(count)]
 
 
@@ -177,29 +223,33 @@ def _shown_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> 
 
 
 def _text_of(prompt: Any) -> str:
-    """Return the text of a prompt, of a chat that of its messages."""
-    return prompt if isinstance(prompt, str) else "\n".join(answer_text([message]) for message in prompt)
+    """Return the text of a prompt; that of a chat is the text of its messages, one below the other."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(answer_text([message]) for message in prompt)
 
 
 def _sample_reviews(n: int) -> tuple[list[str], list[str]]:
-    """Sample openings and continuations of reviews of either sentiment; every fourth continuation is truncated."""
+    """Sample openings and continuations of reviews, good and bad ones; every fourth continuation is truncated."""
     rng = np.random.default_rng(0)
     reviews = [sample_review(rng) for _ in range(n)]
     answers = [review.text.removeprefix(review.opening) for review in reviews]
-    answers[3::4] = [answer[: 2 * len(answer) // 3] for answer in answers[3::4]]
+    for row in range(3, n, 4):
+        two_thirds = 2 * len(answers[row]) // 3
+        answers[row] = answers[row][:two_thirds]
     return [review.opening for review in reviews], answers
 
 
-REPEATS = 64
+NUM_REPEATED_TOKENS = 64
 """Number of tokens in the completion that repeats one token."""
 MAX_TOKENS = 256
 """Assumed maximum length of a completion."""
 VERY_LONG = 2_000
 """Number of words in a completion far longer than `MAX_TOKENS`."""
-MAX_LISTED = 200
-"""Maximum number of characters of a column's entry in the completion that lists all possible answers."""
+MAX_LISTED_CHARACTERS = 200
+"""The completion that lists all possible answers leaves out longer entries of columns."""
 MAX_LISTED_WORDS = 3
-"""Maximum number of words of an ordinary completion in it, if there are no columns."""
+"""Without columns it lists the ordinary completions if none has more words."""
 PUNCTUATION = ". , ! ? ; : ... !!! --"
 
 
@@ -229,34 +279,41 @@ def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> lis
 
 
 def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], margin: float) -> Probe:
+    """Score one kind of completion, and compare its scores with the ordinary ones."""
     answer = rows[0].answer
     try:
         scores = [score for score in trial.scores(rows) if score is not None and math.isfinite(score)]
     except Exception as error:  # a user's function may raise anything; report it
         return Probe(name, answer, None, None, f"raised {type(error).__name__}: {error}")
     note = ""
-    varied = bool(ordinary) and max(ordinary) > min(ordinary)
-    if scores and varied and name not in ORDINARY and fmean(scores) >= fmean(ordinary) - margin:
-        note = "scores as much as ordinary completions on average"
-    if scores and ordinary and fmean(scores) > fmean(ordinary) + margin:
-        note = "scores above ordinary completions on average"
-    if scores and ordinary and max(scores) > max(ordinary) + margin:
-        note = "scores above the best ordinary completion"
+    if scores and ordinary:
+        is_varied = max(ordinary) > min(ordinary)
+        if max(scores) > max(ordinary) + margin:
+            note = "scores above the best ordinary completion"
+        elif fmean(scores) > fmean(ordinary) + margin:
+            note = "scores above ordinary completions on average"
+        elif is_varied and name not in ORDINARY and fmean(scores) >= fmean(ordinary) - margin:
+            note = "scores as much as ordinary completions on average"
     return Probe(name, answer, mean_of(scores), max(scores, default=None), note)
 
 
 def mean_of(scores: Sequence[float]) -> float | None:
     """Return the mean, or None if there are no scores."""
-    return fmean(scores) if scores else None
+    if not scores:
+        return None
+    return fmean(scores)
 
 
 def long_answer(trial: Trial, words: int) -> str:
     """Repeat the words of the ordinary completions up to this number."""
-    said = [word for row in trial.rows for word in row.answer.split()] or ["word"]
-    return " ".join(itertools.islice(itertools.cycle(said), words))
+    ordinary_words = [word for row in trial.rows for word in row.answer.split()]
+    if not ordinary_words:
+        ordinary_words = ["word"]
+    return " ".join(itertools.islice(itertools.cycle(ordinary_words), words))
 
 
 def _longest_allowed(trial: Trial) -> str:
+    """Return a completion of `MAX_TOKENS` tokens; without a tokenizer, words."""
     text = long_answer(trial, MAX_TOKENS)
     if trial.tokenizer is None:
         return text
@@ -264,37 +321,75 @@ def _longest_allowed(trial: Trial) -> str:
 
 
 def _one_token(trial: Trial, row: Row) -> str:
-    if trial.tokenizer is not None and (ids := trial.ids(row.answer)):
-        return str(trial.tokenizer.decode(ids[:1] * REPEATS))
-    return " ".join(row.answer.split()[:1] * REPEATS)
+    """Repeat the first token of a row's completion; without a tokenizer, its first word."""
+    if trial.tokenizer is not None:
+        ids = trial.ids(row.answer)
+        if ids:
+            return str(trial.tokenizer.decode(ids[:1] * NUM_REPEATED_TOKENS))
+    return " ".join(row.answer.split()[:1] * NUM_REPEATED_TOKENS)
+
+
+def _empty(trial: Trial) -> list[Row]:
+    return [row.saying("") for row in trial.rows]
+
+
+def _only_punctuation(trial: Trial) -> list[Row]:
+    return [row.saying(PUNCTUATION) for row in trial.rows]
+
+
+def _prompt_repeated(trial: Trial) -> list[Row]:
+    """Repeat the prompt; of a chat, the last message."""
+    rows = []
+    for row in trial.rows:
+        if isinstance(row.prompt, str):
+            rows.append(row.saying(row.prompt))
+        else:
+            rows.append(row.saying(answer_text(row.prompt[-1:])))
+    return rows
+
+
+def _answer_of_another_row(trial: Trial) -> list[Row]:
+    next_rows = [*trial.rows[1:], trial.rows[0]]
+    rows = []
+    for row, next_row in zip(trial.rows, next_rows, strict=True):
+        rows.append(row.saying(next_row.answer, ended=next_row.ended))
+    return rows
+
+
+def _one_token_repeated(trial: Trial) -> list[Row]:
+    return [row.saying(_one_token(trial, row), ended=False) for row in trial.rows]
 
 
 def _all_answers(trial: Trial) -> list[Row]:
     """List all entries of the columns, or all ordinary completions if they are words; no rows if neither is known."""
     entries = [str(value) for row in trial.rows for value in row.columns.values() if value is not None]
-    short = [text for text in entries if len(text) <= MAX_LISTED]
-    words = [row.answer.strip() for row in trial.rows if len(row.answer.split()) <= MAX_LISTED_WORDS]
-    if not short and len(words) < len(trial.rows):
-        return []
-    listed = ", ".join(dict.fromkeys(short or words))
-    return [row.saying(listed) for row in trial.rows]
+    answers = [text for text in entries if len(text) <= MAX_LISTED_CHARACTERS]
+    if not answers:
+        answers = [row.answer.strip() for row in trial.rows if len(row.answer.split()) <= MAX_LISTED_WORDS]
+        if len(answers) < len(trial.rows):
+            return []
+    all_answers = ", ".join(dict.fromkeys(answers))
+    return [row.saying(all_answers) for row in trial.rows]
+
+
+def _at_the_limit(trial: Trial) -> list[Row]:
+    return [row.saying(_longest_allowed(trial), ended=False) for row in trial.rows]
+
+
+def _far_beyond_the_limit(trial: Trial) -> list[Row]:
+    return [row.saying(long_answer(trial, VERY_LONG), ended=False) for row in trial.rows]
 
 
 ORDINARY = ("another row's answer",)
 """Probes that may earn as much as ordinary completions: where no reward depends on the prompt, they are these."""
 PROBES: dict[str, Callable[[Trial], list[Row]]] = {
-    "empty": lambda trial: [row.saying("") for row in trial.rows],
-    "only punctuation": lambda trial: [row.saying(PUNCTUATION) for row in trial.rows],
-    "the prompt repeated": lambda trial: [
-        row.saying(row.prompt if isinstance(row.prompt, str) else answer_text(row.prompt[-1:])) for row in trial.rows
-    ],
-    "another row's answer": lambda trial: [
-        row.saying(other.answer, ended=other.ended)
-        for row, other in zip(trial.rows, [*trial.rows[1:], trial.rows[0]], strict=True)
-    ],
-    "one token repeated": lambda trial: [row.saying(_one_token(trial, row), ended=False) for row in trial.rows],
+    "empty": _empty,
+    "only punctuation": _only_punctuation,
+    "the prompt repeated": _prompt_repeated,
+    "another row's answer": _answer_of_another_row,
+    "one token repeated": _one_token_repeated,
     "all possible answers": _all_answers,
-    "the longest allowed": lambda trial: [row.saying(_longest_allowed(trial), ended=False) for row in trial.rows],
-    "very long": lambda trial: [row.saying(long_answer(trial, VERY_LONG), ended=False) for row in trial.rows],
+    "the longest allowed": _at_the_limit,
+    "very long": _far_beyond_the_limit,
 }
 """Kinds of completion by the name in the report."""

@@ -1,4 +1,4 @@
-"""Helpers of the ready-made reward functions: a completion's text, scores by text or by a reference, word patterns."""
+"""Helpers of the ready-made reward functions: text of a completion, scores by text or by a reference, word patterns."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,13 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], Any]) -> Co
                 f"reward {name!r} needs the column {column!r}, but got {sorted(columns)}: give prompts as "
                 f"mappings with 'prompt' and {column!r}, or name another column"
             )
-        rows = zip(completions, columns[column], strict=True)
-        return [None if right is None else score(answer_text(completion), right) for completion, right in rows]
+        scores: list[float | None] = []
+        for completion, reference in zip(completions, columns[column], strict=True):
+            if reference is None:
+                scores.append(None)
+            else:
+                scores.append(score(answer_text(completion), reference))
+        return scores
 
     reward.__name__ = name
     return reward
@@ -50,9 +55,13 @@ def answer_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    messages = completion if isinstance(completion, Sequence) else [None]
-    texts = [text for message in messages for text in _texts(message)]
-    if not all(isinstance(text, str) for text in texts):
+    texts: list[str] = []
+    is_valid = isinstance(completion, Sequence)
+    if is_valid:
+        for message in completion:
+            texts += _texts(message)
+        is_valid = all(isinstance(text, str) for text in texts)
+    if not is_valid:
         raise TypeError(
             f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
         )
@@ -60,14 +69,24 @@ def answer_text(completion: Any) -> str:
 
 
 def _texts(message: Any) -> list[Any]:
-    """Return the texts of a message, or a value that is not a string if the argument is not a message.
+    """Return the texts of a message; None stands for what is not a message, or not a part of one.
 
     A message's content is a string, a list of parts that may have a ``text``, or None (in a tool call).
     """
-    content = message.get("content", 0) if isinstance(message, Mapping) else 0
-    if isinstance(content, list):
-        return [part.get("text", "") if isinstance(part, Mapping) else None for part in content]
-    return [] if content is None else [content]
+    if not isinstance(message, Mapping) or "content" not in message:
+        return [None]
+    content = message["content"]
+    if content is None:
+        return []
+    if not isinstance(content, list):
+        return [content]
+    texts = []
+    for part in content:
+        if isinstance(part, Mapping):
+            texts.append(part.get("text", ""))
+        else:
+            texts.append(None)
+    return texts
 
 
 def any_of(words: Iterable[str]) -> str:
@@ -76,8 +95,10 @@ def any_of(words: Iterable[str]) -> str:
     Raises:
         ValueError: if there are no words, or one is empty.
     """
-    wanted = [words] if isinstance(words, str) else list(words)
-    if not wanted or not all(word.strip() for word in wanted):
-        raise ValueError(f"words is {wanted}, expected at least one word, and no empty ones")
-    longest_first = sorted(wanted, key=len, reverse=True)
+    if isinstance(words, str):
+        words = [words]
+    words = list(words)
+    if not words or not all(word.strip() for word in words):
+        raise ValueError(f"words is {words}, expected at least one word, and no empty ones")
+    longest_first = sorted(words, key=len, reverse=True)
     return rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"

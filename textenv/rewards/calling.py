@@ -20,14 +20,16 @@ from textenv.rewards.workers import run_in_threads
 
 
 def reward_name(function: Any) -> str:
-    """Return the name of a reward function for messages and tables; of a partial one, that of the function in it."""
+    """Return the name of a reward function for messages and tables; a partial function has the inner one's name."""
     if isinstance(function, functools.partial):
         return reward_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def distinct_names(functions: Sequence[Any]) -> list[str]:
-    """Return a name for each function; one whose name is taken gets that of its module before it, or ``_2``, ``_3``.
+    """Return a different name for each function.
+
+    A function whose name is taken gets its module's name before it, or else ``_2``, ``_3``.
 
     Raises:
         ValueError: if a function is given twice.
@@ -38,17 +40,25 @@ def distinct_names(functions: Sequence[Any]) -> list[str]:
     """
     names: list[str] = []
     for number, function in enumerate(functions):
+        earlier_functions = functions[:number]
+
+        # The same function twice
         is_method = inspect.ismethod(function)  # each access of a method makes another object
-        if any(function is x or (is_method and function == x) for x in functions[:number]):
+        if any(function is earlier or (is_method and function == earlier) for earlier in earlier_functions):
             raise ValueError(f"reward {reward_name(function)!r} is given twice: give each function once")
-        name = reward_name(function)
-        by_module = f"{_module_of(function)}.{name}"
-        alike = [x for x in functions[:number] if reward_name(x) == name]
-        if alike and by_module not in names and _module_of(function) not in map(_module_of, alike):
-            name = by_module
+
+        # Another function of this name: add the module, if that tells them apart
+        own_name = reward_name(function)
+        module = _module_of(function)
+        name = own_name
+        namesakes = [earlier for earlier in earlier_functions if reward_name(earlier) == own_name]
+        if namesakes and f"{module}.{own_name}" not in names and module not in map(_module_of, namesakes):
+            name = f"{module}.{own_name}"
+
+        # Else a number
         count = 2
         while name in names:
-            name = f"{reward_name(function)}_{count}"
+            name = f"{own_name}_{count}"
             count += 1
         names.append(name)
     return names
@@ -75,27 +85,39 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
             receives copies of lists and dictionaries, so changing them has no effect outside.
-        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts' own;
-            a method cannot get a column named as its object (``self``).
+        columns: ``prompts``, ``completions``, ``prompt_ids``, ``completion_ids``, ``terminated``, and the prompts'
+            further columns. A method cannot get a column with the name of its first parameter (``self``).
         tokenizer: tokenizer of the ids; passed to functions that have a parameter ``tokenizer``.
 
     Raises:
         ValueError: if the function needs a column that is missing.
         RuntimeError: if it calls ``sys.exit``.
     """
-    parameters, now = _parameters(function), NOW.get()._asdict()
-    now["log"] = now["log"] or RewardLog(len(Rows(columns)))  # outside `Rewards`, what is logged is checked only
-    check_columns(function, columns if tokenizer is None else columns.keys() | {"tokenizer"})
-    names = {each.name for each in parameters}
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    # Arguments that every function can have: the columns, and the point in the training
+    arguments = NOW.get()._asdict()
+    if arguments["log"] is None:  # outside `Rewards`, what is logged is only checked
+        arguments["log"] = RewardLog(len(Rows(columns)))
+    arguments |= columns
+
+    # Those that it has
+    available_columns: Collection[str] = columns
+    if tokenizer is not None:
+        available_columns = columns.keys() | {"tokenizer"}
+    check_columns(function, available_columns)
+    parameters = _parameters(function)
+    names = {parameter.name for parameter in parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names |= columns.keys() - {_name_of_self(function)}
-    given = {name: _copied(value) for name, value in (now | columns).items() if name in names}
+    passed = {name: _copied(value) for name, value in arguments.items() if name in names}
     if tokenizer is not None and "tokenizer" in names:
-        given["tokenizer"] = tokenizer
+        passed["tokenizer"] = tokenizer
+
     process = os.getpid()
     try:
-        returned = function(**given)
-        return _wait(returned, function) if inspect.isawaitable(returned) else returned
+        returned = function(**passed)
+        if inspect.isawaitable(returned):
+            returned = _wait(returned, function)
+        return returned
     except SystemExit as error:  # it would end the training without a word
         raise RuntimeError(f"ended by {error!r}") from error
     finally:
@@ -113,14 +135,27 @@ def call_logged(
 
 def check_columns(function: Callable[..., Any], columns: Collection[str]) -> None:
     """Raise a ValueError if a reward function needs a column that is not among these."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    needed = [each.name for each in _parameters(function) if each.default is each.empty and each.kind in kinds]
-    if missing := [name for name in needed if name not in columns and name not in Training._fields]:
-        needs = f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}"
-        close = [found for name in missing if (found := nearest(name, columns))]
-        hint = "add it to the prompts, one entry per row, or give the parameter a default"
-        hint = f"did you mean {', '.join(map(repr, close))}? Else {hint}" if close else hint
-        raise ValueError(f"{needs}, but got {sorted(columns)}: {hint}")
+    # Parameters without a default
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    missing = []
+    for parameter in _parameters(function):
+        is_needed = parameter.default is parameter.empty and parameter.kind in by_keyword
+        if is_needed and parameter.name not in columns and parameter.name not in Training._fields:
+            missing.append(parameter.name)
+    if not missing:
+        return
+
+    # Columns with a similar name
+    hint = "add it to the prompts, one entry per row, or give the parameter a default"
+    suggestions = []
+    for name in missing:
+        similar = nearest(name, columns)
+        if similar:
+            suggestions.append(similar)
+    if suggestions:
+        hint = f"did you mean {', '.join(map(repr, suggestions))}? Else {hint}"
+    needs = f"reward {reward_name(function)!r} needs the column {', '.join(map(repr, missing))}"
+    raise ValueError(f"{needs}, but got {sorted(columns)}: {hint}")
 
 
 def _copied(value: Any) -> Any:
@@ -129,23 +164,29 @@ def _copied(value: Any) -> Any:
         return type(value)(map(_copied, value))
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
-    kinds = (list, tuple, dict, set, bytearray, deque, np.ndarray)
-    return copy.deepcopy(value) if isinstance(value, kinds) or is_tensor(value) else value
+    mutable_types = (list, tuple, dict, set, bytearray, deque, np.ndarray)
+    if isinstance(value, mutable_types) or is_tensor(value):
+        return copy.deepcopy(value)
+    return value
 
 
 def _name_of_self(function: Callable[..., Any]) -> str | None:
-    """Return the name by which a method, or a callable object, knows its object: no argument can have it.
+    """Return the name of the first parameter (``self``) of a method or a callable object: no argument can have it.
 
-    None for functions, and where the name cannot be in conflict.
+    None for functions, and where an argument of this name does no harm.
     """
-    method = function if inspect.ismethod(function) else type(function).__call__
-    parameters = list(inspect.signature(getattr(method, "__func__", method)).parameters.values())
+    method = function
+    if not inspect.ismethod(function):
+        method = type(function).__call__
+    unbound = getattr(method, "__func__", method)
+    parameters = list(inspect.signature(unbound).parameters.values())
     if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return None
     return parameters[0].name
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return a function's parameters; of a torch module those of its ``forward``."""
     if "torch" in sys.modules and isinstance(function, sys.modules["torch"].nn.Module):
         function = function.forward  # its call takes any arguments, and passes them on
     try:

@@ -1,24 +1,39 @@
 """`Rewards`: weighted sum of one or several reward functions, with a time limit and a choice of error handling."""
 
 import functools
+import itertools
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from textenv.device import move
 from textenv.names import check_names
 from textenv.rewards.calling import call_logged, is_async, reward_name
-from textenv.rewards.scores import RewardError, Rows, Scores, StopTraining, add, merge, read_scores, shown, total
+from textenv.rewards.scores import (
+    Earned,
+    RewardError,
+    Rows,
+    Scores,
+    StopTraining,
+    add,
+    merge,
+    read_scores,
+    shown,
+    total,
+)
 from textenv.rewards.training import NOW
 from textenv.rewards.transforms import depends_on_batch
 from textenv.rewards.workers import ChildError, Workers, attempt, run_in_processes, run_in_threads
 from textenv.state import stateful_objects
+
+if TYPE_CHECKING:
+    import torch
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
@@ -28,10 +43,15 @@ WeightedFunction = RewardFunction | tuple[RewardFunction, float]
 
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
-SAMPLE = 4
-"""If this many parts fail and none passes, this many completions are scored alone, to test if the whole batch fails."""
-LEAST_ROWS = 100
+NUM_TESTED_ALONE = 4
+"""Number of completions scored alone to test whether the whole batch fails, once as many parts fail and none passes."""
+MIN_ROWS_OF_FRACTION = 100
 """Minimum denominator of the fraction of failures, so that one failure among the first few completions is tolerated."""
+
+PartResult = tuple[Rows, Scores | Exception]
+"""Part of a batch, and its scores or the exception of the call."""
+ScoredPart = tuple[Rows, Scores]
+FailedPart = tuple[Rows, Exception]
 
 
 class _AllFail(Exception):  # noqa: N818  (caught where it is raised)
@@ -48,8 +68,9 @@ class Rewards:
     out of the update, and counted. A function of weight 0 is only logged.
 
     A function is called once per batch or, with ``workers``, once per part. If it fails on n completions, it is called
-    again with halves to find the one that fails: about 2 log2(n) calls for one completion. If all seem to fail (four
-    tested alone all fail), ``"skip"`` waits, calls the whole batch once more, and stops if that call fails too.
+    again with halves to find the one that fails, with about 2 log2(n) calls. If all completions seem to fail (four
+    tested alone all fail), ``"skip"`` waits and calls the function once more with the whole batch. If that call fails
+    too, its error is raised.
 
     Args:
         functions: a function; a mapping from name to function or to (function, weight); or a list of functions and
@@ -89,9 +110,15 @@ class Rewards:
     ) -> None:
         if isinstance(functions, (list, tuple)):
             functions = _by_own_names(functions)
-        self.several = isinstance(functions, Mapping)
-        named = functions if isinstance(functions, Mapping) else {reward_name(functions): functions}
-        self.functions = {name: _with_weight(name, entry) for name, entry in named.items()}
+        if isinstance(functions, Mapping):
+            self.several = True
+            self.functions = {name: _with_weight(name, entry) for name, entry in functions.items()}
+        else:
+            self.several = False
+            name = reward_name(functions)
+            self.functions = {name: _with_weight(name, functions)}
+
+        # Options
         if not self.functions:
             raise ValueError("functions is empty, expected at least one reward function")
         if on_error not in ("stop", "skip"):
@@ -100,31 +127,33 @@ class Rewards:
             raise ValueError(f"max_failed is {max_failed}, expected a fraction from 0 to 1")
         if not isinstance(workers, (int, np.integer)) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
-        alone = [name for name, (function, _) in self.functions.items() if depends_on_batch(function)]
-        if alone and (workers or processes or on_error == "skip"):
-            raise ValueError(
-                f"reward {alone[0]!r} needs whole batches (Normalize, whiten), but workers, processes and "
-                "on_error='skip' pass parts: put it outside, as in Normalize(Rewards(f, workers=8))"
-            )
-        kept = {name: stateful_objects(function) for name, (function, _) in self.functions.items()}
-        if processes and any(kept.values()):
-            name = next(name for name, objects in kept.items() if objects)
-            raise ValueError(
-                f"reward {name!r} has a state (state_dict), but with processes=True each call gets a copy, whose state "
-                "is lost: use threads (processes=False), or keep the state outside, as in Normalize(Rewards(f, "
-                "processes=True))"
-            )
-        self.by_batch = bool(alone)
-        """True if the score of a row depends on other rows."""
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
         if not pause >= 0:
             raise ValueError(f"pause is {pause}, expected seconds of at least 0")
-        self.on_error, self.max_failed, self.timeout, self.pause = on_error, max_failed, timeout, pause
-        self.workers, self._pool = int(workers), Workers(max(int(workers), 1)) if processes else None
-        self.seen = self.failed = 0
-        """Completions so far, and those on which a function failed."""
-        self._recent: deque[tuple[int, int]] = deque()
+
+        # Functions that cannot be called with parts, or in another process
+        self.by_batch = any(depends_on_batch(function) for function, _ in self.functions.values())
+        """True if the score of a row depends on other rows."""
+        if workers or processes or on_error == "skip":
+            self._refuse_by_batch()
+        if processes:
+            self._refuse_stateful()
+
+        self.on_error = on_error
+        self.max_failed = max_failed
+        self.timeout = timeout
+        self.pause = pause
+        self.workers = int(workers)
+        self._processes: Workers | None = None
+        if processes:
+            self._processes = Workers(max(self.workers, 1))
+        self.seen = 0
+        """Number of completions so far."""
+        self.failed = 0
+        """Number of completions so far on which a function failed."""
+        self._recent_counts: deque[tuple[int, int]] = deque()
+        """Number of completions, and of those that failed, in each recent batch."""
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
@@ -133,171 +162,309 @@ class Rewards:
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
-        parts, found, outcomes = rows.cut(self.workers), dict[str, Scores](), dict[str, list[Any]]()
-        at_once = [name for name, (function, _) in self.functions.items() if is_async(function) and not self._pool]
-        for name in self.functions:
-            if name not in outcomes:
-                outcomes |= self._run(at_once if name in at_once else [name], parts)
-            found[name] = self._values(name, rows, list(zip(parts, outcomes[name], strict=True)))
-        counted = [name for name, (_, weight) in self.functions.items() if weight]  # the others are only logged
-        broken = {row for name in counted for row in found[name].failed}
-        self.failed += len(broken)
-        self._check_share(broken, rows)
-        earned = []
+        scores_by_name = self._scores_by_name(rows)
+
+        # Rows on which a function failed; functions of weight 0 are only logged
+        weighted_names = [name for name, (_, weight) in self.functions.items() if weight]
+        failed_rows: set[int] = set()
+        for name in weighted_names:
+            failed_rows |= scores_by_name[name].failed
+        self.failed += len(failed_rows)
+        self._check_failures(len(rows), len(failed_rows))
+
+        # Weighted sums
+        sums: list[Earned] = []
         for row in range(len(rows)):
-            values = [_scaled(found[name].earned[row], self.functions[name][1]) for name in counted]
-            earned.append(None if row in broken else add(values, rows.tokens(row)))
-        named, raw = (self._columns(found, broken, weighted=weighted) for weighted in (True, False))
-        logged = {
-            f"{name}/{key}" if self.several else key: [None if row in broken else x for row, x in enumerate(column)]
-            for name, scores in found.items()
-            for key, column in scores.logged.items()
-        }
-        return Scores(earned=earned, parts=named, raw=raw, failed=frozenset(broken), logged=logged)
+            if row in failed_rows:
+                sums.append(None)
+                continue
+            weighted_scores = []
+            for name in weighted_names:
+                _, weight = self.functions[name]
+                weighted_scores.append(_times(scores_by_name[name].earned[row], weight))
+            sums.append(add(weighted_scores, rows.tokens(row)))
+
+        # Numbers that the functions logged
+        logged = {}
+        for name, scores in scores_by_name.items():
+            for key, column in scores.logged.items():
+                logged[self._column_name(name, key)] = _without(failed_rows, column)
+
+        return Scores(
+            earned=sums,
+            parts=self._components(scores_by_name, failed_rows, weighted=True),
+            raw=self._components(scores_by_name, failed_rows, weighted=False),
+            failed=frozenset(failed_rows),
+            logged=logged,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts of failures; the states of the functions are their own (`textenv.state`)."""
-        return {"seen": self.seen, "failed": self.failed, "recent": list(self._recent)}
+        """Return the counts of failures. The functions' states are not in it: `textenv.state` finds them."""
+        return {"seen": self.seen, "failed": self.failed, "recent": list(self._recent_counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.seen = int(state["seen"])
         self.failed = int(state["failed"])
-        self._recent = deque((int(rows), int(failed)) for rows, failed in state["recent"])
+        self._recent_counts = deque((int(rows), int(failed)) for rows, failed in state["recent"])
 
-    def to(self, device: Any) -> None:
+    def to(self, device: "torch.device") -> None:
         """Move the reward models among the functions to a device."""
         for function, _ in self.functions.values():
             move(function, device)
 
-    def _columns(self, found: Mapping[str, Scores], broken: set[int], *, weighted: bool) -> dict[str, list[Any]]:
-        """Return each component's contribution to each completion, or its value before the weight; None if broken."""
-        columns: dict[str, list[Any]] = {}
-        for name, scores in found.items():
-            inner = scores.parts if weighted else scores.raw or scores.parts
-            own = {f"{name}/{part}" if self.several else part: column for part, column in inner.items()}
-            weight = self.functions[name][1] if weighted else 1.0
-            for part, column in (own or {name: [total(value) for value in scores.earned]}).items():
-                scaled = (total(_scaled(value, weight)) for value in column)
-                columns[part] = [None if row in broken else value for row, value in enumerate(scaled)]
+    def _refuse_by_batch(self) -> None:
+        """Raise a ValueError if a function needs whole batches."""
+        for name, (function, _) in self.functions.items():
+            if depends_on_batch(function):
+                raise ValueError(
+                    f"reward {name!r} needs whole batches (Normalize, whiten), but workers, processes and "
+                    "on_error='skip' pass parts: put it outside, as in Normalize(Rewards(f, workers=8))"
+                )
+
+    def _refuse_stateful(self) -> None:
+        """Raise a ValueError if a function has a state, of which each process would change a copy."""
+        for name, (function, _) in self.functions.items():
+            if stateful_objects(function):
+                raise ValueError(
+                    f"reward {name!r} has a state (state_dict), but with processes=True each call gets a copy, whose "
+                    "state is lost: use threads (processes=False), or keep the state outside, as in "
+                    "Normalize(Rewards(f, processes=True))"
+                )
+
+    def _column_name(self, function_name: str, key: str) -> str:
+        """Return the name of a column of a function: a component, or what it logged."""
+        if self.several:
+            return f"{function_name}/{key}"
+        return key
+
+    def _components(
+        self, scores_by_name: Mapping[str, Scores], failed_rows: set[int], *, weighted: bool
+    ) -> dict[str, list[float | None]]:
+        """Return a column for each component: its values, or its contributions if ``weighted``.
+
+        A function without components is a component itself. Failed rows have None.
+        """
+        columns: dict[str, list[float | None]] = {}
+        for name, scores in scores_by_name.items():
+            weight = 1.0
+            components = scores.raw or scores.parts
+            if weighted:
+                _, weight = self.functions[name]
+                components = scores.parts
+            named = {self._column_name(name, key): column for key, column in components.items()}
+            if not named:
+                named[name] = [total(score) for score in scores.earned]
+            for key, column in named.items():
+                contributions = [_times(value, weight) for value in column]
+                columns[key] = _without(failed_rows, contributions)
         return columns
 
-    def _values(self, name: str, rows: Rows, outcomes: list[tuple[Rows, Any]]) -> Scores:
-        """Return the scores by one function, given its result or exception for each part."""
-        first = next((entry for entry in outcomes if isinstance(entry[1], Exception)), None)
-        if first is None:
-            return _merged(rows, outcomes)
+    def _scores_by_name(self, rows: Rows) -> dict[str, Scores]:
+        """Score a batch by each function in turn; the ``async`` ones run together, in the turn of the first one."""
+        parts = rows.cut(self.workers)
+        concurrent_names = []
+        if self._processes is None:
+            concurrent_names = [name for name, (function, _) in self.functions.items() if is_async(function)]
+
+        results_by_name: dict[str, list[Scores | Exception]] = {}
+        scores_by_name: dict[str, Scores] = {}
+        for name in self.functions:
+            if name not in results_by_name:
+                names = [name]
+                if name in concurrent_names:
+                    names = concurrent_names
+                results_by_name |= self._run(names, parts)
+            results = list(zip(parts, results_by_name[name], strict=True))
+            scores_by_name[name] = self._merge_parts(name, rows, results)
+        return scores_by_name
+
+    def _merge_parts(self, name: str, rows: Rows, results: list[PartResult]) -> Scores:
+        """Return a function's scores of the batch, after further calls if it failed on a part.
+
+        Raises:
+            RewardError: if it failed, and ``on_error`` is ``"stop"``, or all rows or too many of them fail.
+        """
+        scored, failing = _separate(results)
+        if not failing:
+            return _merged(rows, scored)
         if self.on_error == "stop":
-            raise self._find_first(name, *first) from first[1]
+            part, error = failing[0]
+            raise self._find_first_failure(name, part, error) from error
+
         try:
-            return _merged(rows, *self._divide(name, rows, outcomes))
+            scored, failed_rows = self._isolate_failures(name, rows, results)
+            return _merged(rows, scored, failed_rows)
         except _AllFail as error:
+            # Perhaps a service is down for a moment: wait, and call the whole batch once more
             log = logging.getLogger(__name__)
             log.warning("%s; all %d completions seem to fail: next call in %g s", error, len(rows), self.pause)
             time.sleep(self.pause)
-            (again,) = self._run([name], [rows])[name]
-            if isinstance(again, Exception):
-                raise self._error(name, rows.part(0, 1), again) from again
-            return _merged(rows, [(rows, again)])
+            (result,) = self._run([name], [rows])[name]
+            if isinstance(result, Exception):
+                raise self._error(name, rows.part(0, 1), result) from result
+            return _merged(rows, [(rows, result)])
 
-    def _find_first(self, name: str, part: Rows, error: Exception) -> RewardError:
-        """Return the error that names the first failing row, found by halving the part on which the function failed."""
+    def _find_first_failure(self, name: str, part: Rows, error: Exception) -> RewardError:
+        """Return the error of the first failing row, found by halving the part on which the function failed."""
+        # The contract's own errors name their row already
         while len(part) > 1 and not isinstance(error, RewardError):
-            for half in part.cut(2):
-                (outcome,) = self._run([name], [half])[name]
-                if isinstance(outcome, Exception):
-                    part, error = half, outcome
-                    break
-            else:
+            failing_half = self._first_failing_half(name, part)
+            if failing_half is None:
                 return RewardError(
                     f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: does it "
                     "depend on the batch, or fail at random? Use textenv.check_reward to find out"
                 )
+            part, error = failing_half
         return self._error(name, part, error)
 
-    def _divide(
-        self, name: str, rows: Rows, outcomes: list[tuple[Rows, Any]]
-    ) -> tuple[list[tuple[Rows, Any]], set[int]]:
-        """Halve the parts on which a function fails until each failing row is alone; return scored parts and bad rows.
+    def _first_failing_half(self, name: str, part: Rows) -> FailedPart | None:
+        """Call a function with the halves of a part until it fails; None if it fails on neither."""
+        for half in part.cut(2):
+            (result,) = self._run([name], [half])[name]
+            if isinstance(result, Exception):
+                return half, result
+        return None
 
-        If a part fails and neither half does, all of its rows count as failed, since the row at fault is unknown.
+    def _isolate_failures(self, name: str, rows: Rows, results: list[PartResult]) -> tuple[list[ScoredPart], set[int]]:
+        """Halve the parts on which a function fails until each failing row is alone.
+
+        If a part fails and neither half does, the row at fault is unknown, and all rows of the part count as failed.
+
+        Args:
+            name: name of the function.
+            rows: the batch.
+            results: the function's result for each part of the batch.
+
+        Returns:
+            The parts that were scored, and the indices of the failed rows.
 
         Raises:
             _AllFail: if every row seems to fail, judged by calling a few of them alone.
             RewardError: if more than the allowed fraction fails.
         """
-        scored: list[tuple[Rows, Any]] = []
-        bad: set[int] = set()
-        some_pass = False
-        while failing := [entry for entry in outcomes if isinstance(entry[1], Exception)]:
-            scored += [entry for entry in outcomes if not isinstance(entry[1], Exception)]
+        scored, failing = _separate(results)
+        failed_rows: set[int] = set()
+        was_tested = False
+        while failing:
             self._last_error = self._error(name, *failing[0])
-            if len(failing) >= SAMPLE and not (scored or some_pass):
-                spread = [row * (len(rows) - 1) // (SAMPLE - 1) for row in range(SAMPLE)]
-                alone = self._run_each(name, [rows.part(row, row + 1) for row in spread])
-                if all(isinstance(outcome, Exception) for outcome in alone):
-                    raise _AllFail(str(self._last_error))
-                some_pass = True
-            # Stop early if this batch alone exceeds the limit: further calls may be slow.
-            self._check_limit(len(bad) + len(failing), max(len(rows), RECENT_ROWS))
-            bad |= {part.first for part, _ in failing if len(part) == 1}
-            several = [part for part, _ in failing if len(part) > 1]
-            halves = [half for part in several for half in part.cut(2)]
-            found = list(zip(halves, self._run_each(name, halves), strict=True))
-            outcomes = []
-            for part, *both in zip(several, found[::2], found[1::2], strict=True):
-                if any(isinstance(outcome, Exception) for _, outcome in both):
-                    outcomes += both
-                else:
-                    bad |= {part.first + row for row in range(len(part))}
-        return scored + outcomes, bad
 
-    def _run_each(self, name: str, parts: Sequence[Rows]) -> list[Any]:
-        """Like `_run`, but with processes one part at a time: a process that dies also ends concurrent calls."""
-        if self._pool is None:
-            return self._run([name], parts)[name]
-        return [outcome for part in parts for outcome in self._run([name], [part])[name]]
+            # If nothing passes, test whether every row fails
+            if len(failing) >= NUM_TESTED_ALONE and not scored and not was_tested:
+                if self._fails_on_rows_alone(name, rows):
+                    raise _AllFail(str(self._last_error))
+                was_tested = True
+
+            # Stop early if this batch alone exceeds the limit: further calls may be slow
+            self._check_limit(len(failed_rows) + len(failing), max(len(rows), RECENT_ROWS))
+
+            # Rows that fail alone are found; call the function with both halves of each longer part
+            longer_parts = []
+            for part, _ in failing:
+                if len(part) == 1:
+                    failed_rows.add(part.first)
+                elif len(part) > 1:
+                    longer_parts.append(part)
+            halves = list(itertools.chain.from_iterable(part.cut(2) for part in longer_parts))
+            half_results = list(zip(halves, self._run_each(name, halves), strict=True))
+
+            # If neither half fails, the part failed because of the rows together, or by chance
+            failing = []
+            pairs = zip(half_results[::2], half_results[1::2], strict=True)
+            for part, pair in zip(longer_parts, pairs, strict=True):
+                scored_halves, failing_halves = _separate(pair)
+                if failing_halves:
+                    scored += scored_halves
+                    failing += failing_halves
+                else:
+                    failed_rows |= {part.first + row for row in range(len(part))}
+        return scored, failed_rows
+
+    def _fails_on_rows_alone(self, name: str, rows: Rows) -> bool:
+        """Call a function with a few evenly spaced rows, each alone; True if it fails on all of them."""
+        last_row = len(rows) - 1
+        tested_rows = [i * last_row // (NUM_TESTED_ALONE - 1) for i in range(NUM_TESTED_ALONE)]
+        results = self._run_each(name, [rows.part(row, row + 1) for row in tested_rows])
+        return all(isinstance(result, Exception) for result in results)
 
     def _error(self, name: str, rows: Rows, error: Exception) -> RewardError:
+        """Return the error to raise for a function's exception on these rows; it names the row if there is only one."""
         if isinstance(error, RewardError):
             return error
-        where = rows.describe(0) if len(rows) == 1 else f"one of the rows {rows.first} to {rows.first + len(rows) - 1}"
-        kind = "" if isinstance(error, ChildError) else f"{type(error).__name__}: "
+        if len(rows) == 1:
+            where = rows.describe(0)
+        else:
+            where = f"one of the rows {rows.first} to {rows.first + len(rows) - 1}"
+        kind = f"{type(error).__name__}: "
+        if isinstance(error, ChildError):  # its text names the kind already
+            kind = ""
         return RewardError(f"reward {name!r} raised {kind}{shown(error)} in {where}")
 
-    def _check_share(self, broken: set[int], rows: Rows) -> None:
-        """Raise a RewardError if too large a fraction of recent completions failed, this batch included."""
-        self._recent.append((len(rows), len(broken)))
-        while len(self._recent) > 1 and sum(n for n, _ in self._recent) - self._recent[0][0] >= RECENT_ROWS:
-            self._recent.popleft()
-        seen, failed = (sum(column) for column in zip(*self._recent, strict=True))
-        self._check_limit(failed, seen)
+    def _check_failures(self, num_rows: int, num_failed: int) -> None:
+        """Count a batch; raise a RewardError if too large a fraction of recent completions failed."""
+        self._recent_counts.append((num_rows, num_failed))
 
-    def _check_limit(self, failed: int, seen: int) -> None:
-        if failed > self.max_failed * max(seen, LEAST_ROWS):
+        # Forget the oldest batches as long as the others are enough
+        recent_rows = sum(rows for rows, _ in self._recent_counts)
+        while len(self._recent_counts) > 1:
+            oldest_rows, _ = self._recent_counts[0]
+            if recent_rows - oldest_rows < RECENT_ROWS:
+                break
+            self._recent_counts.popleft()
+            recent_rows -= oldest_rows
+
+        recent_failed = sum(failed for _, failed in self._recent_counts)
+        self._check_limit(recent_failed, recent_rows)
+
+    def _check_limit(self, num_failed: int, num_rows: int) -> None:
+        """Raise a RewardError if so many failures among so many rows are more than `max_failed`."""
+        if num_failed > self.max_failed * max(num_rows, MIN_ROWS_OF_FRACTION):
             raise RewardError(
-                f"{failed} of the last {seen} completions failed, more than {self.max_failed:.0%}; "
+                f"{num_failed} of the last {num_rows} completions failed, more than {self.max_failed:.0%}; "
                 f"last error: {self._last_error}"
             ) from self._last_error
 
-    def _run(self, names: Sequence[str], parts: Sequence[Rows]) -> dict[str, list[Any]]:
-        """Call these functions, several at once; return by name `Scores` or an exception for each part, in order."""
-        calls = [
-            functools.partial(call_logged, self.functions[name][0], dict(part.columns), part.tokenizer, NOW.get())
-            for name in names
-            for part in parts
-        ]
-        if self._pool is not None:
-            outcomes = run_in_processes(self._pool, calls, self.timeout)
-        elif self.timeout is None and len(names) == 1 and (len(parts) == 1 or not self.workers):
-            outcomes = [attempt(call) for call in calls]
-        else:
+    def _run_each(self, name: str, parts: Sequence[Rows]) -> list[Scores | Exception]:
+        """Like `_run`, but with processes one part at a time: a process that dies also ends concurrent calls."""
+        if self._processes is None:
+            return self._run([name], parts)[name]
+        results: list[Scores | Exception] = []
+        for part in parts:
+            results += self._run([name], [part])[name]
+        return results
+
+    def _run(self, names: Sequence[str], parts: Sequence[Rows]) -> dict[str, list[Scores | Exception]]:
+        """Call these functions with each part; return by name the scores or the exception for each part, in order.
+
+        Raises:
+            StopTraining: if a function raises it.
+        """
+        calls = []
+        for name in names:
+            function, _ = self.functions[name]
+            for part in parts:
+                arguments = (function, dict(part.columns), part.tokenizer, NOW.get())
+                calls.append(functools.partial(call_logged, *arguments))
+
+        # Threads only where calls are concurrent, or where a time limit must interrupt the wait for one
+        concurrent = len(names) > 1 or (len(parts) > 1 and self.workers > 0)
+        if self._processes is not None:
+            outcomes = run_in_processes(self._processes, calls, self.timeout)
+        elif concurrent or self.timeout is not None:
             outcomes = run_in_threads(calls, self.timeout)
+        else:
+            outcomes = [attempt(call) for call in calls]
+
         for outcome in outcomes:
             if isinstance(outcome, StopTraining):
                 raise outcome
-        in_order = iter(outcomes)
-        return {name: [_checked(next(in_order), part, name) for part in parts] for name in names}
+
+        # The calls were made function by function
+        results_by_name: dict[str, list[Scores | Exception]] = {}
+        remaining = iter(outcomes)
+        for name in names:
+            results_by_name[name] = [_read_outcome(next(remaining), part, name) for part in parts]
+        return results_by_name
 
 
 def _by_own_names(entries: Sequence[WeightedFunction]) -> dict[str, WeightedFunction]:
@@ -306,21 +473,27 @@ def _by_own_names(entries: Sequence[WeightedFunction]) -> dict[str, WeightedFunc
         raise ValueError(f"functions is {entries!r:.200}, expected a list: give [(function, weight)]")
     named: dict[str, WeightedFunction] = {}
     for entry in entries:
-        function = entry[0] if isinstance(entry, tuple) and entry else entry
+        function = entry
+        if isinstance(entry, tuple) and entry:
+            function = entry[0]
         name = reward_name(function)
         number = 1
-        unique = name
-        while unique in named:
+        unique_name = name
+        while unique_name in named:
             number += 1
-            unique = f"{name}_{number}"
-        named[unique] = entry
+            unique_name = f"{name}_{number}"
+        named[unique_name] = entry
     return named
 
 
 def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
-    if isinstance(entry, tuple) and len(entry) != 2:
-        raise ValueError(f"reward {name!r} is {entry!r}, expected a function or (function, weight)")
-    function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
+    """Return a function and its weight, which is 1 if the entry is only a function."""
+    function = entry
+    weight = 1.0
+    if isinstance(entry, tuple):
+        if len(entry) != 2:
+            raise ValueError(f"reward {name!r} is {entry!r}, expected a function or (function, weight)")
+        function, weight = entry
     if not callable(function):
         raise TypeError(f"reward {name!r} is {function!r}, expected f(prompts, completions, **columns) or (f, weight)")
     if not math.isfinite(weight):
@@ -328,21 +501,43 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     return function, float(weight)
 
 
-def _checked(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
+def _read_outcome(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
+    """Read what a call of `call_logged` returned or raised: scores, or the exception of a failure."""
     if isinstance(outcome, Exception):
         return outcome
     returned, logged = outcome
     try:
         scores = read_scores(returned, rows, name=name)
-        return replace(scores, logged={**scores.logged, **logged})
     except RewardError as error:
         return error
+    return replace(scores, logged={**scores.logged, **logged})
 
 
-def _merged(rows: Rows, outcomes: Iterable[tuple[Rows, Scores]], failed: Iterable[int] = ()) -> Scores:
-    pieces = ((range(part.first, part.first + len(part)), scores) for part, scores in outcomes)
-    return merge(len(rows), pieces, failed)
+def _separate(results: Iterable[PartResult]) -> tuple[list[ScoredPart], list[FailedPart]]:
+    """Separate the parts that were scored from those on which a function failed."""
+    scored: list[ScoredPart] = []
+    failing: list[FailedPart] = []
+    for part, result in results:
+        if isinstance(result, Exception):
+            failing.append((part, result))
+        else:
+            scored.append((part, result))
+    return scored, failing
 
 
-def _scaled(value: Any, weight: float) -> Any:
-    return None if value is None else value * weight
+def _merged(rows: Rows, scored: Iterable[ScoredPart], failed_rows: Iterable[int] = ()) -> Scores:
+    """Merge the scores of parts of a batch."""
+    pieces = [(range(part.first, part.first + len(part)), scores) for part, scores in scored]
+    return merge(len(rows), pieces, failed_rows)
+
+
+def _times(score: Any, weight: float) -> Any:
+    """Return a score, a number or an array, times a weight; None stays None."""
+    if score is None:
+        return None
+    return score * weight
+
+
+def _without(failed_rows: set[int], column: Sequence[float | None]) -> list[float | None]:
+    """Return a column with None in the failed rows."""
+    return [None if row in failed_rows else value for row, value in enumerate(column)]

@@ -25,14 +25,20 @@ def length_window(least: int, most: int, *, edge: int = 0) -> TextReward:
         raise ValueError(f"least, most and edge are {least}, {most}, {edge}: expected 0 <= least <= most and 0 <= edge")
 
     def length_window(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        outside = (max(least - len(ids), len(ids) - most, 0) for ids in completion_ids)
-        return [1 - min(beyond / edge, 1.0) if edge else float(not beyond) for beyond in outside]
+        scores = []
+        for ids in completion_ids:
+            tokens_outside = max(least - len(ids), len(ids) - most, 0)
+            if edge:
+                scores.append(1 - min(tokens_outside / edge, 1.0))
+            else:
+                scores.append(float(tokens_outside == 0))
+        return scores
 
     return length_window
 
 
 def repetition(n: int = 3) -> TextReward:
-    """Negative fraction of the completion's word n-grams that repeat an earlier one; 0 without repetition.
+    """Reward minus the fraction of the completion's word n-grams that repeat an earlier one; 0 without repetition.
 
     The penalty of Yeo et al. (2025, arXiv:2502.03373, appendix), unscaled. Words are separated by white space.
 
@@ -45,7 +51,11 @@ def repetition(n: int = 3) -> TextReward:
     """
     if n < 1:
         raise ValueError(f"n is {n}, expected at least 1 word")
-    return by_text("repetition", lambda text: 0.0 - repeated([text.split()], n))
+
+    def score(text: str) -> float:
+        return 0.0 - repeated([text.split()], n)  # 0.0 without repetition, where a minus sign would give -0.0
+
+    return by_text("repetition", score)
 
 
 def unfinished(penalty: float = 1.0) -> TextReward:

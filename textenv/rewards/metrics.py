@@ -1,6 +1,6 @@
 """Metrics of a batch of completions, for the log: contribution of each reward component, diversity of the texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -22,33 +22,52 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
         ``reward/log/NAME``: its mean over the completions with a number. ``reward/failed`` and
         ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repeated`.
     """
+    # Contribution and raw value of each component, NaN where it does not apply
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
-    columns, values = (
-        {name: np.array([np.nan if x is None else x for x in column], dtype=float) for name, column in each.items()}
-        for each in (parts, scores.raw or parts)
-    )
-    added = {name: float(np.nansum(np.abs(column))) for name, column in columns.items()}
-    everything = sum(added.values())
-    found: dict[str, float] = {
+    contributions = _as_arrays(parts)
+    raw_values = _as_arrays(scores.raw or parts)
+
+    metrics: dict[str, float] = {
         "reward/failed": len(scores.failed),
         "reward/left_out": sum(earned is None for earned in scores.earned),
         "text/distinct_2": distinct(answers),
         "text/repeated_4": repeated(answers),
     }
+
+    # Components
+    magnitudes = {name: float(np.nansum(np.abs(column))) for name, column in contributions.items()}
+    total_magnitude = sum(magnitudes.values())
     lengths = np.array([len(ids) for ids in answers])
-    count = sum(earned is not None for earned in scores.earned)
+    num_scored = sum(earned is not None for earned in scores.earned)
+    for name, column in contributions.items():
+        applies = ~np.isnan(column)
+        if not num_scored or not applies.any():
+            continue
+        applied_values = raw_values[name][applies]
+        share = 0.0
+        if total_magnitude:
+            share = magnitudes[name] / total_magnitude
+        metrics[f"reward/{name}"] = float(column[applies].sum()) / num_scored
+        metrics[f"reward_raw/{name}"] = float(applied_values.mean())
+        metrics[f"reward_applied/{name}"] = int(applies.sum()) / num_scored
+        metrics[f"reward_share/{name}"] = share
+        metrics[f"reward_length_correlation/{name}"] = correlation(applied_values, lengths[applies])
+
+    # Logged numbers
+    for name, logged_column in scores.logged.items():
+        numbers = [number for number in logged_column if number is not None]
+        if numbers:
+            metrics[f"reward/log/{name}"] = fmean(numbers)
+    return metrics
+
+
+def _as_arrays(columns: Mapping[str, Sequence[float | None]]) -> dict[str, np.ndarray]:
+    """Return columns as float64 ``[n]``, with NaN for None."""
+    arrays = {}
     for name, column in columns.items():
-        here = ~np.isnan(column)
-        if count and here.any():
-            found[f"reward/{name}"] = float(column[here].sum()) / count
-            found[f"reward_raw/{name}"] = float(values[name][here].mean())
-            found[f"reward_applied/{name}"] = int(here.sum()) / count
-            found[f"reward_share/{name}"] = added[name] / everything if everything else 0.0
-            found[f"reward_length_correlation/{name}"] = correlation(values[name][here], lengths[here])
-    for name, logged in scores.logged.items():
-        if known := [x for x in logged if x is not None]:
-            found[f"reward/log/{name}"] = fmean(known)
-    return found
+        numbers = [np.nan if value is None else value for value in column]
+        arrays[name] = np.array(numbers, dtype=float)
+    return arrays
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -60,15 +79,23 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
     """Fraction of distinct n-grams in all completions (Li et al. 2016, "distinct-n"); 1 if there are no n-grams."""
-    grams = list(chain.from_iterable(_grams(ids, n) for ids in answers))
-    return len(set(grams)) / len(grams) if grams else 1.0
+    ngrams = list(chain.from_iterable(_ngrams(ids, n) for ids in answers))
+    if not ngrams:
+        return 1.0
+    return len(set(ngrams)) / len(ngrams)
 
 
 def repeated(answers: Sequence[Sequence[Any]], n: int = 4) -> float:
     """Mean fraction of a completion's n-grams that repeat an earlier one, over completions with n-grams (else 0)."""
-    shares = [1 - len(set(grams)) / len(grams) for grams in (_grams(ids, n) for ids in answers) if grams]
-    return sum(shares) / len(shares) if shares else 0.0
+    fractions = []
+    for ids in answers:
+        ngrams = _ngrams(ids, n)
+        if ngrams:
+            fractions.append(1 - len(set(ngrams)) / len(ngrams))
+    if not fractions:
+        return 0.0
+    return sum(fractions) / len(fractions)
 
 
-def _grams(ids: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
+def _ngrams(ids: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
     return [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]

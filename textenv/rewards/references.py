@@ -21,14 +21,18 @@ def exact_answer(column: str = "answer") -> ColumnReward:
         >>> exact_answer()(prompts=["capital of Peru?"] * 2, completions=[" Lima", "lima"], answer=["Lima"] * 2)
         [1.0, 0.0]
     """
-    return by_reference("exact_answer", column, lambda text, right: float(text.strip() == str(right).strip()))
+
+    def score(text: str, reference: Any) -> float:
+        return float(text.strip() == str(reference).strip())
+
+    return by_reference("exact_answer", column, score)
 
 
 def token_f1(column: str = "reference") -> ColumnReward:
     """Reward the F1 of the completion's words and the reference's, in any order (Rajpurkar et al. 2016, §6.1).
 
-    Words are runs of letters, digits and ``_`` in lower case; unlike in the paper, articles count. Its time is linear
-    in the lengths (ROUGE-L: their product). None if the column is None; 1 if neither text has a word.
+    Words are runs of letters, digits and ``_`` in lower case; unlike in the paper, articles count. The time is linear
+    in the lengths (for ROUGE-L it is their product). None if the column is None; 1 if neither text has a word.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)
@@ -36,11 +40,20 @@ def token_f1(column: str = "reference") -> ColumnReward:
     """
 
     def f1(text: str, reference: Any) -> float:
-        given, wanted = (Counter(re.findall(r"\w+", x.lower())) for x in (text, str(reference)))
-        words = given.total() + wanted.total()
-        return 2 * (given & wanted).total() / words if words else 1.0
+        text_words = _count_words(text)
+        reference_words = _count_words(str(reference))
+        num_words = text_words.total() + reference_words.total()
+        if not num_words:
+            return 1.0
+        num_common = (text_words & reference_words).total()
+        return 2 * num_common / num_words
 
     return by_reference("token_f1", column, f1)
+
+
+def _count_words(text: str) -> Counter[str]:
+    """Count each word of a text, in lower case."""
+    return Counter(re.findall(r"\w+", text.lower()))
 
 
 def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") -> TextReward:

@@ -20,16 +20,16 @@ from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class RewardModel:
     """Score prompt and completion together by a model: its raw score, or the probability of a label.
 
     If the policy's tokenizer has the same ids, the model reads the policy's own ids, EOS included; else it reads the
-    texts. A causal model is read at the last real token, even if a text ends with the pad token (`transformers` takes
-    the last token that is not the pad token). Texts that are too long are truncated at the beginning, with one
-    warning.
+    texts. A causal model's score is that of the last real token, even if a text ends with the pad token
+    (`transformers` takes the last token that is not the pad token). Texts that are too long are truncated at the
+    beginning, with one warning.
 
     Args:
         model: any model of ``AutoModelForSequenceClassification``; it computes in its own dtype.
@@ -60,18 +60,21 @@ class RewardModel:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1 text")
-        self.model, self.tokenizer = model.eval(), copy.deepcopy(tokenizer)
+        self.model = model.eval()
+        self.tokenizer = copy.deepcopy(tokenizer)
         self.tokenizer.truncation_side = "left"
         self.index = _label_index(model, label)
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds
-        # With fewer rows than ids, there is an id that ends no row: see `logits`.
+        # With fewer rows than ids, some id ends no row; `logits` needs one for the padding
         self.batch_size = min(batch_size, model.config.get_text_config().vocab_size - 1)
-        self.max_tokens = _most_tokens(model, tokenizer)
+        self.max_tokens = _max_tokens(model, tokenizer)
         self._has_warned = False
-        self._seen: tuple[Any, bool] | None = None
-        """The policy's tokenizer, and True if its vocabulary is that of this model."""
+        self._compared_tokenizer: PreTrainedTokenizerBase | None = None
+        """The policy's tokenizer whose vocabulary was last compared to this model's."""
+        self._has_same_vocabulary = False
+        """Result of this comparison."""
 
     @classmethod
     def load(cls, name: str | Path = EMBEDDED, **options: Any) -> RewardModel:
@@ -84,9 +87,11 @@ class RewardModel:
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        auto = AutoModelForSequenceClassification
-        model = from_pretrained(auto, name, "classifier", use_safetensors=True, dtype="auto")
-        return cls(model, from_pretrained(AutoTokenizer, name, "classifier"), **options)
+        model = from_pretrained(
+            AutoModelForSequenceClassification, name, "classifier", use_safetensors=True, dtype="auto"
+        )
+        tokenizer = from_pretrained(AutoTokenizer, name, "classifier")
+        return cls(model, tokenizer, **options)
 
     def __call__(
         self,
@@ -105,18 +110,27 @@ class RewardModel:
         The texts are used if ``tokenizer`` (of the ids) is None or not equivalent to the model's. ``terminated``
         is True where the policy ended the completion itself.
         """
+        rows = []
+
+        # The policy's ids
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
             # In a chat a model reads what its template writes after the end of a message, too, as in `encode`
-            ends = template_end(self.tokenizer).ids
+            end_ids = template_end(self.tokenizer).ids
             after_end = ids_after_end(self.tokenizer)
-            rows = []
-            for prompt, asked, said in zip(prompts, prompt_ids, completion_ids, strict=True):
-                closed = not isinstance(prompt, str) and said[-1] in ends
-                rows.append(self._cut([*asked, *said, *(after_end if closed else [])]))
+            for prompt, asked_ids, answer_ids in zip(prompts, prompt_ids, completion_ids, strict=True):
+                ids = [*asked_ids, *answer_ids]
+                if not isinstance(prompt, str) and answer_ids[-1] in end_ids:
+                    ids += after_end
+                rows.append(self._cut(ids))
             return self.score_rows(rows).tolist()
-        ended = terminated if terminated is not None and self.reads_ends else [False] * len(prompts)
-        texts = zip(prompts, completions, ended, strict=True)
-        return self.score_rows([self.encode(prompt, answer, ended=end) for prompt, answer, end in texts]).tolist()
+
+        # Texts or chats
+        ended = [False] * len(prompts)
+        if terminated is not None and self.reads_ends:
+            ended = list(terminated)
+        for prompt, completion, has_ended in zip(prompts, completions, ended, strict=True):
+            rows.append(self.encode(prompt, completion, ended=has_ended))
+        return self.score_rows(rows).tolist()
 
     def to(self, device: torch.device | str) -> RewardModel:
         """Move the model to a device; return self."""
@@ -132,13 +146,17 @@ class RewardModel:
         """Return True if a policy's tokenizer has this model's vocabulary and, for chat prompts, its chat template."""
         if tokenizer is None:
             return False
-        if self._seen is None or self._seen[0] is not tokenizer:
-            self._seen = tokenizer, tokenizer.get_vocab() == self.tokenizer.get_vocab()
-        texts = all(isinstance(prompt, str) for prompt in prompts)
-        return self._seen[1] and (texts or tokenizer.chat_template == self.tokenizer.chat_template)
+        if self._compared_tokenizer is not tokenizer:  # the comparison is slow
+            self._has_same_vocabulary = tokenizer.get_vocab() == self.tokenizer.get_vocab()
+            self._compared_tokenizer = tokenizer
+        if not self._has_same_vocabulary:
+            return False
+        if all(isinstance(prompt, str) for prompt in prompts):
+            return True
+        return tokenizer.chat_template == self.tokenizer.chat_template
 
     def scores(self, texts: Sequence[str]) -> Tensor:
-        """Score texts, each taken as terminated: float32 ``[len(texts)]``."""
+        """Score texts, as if the policy had ended each: float32 ``[len(texts)]``."""
         return self.score_rows([self.encode(text, "", ended=self.reads_ends) for text in texts])
 
     def score_ids(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -147,7 +165,7 @@ class RewardModel:
         Raises:
             ValueError: if a row has no real token.
         """
-        rows = [ids[known.bool()].tolist() for ids, known in zip(input_ids, attention_mask, strict=True)]
+        rows = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         if not all(rows):
             raise ValueError(f"attention_mask is 0 in all of row {rows.index([])}, expected at least one 1")
         return self.score_rows(rows)
@@ -155,11 +173,12 @@ class RewardModel:
     @torch.no_grad()
     def score_rows(self, rows: Sequence[list[int]]) -> Tensor:
         """Score rows of token ids, as returned by `encode`: float32 ``[len(rows)]``."""
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        indices_by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         scores = torch.zeros(len(rows), device="cpu")
         for start in range(0, len(rows), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            scores[chosen] = self._reward_of(self.logits([rows[row] for row in chosen])).cpu()
+            indices = indices_by_length[start : start + self.batch_size]
+            logits = self.logits([rows[index] for index in indices])
+            scores[indices] = self._reward_of(logits).cpu()
         return scores
 
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
@@ -168,15 +187,28 @@ class RewardModel:
         Rows are padded on the right, so positions and BERT's first token stay. The padding is an id that ends no row,
         set as the pad id in the model's configuration during the call.
         """
-        last = {ids[-1] for ids in rows}
-        usual = self.tokenizer.pad_token_id
-        pad = usual if usual not in last | {None} else next(i for i in range(len(last) + 1) if i not in last)
-        width = max(map(len, rows))
+        # A pad id that ends no row: the tokenizer's, or else the first one
+        last_ids = {ids[-1] for ids in rows}
+        pad = self.tokenizer.pad_token_id
+        if pad is None or pad in last_ids:
+            pad = 0
+            while pad in last_ids:
+                pad += 1
+
+        # [B, L]
+        length = max(map(len, rows))
+        padded_ids = []
+        mask = []
+        for ids in rows:
+            num_padding = length - len(ids)
+            padded_ids.append(ids + [pad] * num_padding)
+            mask.append([1] * len(ids) + [0] * num_padding)
         device = self.model.device
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+        input_ids = torch.tensor(padded_ids, device=device)
+        attention_mask = torch.tensor(mask, device=device)
+
         with _pad_id(self.model.config.get_text_config(), pad):
-            return self.model(input_ids=ids, attention_mask=mask).logits.float()
+            return self.model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
 
     def encode(self, prompt: Any, completion: Any, *, ended: bool = False) -> list[int]:
         """Encode prompt and completion as ids, at least one, because a model cannot read an empty row.
@@ -186,22 +218,41 @@ class RewardModel:
         repeat the chat. The only special tokens are those of the tokenizer and of the chat template: a completion that
         spells one out is ordinary text, see `textenv.prompts.special_tokens`.
         """
-        eos = self.tokenizer.eos_token_id
         if isinstance(prompt, str):
-            ids = ordinary_ids(prompt + completion, self.tokenizer)
-            end = [eos] if ended and eos is not None and ids[-1:] != [eos] else []
-            if len(ids) + len(end) > self.max_tokens:
-                cut = {"truncation": True, "max_length": self.max_tokens - len(end)}  # keeps special tokens in front
-                self._warn(len(ids))
-                ids = ordinary_ids(prompt + completion, self.tokenizer, **cut)
-            ids += end
+            ids = self._text_ids(prompt + completion, ended=ended)
         else:
-            asked = read_messages(prompt, where="the prompt")
-            said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-            answer = without_prompt(read_messages(said, where="the completion"), asked)
-            ids = chat_ids(answered(asked, answer), self.tokenizer, add_generation_prompt=False)
-        known = (self.tokenizer.pad_token_id, eos, self.tokenizer.bos_token_id)
-        return self._cut(ids) or [next((token for token in known if token is not None), 0)]
+            ids = self._chat_ids(prompt, completion)
+        ids = self._cut(ids)
+        if ids:
+            return ids
+
+        # An empty text becomes padding, or another special token
+        tokenizer = self.tokenizer
+        for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id):
+            if token is not None:
+                return [token]
+        return [0]
+
+    def _text_ids(self, text: str, *, ended: bool) -> list[int]:
+        """Encode a text, cut at its beginning if it is too long, and with EOS if it ``ended``."""
+        eos = self.tokenizer.eos_token_id
+        ids = ordinary_ids(text, self.tokenizer)
+        end = []
+        if ended and eos is not None and ids[-1:] != [eos]:
+            end = [eos]
+        if len(ids) + len(end) > self.max_tokens:
+            self._warn(len(ids))
+            # The tokenizer's truncation keeps special tokens in front
+            ids = ordinary_ids(text, self.tokenizer, truncation=True, max_length=self.max_tokens - len(end))
+        return ids + end
+
+    def _chat_ids(self, prompt: Any, completion: Any) -> list[int]:
+        """Encode a chat and its completion, a text or messages, by the chat template."""
+        asked = read_messages(prompt, where="the prompt")
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        answer = without_prompt(read_messages(completion, where="the completion"), asked)
+        return chat_ids(answered(asked, answer), self.tokenizer, add_generation_prompt=False)
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last ids that fit into the model."""
@@ -210,57 +261,66 @@ class RewardModel:
         return ids[-self.max_tokens :]
 
     def _warn(self, length: int) -> None:
+        """Warn once that a text of this length, in tokens, is too long."""
         if not self._has_warned:
             log = logging.getLogger(__name__)
             log.warning("a text of %d tokens is cut at its beginning: the model reads %d", length, self.max_tokens)
             self._has_warned = True
 
     def _reward_of(self, logits: Tensor) -> Tensor:
+        """Return the scores ``[B]`` of logits ``[B, labels]``: raw, a probability of the label, or its log-odds."""
         if self.index is None:
             return logits[:, 0]
         if self.model.config.problem_type == "multi_label_classification":
             logit = logits[:, self.index]
-            return logit if self.log_odds else logit.sigmoid()
+            if self.log_odds:
+                return logit
+            return logit.sigmoid()
         if not self.log_odds:
             return logits.softmax(-1)[:, self.index]
-        others = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
-        return logits[:, self.index] - others.logsumexp(-1)
+        other_logits = torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], dim=1)
+        return logits[:, self.index] - other_logits.logsumexp(-1)
 
 
 def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
-    """Return the logits column; None for the raw score of a head with one output."""
-    labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
+    """Return the logits column of a label; None for the raw score of a head with one output."""
     if model.config.num_labels == 1:
         if label is not None:
             raise ValueError(f"label is {label!r}, but the model has one output, a raw score: leave the label out")
         return None
-    wanted = "positive" if label is None else label
-    index = wanted if isinstance(wanted, int) else labels.get(wanted.lower(), -1)
+    if label is None:
+        label = "positive"
+    labels = {str(name).lower(): int(index) for index, name in (model.config.id2label or {}).items()}
+    if isinstance(label, int):
+        index = label
+    else:
+        index = labels.get(label.lower(), -1)
     if index not in labels.values():
-        raise ValueError(f"label is {wanted!r}, expected one of {sorted(labels)}")
+        raise ValueError(f"label is {label!r}, expected one of {sorted(labels)}")
     return index
 
 
-def _most_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def _max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the model's maximum input length: its number of positions, or the tokenizer's limit if lower."""
-    positions = setting(model.config.get_text_config(), "max_position_embeddings") or tokenizer.model_max_length
+    num_positions = setting(model.config.get_text_config(), "max_position_embeddings") or tokenizer.model_max_length
     for name, module in model.named_modules():
-        # RoBERTa's positions start after its pad id.
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            positions -= module.padding_idx + 1
-    return int(min(positions, tokenizer.model_max_length))
+        is_position_table = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if is_position_table and module.padding_idx is not None:
+            num_positions -= module.padding_idx + 1  # RoBERTa's positions start after its pad id
+    return int(min(num_positions, tokenizer.model_max_length))
 
 
-_ONE_AT_A_TIME = threading.Lock()
+_CONFIG_LOCK = threading.Lock()
 """Lock for the configuration, which threads share (`Rewards(workers=...)`)."""
 
 
 @contextmanager
-def _pad_id(config: Any, pad: int) -> Iterator[None]:
-    with _ONE_AT_A_TIME:
-        before = config.pad_token_id
+def _pad_id(config: PreTrainedConfig, pad: int) -> Iterator[None]:
+    """Context in which a model's configuration has this pad id; one thread at a time."""
+    with _CONFIG_LOCK:
+        usual_pad = config.pad_token_id
         config.pad_token_id = pad
         try:
             yield
         finally:
-            config.pad_token_id = before
+            config.pad_token_id = usual_pad

@@ -17,7 +17,7 @@ from textenv.rendering import printable
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward: the largest float32."""
-MOST = 1_000
+MAX_SHOWN_CHARACTERS = 1_000
 """Maximum number of characters shown of an exception's text."""
 Earned = float | np.ndarray | None
 """Reward of a completion: one number, float32 ``[tokens]``, or None if no function applies."""
@@ -33,7 +33,10 @@ class RewardError(ValueError):
 def shown(error: BaseException) -> str:
     """Return an exception's text for a terminal or log: escaped, and truncated to 1,000 characters."""
     text = str(error)
-    return printable(text[:MOST]) + (f"... ({len(text):,} characters)" if len(text) > MOST else "")
+    beginning = printable(text[:MAX_SHOWN_CHARACTERS])
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return beginning
+    return f"{beginning}... ({len(text):,} characters)"
 
 
 class StopTraining(Exception):  # noqa: N818  (a request, not an error)
@@ -57,36 +60,64 @@ class Scores:
 
 
 def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:
-    """Each reward before its weight, summed over an episode's turns, and its weight: float32 ``[episodes, K, 2]``.
+    """Sum each of K rewards before its weight over the turns of an episode.
 
-    Both are 0 where a reward does not apply; ``rows`` has the episode of each turn.
+    Args:
+        scores: scores of turns; a reward is a component of them.
+        rows: index of the episode of each turn.
+        episodes: number of episodes.
+
+    Returns:
+        float32 ``[episodes, K, 2]``: the sum, and the weight. Both are 0 where a reward does not apply.
     """
-    found = np.zeros((episodes, len(scores.parts), 2), dtype=np.float32)
-    for k, (name, paid) in enumerate(scores.parts.items()):
-        columns = zip(rows, (scores.raw or scores.parts)[name], paid, strict=True)
-        given = [(row, x, y) for row, x, y in columns if x is not None and y is not None]
-        weight = max(((abs(x), y / x) for _, x, y in given if x), default=(0.0, 0.0))[1]  # 0 for rewards that are all 0
-        for row, x, _ in given:
-            found[row, k] = found[row, k, 0] + x, weight
-    return found
+    sums_and_weights = np.zeros((episodes, len(scores.parts), 2), dtype=np.float32)
+    raw_columns = scores.raw or scores.parts
+    for k, (name, contributions) in enumerate(scores.parts.items()):
+        turns = []
+        for episode, raw_score, contribution in zip(rows, raw_columns[name], contributions, strict=True):
+            if raw_score is not None and contribution is not None:
+                turns.append((episode, raw_score, contribution))
+
+        # The weight is the same in all turns, up to rounding: take that of the largest score
+        scores_with_weight = [(abs(raw), contribution / raw) for _, raw, contribution in turns if raw]
+        _, weight = max(scores_with_weight, default=(0.0, 0.0))  # 0 if all scores are 0
+
+        for episode, raw_score, _ in turns:
+            sums_and_weights[episode, k, 0] += raw_score
+            sums_and_weights[episode, k, 1] = weight
+    return sums_and_weights
 
 
 def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: Iterable[int] = ()) -> Scores:
-    """Merge the scores of pieces of a batch, given with the rows that each covers; None for rows that none covers."""
+    """Merge the scores of pieces of a batch.
+
+    Args:
+        count: number of rows of the batch.
+        pieces: the rows that each piece covers, and their scores.
+        failed: further rows on which a function failed.
+
+    Returns:
+        The scores of the batch, with None in rows that no piece covers.
+    """
     earned: list[Earned] = [None] * count
     parts: dict[str, list[Any]] = {}
     raw: dict[str, list[Any]] = {}
     logged: dict[str, list[Any]] = {}
-    failed = set(failed)
+    failed_rows = set(failed)
     for rows, scores in pieces:
-        failed |= {rows[row] for row in scores.failed}
-        wholes = ({"": earned}, {"": scores.earned}), (parts, scores.parts), (raw, scores.raw), (logged, scores.logged)
-        for whole, columns in wholes:
-            for key, column in columns.items():
-                merged = whole.setdefault(key, [None] * count)
-                for row, value in zip(rows, column, strict=True):
-                    merged[row] = value
-    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed), logged=logged)
+        failed_rows |= {rows[row] for row in scores.failed}
+        _write_rows(earned, rows, scores.earned)
+        for merged, columns in ((parts, scores.parts), (raw, scores.raw), (logged, scores.logged)):
+            for name, column in columns.items():
+                merged_column = merged.setdefault(name, [None] * count)
+                _write_rows(merged_column, rows, column)
+    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed_rows), logged=logged)
+
+
+def _write_rows(merged: list[Any], rows: Sequence[int], column: Sequence[Any]) -> None:
+    """Write the entries of a piece into these rows of a column of the batch."""
+    for row, value in zip(rows, column, strict=True):
+        merged[row] = value
 
 
 def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) -> Scores:
@@ -103,19 +134,27 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
         RewardError: on a wrong count, an entry of another type, or one that is not finite.
     """
     check = partial(check_count, expected=len(rows), name=f"reward {name!r}", item="number", error=RewardError)
+
+    # Scores, as by `Rewards`
     if isinstance(returned, Scores):
         for column in (returned.earned, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
             check(column)
-        entries = [_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.earned)]
-        columns: dict[str, Any] = {}
-        for kind in ("parts", "raw", "logged"):
-            given: Mapping[str, Sequence[Any]] = getattr(returned, kind)
-            columns[kind] = {part: _read_numbers(column, name=f"{name}/{part}") for part, column in given.items()}
-        return replace(returned, earned=entries, **columns)
+        return replace(
+            returned,
+            earned=[_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.earned)],
+            parts=_read_columns(returned.parts, name),
+            raw=_read_columns(returned.raw, name),
+            logged=_read_columns(returned.logged, name),
+        )
+
+    # A column for each component becomes a mapping for each completion
     if isinstance(returned, Mapping):
         for column in returned.values():
             check(column)
-        returned = [dict(zip(returned, entries, strict=True)) for entries in zip(*returned.values(), strict=True)]
+        rows_of_columns = zip(*returned.values(), strict=True)
+        returned = [dict(zip(returned, entries, strict=True)) for entries in rows_of_columns]
+
+    # An entry for each completion
     check(returned)
     earned: list[Earned] = []
     parts: dict[str, list[float | None]] = {}
@@ -123,32 +162,46 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
         if not isinstance(entry, Mapping):
             earned.append(_read_entry(entry, rows, row, name, finite))
             continue
-        named = {str(part): _read_entry(value, rows, row, f"{name}/{part}", finite) for part, value in entry.items()}
-        for part, value in named.items():
-            parts.setdefault(part, [None] * len(rows))[row] = total(value)
-        earned.append(add(list(named.values()), rows.tokens(row)))
+        components: dict[str, Earned] = {}
+        for key, value in entry.items():
+            components[str(key)] = _read_entry(value, rows, row, f"{name}/{key}", finite)
+        for component, value in components.items():
+            column = parts.setdefault(component, [None] * len(rows))
+            column[row] = total(value)
+        earned.append(add(list(components.values()), rows.tokens(row)))
     return Scores(earned=earned, parts=parts)
 
 
 def add(values: Sequence[Earned], tokens: int) -> Earned:
-    """Add the values of several functions; if one is per token, single numbers go to the last of the ``tokens``."""
-    given = [value for value in values if value is not None]
-    if not given:
+    """Add the values of several functions for one completion.
+
+    Args:
+        values: numbers, float32 ``[tokens]``, and None for functions that do not apply.
+        tokens: number of tokens of the completion.
+
+    Returns:
+        A number; float32 ``[tokens]`` if a value is per token, where single numbers go to the last token; None if no
+        function applies.
+    """
+    applied = [value for value in values if value is not None]
+    if not applied:
         return None
-    if not tokens or not any(isinstance(value, np.ndarray) for value in given):
-        return float(sum(total(value) or 0.0 for value in given))
-    dense = np.zeros(tokens, dtype=np.float32)
-    for value in given:
+    if not tokens or not any(isinstance(value, np.ndarray) for value in applied):
+        return float(sum(total(value) or 0.0 for value in applied))
+    sums = np.zeros(tokens, dtype=np.float32)
+    for value in applied:
         if isinstance(value, np.ndarray):
-            dense += value
+            sums += value
         else:
-            dense[-1] += value
-    return dense
+            sums[-1] += value
+    return sums
 
 
 def total(value: Earned) -> float | None:
-    """Return the sum over a completion's tokens."""
-    return float(value.sum()) if isinstance(value, np.ndarray) else value
+    """Return the sum over a completion's tokens; a single number, or None, as it is."""
+    if isinstance(value, np.ndarray):
+        return float(value.sum())
+    return value
 
 
 class Rows:
@@ -166,7 +219,10 @@ class Rows:
         self.tokenizer = tokenizer
 
     def __len__(self) -> int:
-        return len(self.columns["completions"] if "completions" in self.columns else next(iter(self.columns.values())))
+        if "completions" in self.columns:
+            return len(self.columns["completions"])
+        first_column = next(iter(self.columns.values()))
+        return len(first_column)
 
     def tokens(self, row: int) -> int:
         """Return the number of tokens of a completion."""
@@ -178,16 +234,19 @@ class Rows:
         return Rows(columns, first=self.first + start, tokenizer=self.tokenizer)
 
     def cut(self, pieces: int) -> list[Rows]:
-        """Return this number of parts of about the same length; if there are fewer rows, one part for each."""
+        """Return this number of parts of about the same length; if there are fewer rows, a part for each row."""
         pieces = max(1, min(pieces, len(self)))
-        cuts = [i * len(self) // pieces for i in range(pieces + 1)]
-        return [self.part(start, stop) for start, stop in itertools.pairwise(cuts)]
+        boundaries = [i * len(self) // pieces for i in range(pieces + 1)]
+        return [self.part(start, stop) for start, stop in itertools.pairwise(boundaries)]
 
     def describe(self, row: int) -> str:
         """Return a description of a row for an error."""
-        told = {"prompt": self.columns.get("prompts"), "completion": self.columns.get("completions")}
-        given = [f"{name} {column[row]!r:.300}" for name, column in told.items() if column is not None]
-        return f"row {self.first + row} ({', '.join(given)})"
+        entries = []
+        for name in ("prompt", "completion"):
+            column = self.columns.get(f"{name}s")
+            if column is not None:
+                entries.append(f"{name} {column[row]!r:.300}")
+        return f"row {self.first + row} ({', '.join(entries)})"
 
 
 def as_number(entry: Any) -> float | None:
@@ -209,16 +268,28 @@ def is_tensor(value: Any) -> bool:
 
 
 def check_count(returned: Any, expected: int, *, name: str, item: str, error: type[ValueError] = ValueError) -> None:
-    """Raise unless there is one item for each completion, in their order."""
+    """Raise unless there is one item for each completion, in their order.
+
+    Args:
+        returned: return value of a user's function.
+        expected: number of completions.
+        name: what returned it, for the message, such as ``reward 'score'``.
+        item: what is expected for each completion, for the message, such as ``number``.
+        error: type of the error.
+    """
     advice = f"return a list with one {item} for each"
     try:
-        count = None if isinstance(returned, (str, bytes, bytearray)) else len(returned)
+        count = len(returned)
     except TypeError:  # a number, an iterator, an array without dimensions
         count = None
+    if isinstance(returned, (str, bytes, bytearray)):  # no list, though it has a length
+        count = None
+    if count is None:
+        raise error(f"{name} returned {returned!r:.200} for {expected} completions: {advice}")
     if count != expected:
-        given = f"{returned!r:.200}" if count is None else f"{count} values"
-        raise error(f"{name} returned {given} for {expected} completions: {advice}")
-    if problem := order_problem(returned):
+        raise error(f"{name} returned {count} values for {expected} completions: {advice}")
+    problem = order_problem(returned)
+    if problem:
         raise error(f"{name} returned {problem}: {advice}, in their order")
 
 
@@ -248,27 +319,39 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
     if is_tensor(entry) and not entry.is_complex():
         with suppress(RuntimeError, TypeError):  # on the meta device, sparse
             entry = entry.detach().float().cpu().numpy()
-    dense = _values_per_token(entry)
-    if dense is not None:
-        if len(dense) != rows.tokens(row):
-            raise RewardError(
-                f"reward {name!r} returned {len(dense)} numbers for {rows.describe(row)}, which has {rows.tokens(row)} "
-                "tokens: return one per token, or one for the whole completion"
-                + (" (scores of shape [B, 1]: .squeeze(-1))" if len(dense) == 1 else "")
-            )
-        if dense.dtype.kind == "O":  # of Decimal, Fraction, tensors of one element
-            numbers = [as_number(x) for x in dense]
-            dense = dense if None in numbers else np.array(numbers, dtype=np.float64)
-        is_real = dense.dtype.kind in "biuf" and not np.ma.is_masked(entry)
-        if is_real and (not finite or (np.abs(dense) <= MAX_REWARD).all()):
-            with np.errstate(over="ignore"):  # overflow to infinity, which the caller reports
-                return dense.astype(np.float32)
-    else:
+
+    # A single number
+    token_values = _values_per_token(entry)
+    if token_values is None:
         number = as_number(entry)
         if number is not None and (not finite or abs(number) <= MAX_REWARD):
             return number
+        raise _not_a_number(entry, rows, row, name)
+
+    # A number per token
+    if len(token_values) != rows.tokens(row):
+        advice = "return one per token, or one for the whole completion"
+        if len(token_values) == 1:
+            advice += " (scores of shape [B, 1]: .squeeze(-1))"
+        raise RewardError(
+            f"reward {name!r} returned {len(token_values)} numbers for {rows.describe(row)}, which has "
+            f"{rows.tokens(row)} tokens: {advice}"
+        )
+    if token_values.dtype.kind == "O":  # of Decimal, Fraction, tensors of one element
+        numbers = [as_number(value) for value in token_values]
+        if None not in numbers:
+            token_values = np.array(numbers, dtype=np.float64)
+    is_real = token_values.dtype.kind in "biuf" and not np.ma.is_masked(entry)
+    if not is_real or (finite and not (np.abs(token_values) <= MAX_REWARD).all()):
+        raise _not_a_number(entry, rows, row, name)
+    with np.errstate(over="ignore"):  # overflow to infinity, which the caller reports
+        return token_values.astype(np.float32)
+
+
+def _not_a_number(entry: Any, rows: Rows, row: int, name: str) -> RewardError:
+    """Return the error for an entry that is no number, or not a finite one."""
     expected = "expected a finite number, or None where the reward does not apply"
-    raise RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: {expected}")
+    return RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: {expected}")
 
 
 def _values_per_token(entry: Any) -> np.ndarray | None:
@@ -277,14 +360,21 @@ def _values_per_token(entry: Any) -> np.ndarray | None:
     if pandas is not None and isinstance(entry, pandas.Series):
         entry = entry.to_numpy()
     if isinstance(entry, np.ndarray):
-        return entry if entry.ndim == 1 else None
+        if entry.ndim != 1:
+            return None
+        return entry
     if not isinstance(entry, Sequence) or isinstance(entry, (str, bytes, bytearray)):
         return None
-    if any(isinstance(x, Sized) and as_number(x) is None for x in entry):  # a list of lists
+    if any(isinstance(value, Sized) and as_number(value) is None for value in entry):  # a list of lists
         return None
-    if any(is_tensor(x) for x in entry):  # NumPy does not read bfloat16
-        return np.array([as_number(x) for x in entry], dtype=object)
+    if any(is_tensor(value) for value in entry):  # NumPy does not read bfloat16
+        return np.array([as_number(value) for value in entry], dtype=object)
     return np.asarray(entry)
+
+
+def _read_columns(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[float | None]]:
+    """Return columns of `Scores` as numbers, which JSON can hold, and None."""
+    return {part: _read_numbers(column, name=f"{name}/{part}") for part, column in columns.items()}
 
 
 def _read_numbers(column: Iterable[Any], *, name: str) -> list[float | None]:

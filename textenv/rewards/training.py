@@ -13,8 +13,8 @@ from textenv.rewards.scores import as_number, order_problem
 class RewardLog:
     """The argument ``log`` of a reward function, in a call with this many completions.
 
-    ``log(name, value)`` reports numbers that are not paid: one for the batch, or a list with a number or None for each
-    completion. Values that are logged several times under a name are averaged.
+    ``log(name, value)`` reports numbers that do not count as reward: one for the batch, or a list with a number or None
+    for each completion. Values that are logged several times under a name are averaged.
 
     Example:
         >>> log = RewardLog(2)
@@ -26,24 +26,32 @@ class RewardLog:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self._given: dict[str, list[np.ndarray]] = {}  # float64 [rows]; NaN for None
+        self._logged: dict[str, list[np.ndarray]] = {}  # float64 [rows]; NaN for None
 
     def __call__(self, name: str, value: Any) -> None:
         """Report a number or a list; ValueError unless it is finite, and has an entry for each completion."""
-        entries = list(value) if as_number(value) is None and isinstance(value, Iterable) else [value] * self.rows
+        # An entry for each completion
+        if as_number(value) is None and isinstance(value, Iterable):
+            entries = list(value)
+        else:
+            entries = [value] * self.rows
         column = np.array([as_number(entry) for entry in entries], float)
-        numbers = int(np.isfinite(column).sum()) + sum(entry is None for entry in entries)
+
+        # Each is a finite number or None
+        num_finite = int(np.isfinite(column).sum())
+        num_none = sum(entry is None for entry in entries)
+        are_valid = len(entries) == num_finite + num_none == self.rows
         in_order = value is not None and not order_problem(value)
-        if not isinstance(name, str) or not in_order or not len(entries) == numbers == self.rows:
+        if not isinstance(name, str) or not in_order or not are_valid:
             raise ValueError(
                 f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
                 "finite number, or a list with a finite number or None for each completion"
             )
-        self._given.setdefault(name, []).append(column)
+        self._logged.setdefault(name, []).append(column)
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return the mean value for each completion, by name."""
-        return {name: np.ma.masked_invalid(given).mean(axis=0).tolist() for name, given in self._given.items()}
+        return {name: np.ma.masked_invalid(columns).mean(axis=0).tolist() for name, columns in self._logged.items()}
 
 
 class Training(NamedTuple):
@@ -65,11 +73,11 @@ NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: 
 @contextmanager
 def training(step: int, progress: float, log: RewardLog | None = None, *, evaluating: bool = False) -> Iterator[None]:
     """Context in which reward functions see this point in the training; `learn` sets it for each iteration."""
-    before = NOW.set(Training(step, progress, evaluating, log))
+    token = NOW.set(Training(step, progress, evaluating, log))
     try:
         yield
     finally:
-        NOW.reset(before)
+        NOW.reset(token)
 
 
 @contextmanager
@@ -81,7 +89,9 @@ def evaluation() -> Iterator[None]:
 
 
 def log_again(columns: Mapping[str, Sequence[float | None]]) -> None:
-    """Log what an inner function has logged, in the call of the outer one, if there is one."""
-    if (log := NOW.get().log) is not None:
-        for name, column in columns.items():
-            log(name, column)
+    """Log what an inner reward function logged in the present call of the outer one; nothing without such a call."""
+    log = NOW.get().log
+    if log is None:
+        return
+    for name, column in columns.items():
+        log(name, column)

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
 from textenv.rewards.scores import RewardError, Rows, read_scores
 from textenv.rewards.training import NOW, log_again
+
+if TYPE_CHECKING:
+    import torch
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
@@ -35,12 +38,16 @@ class Transform:
     def __init__(
         self, function: Callable[..., Any], change: Callable[[np.ndarray], np.ndarray], *, by_batch: bool
     ) -> None:
-        self.function, self.change, self.by_batch = function, change, by_batch or depends_on_batch(function)
+        self.function = function
+        self.change = change
+        self.by_batch = by_batch or depends_on_batch(function)
         self.__name__ = reward_name(function)
 
     def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
         """Call the function and return the changed scores."""
-        rows = Rows({"completion_ids": [[0]] * len(Rows(columns))} | columns)
+        # Rows have `completion_ids`, which are missing if this is called with texts only
+        num_rows = len(Rows(columns))
+        rows = Rows({"completion_ids": [[0]] * num_rows} | columns)
         scores = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__)
         log_again(scores.logged)
         earned = scores.earned
@@ -48,13 +55,17 @@ class Transform:
             raise RewardError(
                 f"reward {self.__name__!r} is per token, but Normalize, clip and whiten need one number per completion"
             )
-        known = np.array([score for score in earned if score is not None], dtype=np.float64)
-        if self.by_batch and not np.isfinite(known).all():
-            raise ValueError(f"reward {self.__name__!r} returned {earned!r:.200}: expected finite numbers or None")
-        changed = iter(self.change(known).tolist() if len(known) else [])
-        return [None if score is None else next(changed) for score in earned]
 
-    def to(self, device: Any) -> None:
+        # Change the numbers; None stays where it is
+        numbers = np.array([score for score in earned if score is not None], dtype=np.float64)
+        if self.by_batch and not np.isfinite(numbers).all():
+            raise ValueError(f"reward {self.__name__!r} returned {earned!r:.200}: expected finite numbers or None")
+        if not len(numbers):
+            return [None] * len(earned)
+        changed_numbers = iter(self.change(numbers).tolist())
+        return [None if score is None else next(changed_numbers) for score in earned]
+
+    def to(self, device: "torch.device") -> None:
         """Move the function, if it is a reward model, to a device."""
         move(self.function, device)
 
@@ -64,7 +75,7 @@ class Normalize(Transform):
 
     Each batch first updates the statistics (parallel formula of Chan, Golub and LeVeque 1979), then is scaled by them.
     The divisor is 1 while all scores are equal. None stays None and does not enter the statistics. An evaluation scales
-    by the statistics of the training and leaves them as they are; before any training, by those of its own batch.
+    by the statistics of the training and does not change them. Before any training it scales by those of its own batch.
 
     Args:
         function: a reward function.
@@ -82,29 +93,44 @@ class Normalize(Transform):
 
     def __init__(self, function: Callable[..., Any], *, center: bool = True, scale: bool = True) -> None:
         super().__init__(function, self._normalize, by_batch=True)
-        self.center, self.scale = center, scale
-        self.count, self.mean, self.variance = 0, 0.0, 0.0
+        self.center = center
+        self.scale = scale
+        self.count = 0
+        """Number of scores so far."""
+        self.mean = 0.0
+        self.variance = 0.0
+        """Population variance."""
 
     def _normalize(self, scores: np.ndarray) -> np.ndarray:
+        """Normalize a batch of scores, float64 ``[k]``, k > 0, and update the statistics except in an evaluation."""
         evaluating = NOW.get().evaluating
         statistics = self.state_dict()
+
+        # An evaluation without a training before it uses its own statistics
         if evaluating and not self.count:
             _warn_once("%s: no training has made statistics yet, so an evaluation normalizes by its own", self.__name__)
-        if not (evaluating and self.count):
+        if not evaluating or not self.count:
             self._update(scores)
-        mean = self.mean if self.center else 0.0
-        divisor = _deviation(self.variance, self.mean) if self.scale else 1.0
+
+        mean = 0.0
+        if self.center:
+            mean = self.mean
+        divisor = 1.0
+        if self.scale:
+            divisor = _deviation(self.variance, self.mean)
         if evaluating:
             self.load_state_dict(statistics)
         return (scores - mean) / divisor
 
     def _update(self, scores: np.ndarray) -> None:
-        """Count a batch of scores, float64 ``[k]``, k > 0."""
+        """Merge mean and variance of a batch of scores, float64 ``[k]``, k > 0, into the running statistics."""
         self.count += len(scores)
-        share = len(scores) / self.count
+        fraction = len(scores) / self.count
         delta = float(scores.mean()) - self.mean
-        self.variance = (1 - share) * self.variance + share * float(scores.var()) + share * (1 - share) * delta**2
-        self.mean += share * delta
+        within = (1 - fraction) * self.variance + fraction * float(scores.var())
+        between = fraction * (1 - fraction) * delta**2
+        self.variance = within + between
+        self.mean += fraction * delta
 
     def state_dict(self) -> dict[str, float]:
         """Return the running statistics, ready for JSON."""
@@ -112,7 +138,9 @@ class Normalize(Transform):
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore the statistics that `state_dict` returned."""
-        self.count, self.mean, self.variance = int(state["count"]), float(state["mean"]), float(state["variance"])
+        self.count = int(state["count"])
+        self.mean = float(state["mean"])
+        self.variance = float(state["variance"])
 
 
 def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
@@ -144,14 +172,17 @@ def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transfor
 
     def change(scores: np.ndarray) -> np.ndarray:
         mean = float(scores.mean())
-        return (scores - mean) / _deviation(float(scores.var()), mean) + (0.0 if shift_mean else mean)
+        whitened = (scores - mean) / _deviation(float(scores.var()), mean)
+        if shift_mean:
+            return whitened + 0.0  # without negative zeros
+        return whitened + mean
 
     return Transform(function, change, by_batch=True)
 
 
 @runtime_checkable
 class ByBatch(Protocol):
-    """A reward function that declares if its score of a row depends on other rows; your own can, too."""
+    """A reward function that declares whether its score of a row depends on other rows; any function may."""
 
     by_batch: bool
 
@@ -169,4 +200,6 @@ def depends_on_batch(function: Any) -> bool:
 def _deviation(variance: float, mean: float) -> float:
     """Return the standard deviation, or 1 if it is 0 up to rounding."""
     deviation = math.sqrt(variance)
-    return deviation if deviation > 1e-8 * max(1.0, abs(mean)) else 1.0
+    if deviation > 1e-8 * max(1.0, abs(mean)):
+        return deviation
+    return 1.0

@@ -16,7 +16,11 @@ from typing import Any
 
 
 def in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Start a call in a daemon thread, in a copy of this context; the future's result may be its exception."""
+    """Start a call in a daemon thread, in a copy of this context.
+
+    Returns:
+        A future. Its result is what the call returned, or the exception that the call raised.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -31,9 +35,9 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
 
     A call beyond ``timeout`` seconds becomes a `TimeoutError`; its daemon thread is abandoned.
     """
-    pending = [in_thread(call) for call in calls]
-    end = None if timeout is None else time.monotonic() + timeout
-    return [_result(future, timeout, end) for future in pending]
+    futures = [in_thread(call) for call in calls]
+    deadline = _deadline(timeout)
+    return [_result(future, timeout, deadline) for future in futures]
 
 
 def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Any:
@@ -41,7 +45,9 @@ def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (E
     try:
         return call()
     except kinds as error:  # a user's function may raise anything
-        return error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
+        if isinstance(error, Exception):
+            return error
+        return RuntimeError(f"ended by {error!r}")
 
 
 class Workers:
@@ -54,22 +60,23 @@ class Workers:
     def pool(self, calls: Sequence[Callable[[], Any]]) -> ProcessPoolExecutor:
         """Return the running pool; a new one imports what the calls need before their time limit starts."""
         if self._pool is None:
-            # Spawn, because a forked process with PyTorch's threads can hang.
+            # Spawn, because a forked process with PyTorch's threads can hang
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_end_with_parent)
-            self._end = weakref.finalize(self, _kill, self._pool)
-            for ready in [self._pool.submit(_import, calls) for _ in range(self.count)]:
-                ready.exception()  # a pool that cannot start raises at the first call
+            self._kill_pool = weakref.finalize(self, _kill, self._pool)
+            imports = [self._pool.submit(_import, calls) for _ in range(self.count)]
+            for future in imports:
+                future.exception()  # waits; a pool that cannot start raises at the first call
         return self._pool
 
     def kill(self) -> None:
         """Kill all processes; the next call starts new ones."""
         if self._pool is not None:
-            self._end()
+            self._kill_pool()
             self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "_pool": None}
+        return {"count": self.count, "_pool": None}  # a copy starts its own processes
 
 
 def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
@@ -78,6 +85,7 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     Raises:
         TypeError: if a call cannot be sent to a process.
     """
+    # Refuse calls that cannot be sent
     try:
         pickle.dumps(calls)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -85,26 +93,41 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
             f"a reward function that runs in processes must be importable, and its columns picklable ({error}): "
             "define it at the top of a module, or set processes=False"
         ) from error
+
+    # Run them; if a process dies, so does the pool, and with it all calls that are not done
     pool = workers.pool(calls)
-    end = None if timeout is None else time.monotonic() + timeout
+    deadline = _deadline(timeout)
     outcomes: list[Any] = []
     try:
-        pending = [pool.submit(_in_child, call, timeout) for call in calls]
-        for future in pending:
-            outcomes.append(_result(future, timeout, end))
+        futures = [pool.submit(_in_child, call, timeout) for call in calls]
+        for future in futures:
+            outcomes.append(_result(future, timeout, deadline))
     except BrokenProcessPool:
-        dead = RuntimeError(
+        death = RuntimeError(
             "a worker process died: it was killed, ran out of memory, or the script has no `if __name__ == '__main__':`"
         )
-        outcomes += [dead] * (len(calls) - len(outcomes))
+        outcomes += [death] * (len(calls) - len(outcomes))
+
+    # A late call goes on in its process, and a pool that died is of no use
     if any(isinstance(outcome, (TimeoutError, RuntimeError)) for outcome in outcomes):
         workers.kill()
     return outcomes
 
 
-def _result(future: Future[Any], timeout: float | None, end: float | None) -> Any:
+def _deadline(timeout: float | None) -> float | None:
+    """Return the time of `time.monotonic` at which calls that start now are late; None for no limit."""
+    if timeout is None:
+        return None
+    return time.monotonic() + timeout
+
+
+def _result(future: Future[Any], timeout: float | None, deadline: float | None) -> Any:
+    """Wait for a call; a `TimeoutError`, with the ``timeout`` in its text, if it is late."""
+    remaining_seconds = None
+    if deadline is not None:
+        remaining_seconds = max(0.0, deadline - time.monotonic())
     try:
-        return future.result(None if end is None else max(0.0, end - time.monotonic()))
+        return future.result(remaining_seconds)
     except TimeoutError:
         return TimeoutError(f"the call took longer than its time limit of {timeout} s")
 
@@ -114,6 +137,7 @@ class ChildError(Exception):
 
 
 def _in_child(call: Callable[[], Any], timeout: float | None) -> Any:
+    """Return the call's result or a `ChildError`; runs in a process."""
     if timeout is not None:  # ends the process if no thread can run and its parent does not kill it
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
@@ -131,6 +155,7 @@ def _end_with_parent() -> None:
 
 
 def _wait_for_parent() -> None:
+    """Wait for the end of the parent; then kill this process's group."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -138,9 +163,11 @@ def _wait_for_parent() -> None:
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
-    for group, process in list((pool._processes or {}).items()):
+    """Kill the processes of a pool, and all that they started."""
+    processes = pool._processes or {}  # by process id, which is the group's id, too
+    for process_id, process in list(processes.items()):
         try:
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(process_id, signal.SIGKILL)
         except ProcessLookupError:  # it has ended, or has not created its process group yet
             process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
