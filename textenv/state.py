@@ -154,10 +154,11 @@ def _parts(used: Any) -> Iterator[tuple[str, Any]]:
         if len(used) <= MOST_ENTRIES:
             yield from ((str(index), part) for index, part in enumerate(used))
     else:
+        # Attributes of the object and of its class; one of the object, or of a subclass, hides others of its name
         names = set()
-        for part_of in (attributes_of(used), *map(_class_attributes, type(used).__mro__)):
-            for name, part in part_of:
-                if name not in names:  # else an attribute of the object, or of a subclass, hides it
+        for attributes in (attributes_of(used), *map(_class_attributes, type(used).__mro__)):
+            for name, part in attributes:
+                if name not in names:
                     names.add(name)
                     yield name, part
 
@@ -167,7 +168,9 @@ def attributes_of(used: Any) -> Iterator[tuple[str, Any]]:
     yield from getattr(used, "__dict__", {}).items()
     for kind in type(used).__mro__:
         slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        if isinstance(slots, str):
+            slots = (slots,)
+        for name in slots:
             if name != "__dict__" and hasattr(used, name):
                 yield name, getattr(used, name)
 

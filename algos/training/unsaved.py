@@ -70,7 +70,9 @@ class UnsavedState:
             for name, fingerprint in _attributes(values):
                 fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
         for used in self._stateless_objects():
-            attributes = dict(vars(used) if isinstance(used, type) else attributes_of(used))
+            attributes = dict(attributes_of(used))
+            if isinstance(used, type):
+                attributes = dict(vars(used))
             if isinstance(used, FunctionType):
                 attributes |= dict(variables_of(used))
             for name, fingerprint in _attributes(attributes):
@@ -125,6 +127,7 @@ def _attributes(values: Mapping[str, Any], *, modules: bool = False) -> Iterator
 
 def _fingerprint(value: Any) -> Hashable:
     """Return a value that changes with numbers, arrays, generators and containers of these; None for others."""
+    # Numbers and arrays
     if isinstance(value, (bool, int, float, complex, np.generic)):
         return repr(value)
     if isinstance(value, Tensor):
@@ -133,6 +136,8 @@ def _fingerprint(value: Any) -> Hashable:
     if isinstance(value, np.ndarray):
         content = value.tobytes() if value.dtype != object else repr(value).encode()
         return (value.shape, str(value.dtype), zlib.crc32(content))
+
+    # Generators, of random numbers and others
     if isinstance(value, torch.Generator):
         return _fingerprint(value.get_state())
     if isinstance(value, (np.random.Generator, Random)):
@@ -143,6 +148,8 @@ def _fingerprint(value: Any) -> Hashable:
         return _of_parts(inspect.getgeneratorlocals(value).values())
     if isinstance(value, ContextVar):
         return _fingerprint(value.get(None))
+
+    # Containers
     if isinstance(value, Mapping):
         return _of_parts(value.values())
     if type(value).__module__ in ("builtins", "collections") and isinstance(value, (list, tuple, set)):
