@@ -58,6 +58,8 @@ class UnsavedState:
     def _fingerprints(self) -> dict[str, Hashable]:
         """Return a value for each attribute that is not saved, by class and name, which changes with the attribute."""
         fingerprints: dict[str, Hashable] = {}
+
+        # Algorithm and policy, if their classes are the user's
         if not class_name(self.agent).startswith(OURS):
             ours, added = _saved_by(self.agent)
             for name, fingerprint in _attributes(vars(self.agent), modules=True):
@@ -69,6 +71,8 @@ class UnsavedState:
             values = {name: value for name, value in vars(policy).items() if name not in OF_POLICY}
             for name, fingerprint in _attributes(values):
                 fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
+
+        # Rewards, tasks and what they use
         for used in self._stateless_objects():
             attributes = dict(attributes_of(used))
             if isinstance(used, type):
