@@ -141,6 +141,12 @@ UNFOLDED = """
     textenv/kl/coefficients.py
     textenv/kl/estimators.py
     textenv/kl/penalty.py
+    textenv/prompts/prompts.py
+    textenv/prompts/tokenize.py
+    textenv/prompts/files.py
+    textenv/prompts/special_tokens.py
+    textenv/prompts/plain_text.py
+    textenv/prompts/lengths.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
