@@ -74,12 +74,12 @@ def opened_tag(tokenizer: PreTrainedTokenizerBase) -> str:
         conversation = render([user, answer], tokenizer, add_generation_prompt=False)
     except ValueError:  # no template, or one that takes no such chat
         return ""
-    before_content, _, _ = conversation.partition(_CONTENT)
+    text_before, _, _ = conversation.partition(_CONTENT)
     match = _OPENING_AT_END.search(prompt.rstrip())
     if match is None:
         return ""
     tag = match[0]
-    marks_speaker = before_content.rstrip().endswith(tag)
+    marks_speaker = text_before.rstrip().endswith(tag)
     return "" if marks_speaker else tag
 
 
@@ -127,8 +127,8 @@ def _tokens_around_messages(tokenizer: PreTrainedTokenizerBase) -> set[str]:
             rendered = render(chat, tokenizer, add_generation_prompt=False)
         except ValueError:  # the template takes no such chat
             continue
-        before, _, after = rendered.partition(_CONTENT)
+        text_before, _, text_after = rendered.partition(_CONTENT)
         for token in special_tokens(tokenizer):
-            if before.rstrip().endswith(token) or after.lstrip().startswith(token):
+            if text_before.rstrip().endswith(token) or text_after.lstrip().startswith(token):
                 tokens.add(token)
     return tokens

@@ -1,11 +1,13 @@
 """`Prompts`: one's own prompts and rewards as a task, from files or from Python."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textenv.envs.task import FunctionTask
 from textenv.importing import load_function, name_of
@@ -17,6 +19,11 @@ from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, distinct_names, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PromptSource = str | Path | Sequence[Any]
+"""A file as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
 FEW = 10
 """Number of held-out prompts below which an evaluation says little."""
 logger = logging.getLogger(__name__)
@@ -33,7 +40,7 @@ class Prompts(FunctionTask):
     Args:
         split: ``"train"`` or ``"test"``.
         prompts: a file as in `textenv.load_prompts`, or a sequence as in `PromptList`.
-        reward: a function, ``"rewards.py:function"``, or several: a mapping as in `Rewards`, or a list such as
+        reward: a function, or ``"rewards.py:function"``; or several: a mapping as in `Rewards`, or a list such as
             ``["rewards.py:f", "other.py:g=0.5"]``, where the number is the weight.
         eval_prompts: prompts of the test split; ``prompts`` is then not split.
         prompt_column: name of the prompt's column in the files.
@@ -57,9 +64,9 @@ class Prompts(FunctionTask):
         self,
         split: str = "train",
         *,
-        prompts: str | Path | Sequence[Any] | None = None,
+        prompts: PromptSource | None = None,
         reward: Any = None,
-        eval_prompts: str | Path | Sequence[Any] | None = None,
+        eval_prompts: PromptSource | None = None,
         prompt_column: str = "prompt",
         system_prompt: str | None = None,
         chat: bool = False,
@@ -91,7 +98,7 @@ class Prompts(FunctionTask):
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
 
-    def longest_prompt(self, tokenizer: Any) -> int:
+    def longest_prompt(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """Return the length of the longest prompt in tokens, which is the default limit."""
 
         def count_tokens(prompt: Prompt) -> int:
@@ -115,10 +122,11 @@ def read_rewards(reward: Any) -> Rewards:
     functions: list[RewardFunction] = []
     weights: list[float] = []
     for entry in entries:
-        function = entry
-        weight = 1.0
         if isinstance(entry, str):
             function, weight = _load_reward(entry)
+        else:
+            function = entry
+            weight = 1.0
         functions.append(function)
         weights.append(weight)
     if not any(weights):
@@ -147,7 +155,9 @@ def _load_reward(text: str) -> tuple[RewardFunction, float]:
     return load_function(name), factor
 
 
-def _prompts_of_split(split: str, prompts: Any, eval_prompts: Any, column: str) -> Sequence[Any]:
+def _prompts_of_split(
+    split: str, prompts: PromptSource, eval_prompts: PromptSource | None, column: str
+) -> Sequence[Any]:
     """Return the prompts of a split; raise a ValueError if either source cannot be read."""
     if eval_prompts is not None and split == "test":
         return _open_prompts(eval_prompts, column)
@@ -173,7 +183,7 @@ def _prompts_of_split(split: str, prompts: Any, eval_prompts: Any, column: str) 
     return all_prompts
 
 
-def _open_prompts(prompts: Any, column: str) -> Sequence[Any]:
+def _open_prompts(prompts: PromptSource, column: str) -> Sequence[Any]:
     """Open a file of prompts, or check a sequence."""
     if isinstance(prompts, (str, Path)):
         prompts = load_prompts(prompts, prompt_column=column)
