@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from textenv.prompts.messages import beginning, read_messages
+from textenv.prompts.messages import Message, beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
     broken_up,
@@ -70,47 +70,48 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
     return ids
 
 
-def reply_ids(reply: Any, prompt: Prompt, said: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def reply_ids(
+    reply: str | Sequence[Message], prompt: Prompt, ids_so_far: Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
     """Return the token ids to append for a reply of the environment.
 
     Args:
         reply: text of the reply, or a list of messages with the results of tools.
         prompt: the episode's prompt; if it is a chat, the reply is rendered by the chat template.
-        said: token ids so far, which end with the policy's turn.
+        ids_so_far: token ids that end with the policy's turn.
         tokenizer: the policy's tokenizer.
     """
     if not is_chat(prompt):
         return text_ids(_reply_text(reply), tokenizer)
-    replies = reply
     if isinstance(reply, str):
-        replies = [{"role": "user", "content": reply}]
+        reply = [{"role": "user", "content": reply}]
 
     # Render a short chat whose assistant message is one character that occurs nowhere else
     first = prompt.content[0]
     system = []
     if isinstance(first, dict) and first["role"] == "system":
         system = [first]
-    texts = "".join(strings([*system, *replies]))
+    texts = "".join(strings([*system, *reply]))
     answer = next(character for character in map(chr, _PRIVATE_USE) if character not in texts)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
-    ids = chat_ids((*chat, *replies), tokenizer, after=answer)
+    ids = chat_ids((*chat, *reply), tokenizer, after=answer)
 
     # The first tokens close the assistant's message: drop those that the policy has written already
-    max_count = min(len(ids), len(said), _MAX_CLOSING_TOKENS)
+    max_count = min(len(ids), len(ids_so_far), _MAX_CLOSING_TOKENS)
     for count in range(max_count, 0, -1):
-        if list(said[-count:]) == ids[:count]:
+        if list(ids_so_far[-count:]) == ids[:count]:
             return ids[count:]
 
-    # A template may close the last message by another token than one inside a chat
-    ids_inside = _without_space(ids, tokenizer)
-    ids_at_end = _without_space(chat_ids(chat, tokenizer, after=answer, add_generation_prompt=False), tokenizer)
-    closing_tokens = ids_inside[:1] + ids_at_end[:1]
-    if said[-1] in closing_tokens:
-        return ids_inside[1:]
+    # The policy may have closed it by another token: the one with which the template closes the last message
+    last_message_ids = chat_ids(chat, tokenizer, after=answer, add_generation_prompt=False)
+    closing_ids = _without_space(ids, tokenizer)
+    closing_ids_at_end = _without_space(last_message_ids, tokenizer)
+    if ids_so_far[-1] in (*closing_ids[:1], *closing_ids_at_end[:1]):
+        return closing_ids[1:]
     return ids
 
 
-def _reply_text(reply: Any) -> str:
+def _reply_text(reply: str | Sequence[Message]) -> str:
     """Return the text of a reply where there is no chat: results of tools stand in tags."""
     if isinstance(reply, str):
         return reply
