@@ -29,7 +29,7 @@ _Colour = tuple[int, int, int]
 
 
 def text_of(renderable: Any, *, widest: int | None = None) -> str:
-    """Return a rich table or text as plain text, as wide as the terminal; if there is none, as wide as its contents.
+    """Return a rich table or text as plain text: as wide as the terminal or, without a terminal, as its contents.
 
     Args:
         renderable: what rich can print.
@@ -231,28 +231,27 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not len(numbers):
         return ""
 
-    # Mean of each group; None without a finite value
-    means: list[float | None] = []
+    # Mean of each group; NaN without a finite value
+    means: list[float] = []
     for group in np.array_split(numbers, min(width, len(numbers))):
         finite = group[np.isfinite(group)]
         if len(finite):
             means.append(finite.mean())
         else:
-            means.append(None)
-    finite_means = [mean for mean in means if mean is not None]
-    if not finite_means:
+            means.append(np.nan)
+    if not np.isfinite(means).any():
         return " " * len(means)
 
     # Blocks, of equal steps from the lowest mean to the highest
-    low = min(finite_means)
-    span = max(finite_means) - low or 1.0
+    low = np.nanmin(means)
+    span = np.nanmax(means) - low or 1.0
     blocks = []
     for mean in means:
-        if mean is None:
+        level = (mean - low) / span * (len(BLOCKS) - 1)
+        if np.isfinite(level):
+            blocks.append(BLOCKS[int(np.round(level))])
+        else:
             blocks.append(" ")
-            continue
-        level = np.round((mean - low) / span * (len(BLOCKS) - 1))
-        blocks.append(BLOCKS[int(level)])
     return "".join(blocks)
 
 
