@@ -33,6 +33,7 @@ ESTIMATORS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
 EXACT = "exact"
 """Exact KL: sum over all actions at each state instead of sampling."""
 PLACES = ("reward", "loss")
+"""Where a KL penalty is charged."""
 
 _WRONG = {
     ("k2", "reward"): (
