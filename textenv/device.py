@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str | torch.device | None) -> torch.device | None:
-    """Find a device of this machine; None stays None, and moves nothing.
+    """Find a device of this machine by its name; None stays None.
 
     Args:
-        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``; ``"auto"`` is torch's accelerator
-            (CUDA, MPS, ...) if there is one here, else the CPU.
+        name: ``"cpu"``, ``"cuda"`` (torch's current one), ``"cuda:1"``, ``"mps"``, …; ``"auto"`` means torch's
+            accelerator (CUDA, MPS, ...) if there is one here, else the CPU.
 
     Raises:
         ValueError: if there is no such device here.
@@ -26,15 +26,22 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
         return None
     import torch
 
-    here = {"cpu": torch.device("cpu")}
-    if (fastest := torch.accelerator.current_accelerator(check_available=True)) is not None:
-        kind = fastest.type
-        here |= {f"{kind}:{i}": torch.device(kind, i) for i in range(torch.accelerator.device_count())}
-        here[kind] = torch.device(kind, torch.accelerator.current_device_index())
-    named = here | {"auto": [*here.values()][-1]}
-    if str(name) not in named:
-        raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(here)} (of this machine) or auto")
-    return named[str(name)]
+    cpu = torch.device("cpu")
+    devices = {"cpu": cpu}
+    auto = cpu
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        kind = accelerator.type
+        for index in range(torch.accelerator.device_count()):
+            devices[f"{kind}:{index}"] = torch.device(kind, index)
+        auto = torch.device(kind, torch.accelerator.current_device_index())
+        devices[kind] = auto
+
+    if str(name) == "auto":
+        return auto
+    if str(name) not in devices:
+        raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(devices)} (of this machine) or auto")
+    return devices[str(name)]
 
 
 @runtime_checkable
@@ -43,6 +50,6 @@ class _Movable(Protocol):
 
 
 def move(holder: Any, device: torch.device) -> None:
-    """Move a model, or the models that an object holds, to a device; others (such as plain functions) have none."""
+    """Move a model, or an object that holds models, to a device; leave objects without ``to``, such as functions."""
     if isinstance(holder, _Movable):
         holder.to(device)

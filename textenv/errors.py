@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLACE = "place"
-"""Column of minibatches, int64: ``row * 2**32 + column`` of each entry's position in the rollout."""
+"""Column of minibatches, int64: each entry's position in the rollout, as ``row * 2**32 + column``."""
 NAMED = 8
-"""Maximum number of entries listed in an error."""
+"""Maximum number of entries that an error lists."""
 
 
 class InvariantError(RuntimeError):
@@ -20,8 +20,8 @@ class InvariantError(RuntimeError):
     Args:
         message: what was found, what was expected, and the possible cause.
         tensor: name of the offending tensor: a column, a term of the loss, or a parameter.
-        batch: batch that was processed.
-        bad: bool, with the batch's shape: True at the offending entries; None if the tensor is not in the batch.
+        batch: the batch that was processed.
+        bad: bool, with the batch's shape, True at the offending entries; None if the tensor is not in the batch.
 
     Example:
         >>> import torch
@@ -40,17 +40,32 @@ class InvariantError(RuntimeError):
         """The offending batch."""
         self.rows: list[list[int]] = []
         """Indices of the first `NAMED` offending entries, in the rollout if known, else in the batch."""
-        where = ""
+        location = ""
         if batch is not None and bad is not None and bad.any():
-            self.rows, count = _places(batch, bad), int(bad.sum())
-            entries, whole = ("1 entry" if count == 1 else f"{count} entries"), PLACE in batch.keys() or batch.ndim == 2
-            kind = "[row, column]" if len(self.rows[0]) == 2 else "[row]"
-            named = ", ".join(map(str, self.rows)) + (", ..." if count > len(self.rows) else "")
-            where = f" It is at {kind} {named} of the {'rollout' if whole else 'batch'}, {entries} in all."
-        super().__init__(f"{tensor}: {message}{where}")
+            self.rows = _indices(batch, bad)
+            location = " " + _location(batch, self.rows, count=int(bad.sum()))
+        super().__init__(f"{tensor}: {message}{location}")
 
 
-def _places(batch: TensorDict, bad: Tensor) -> list[list[int]]:
+def _indices(batch: TensorDict, bad: Tensor) -> list[list[int]]:
+    """Return the indices of the first `NAMED` offending entries, in the rollout if known, else in the batch."""
     if PLACE not in batch.keys():
         return bad.nonzero()[:NAMED].tolist()
-    return [[place >> 32, place & (2**32 - 1)] for place in batch[PLACE][bad][:NAMED].tolist()]
+    indices = []
+    for position in batch[PLACE][bad][:NAMED].tolist():
+        row = position >> 32
+        column = position & (2**32 - 1)
+        indices.append([row, column])
+    return indices
+
+
+def _location(batch: TensorDict, indices: list[list[int]], *, count: int) -> str:
+    """Return a sentence that says where the ``count`` offending entries are; ``indices`` has the first ones."""
+    kind = "[row, column]" if len(indices[0]) == 2 else "[row]"
+    listed = ", ".join(map(str, indices))
+    if count > len(indices):
+        listed += ", ..."
+    is_rollout = PLACE in batch.keys() or batch.ndim == 2
+    owner = "rollout" if is_rollout else "batch"
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    return f"It is at {kind} {listed} of the {owner}, {entries} in all."

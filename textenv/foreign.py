@@ -75,7 +75,7 @@ RENAMED: Mapping[str, str | tuple[str, ...]] = {
     "torch_dtype": "dtype", "bf16": "autocast", "fp16": "autocast",
     "activation_checkpointing": "gradient_checkpointing",
 }  # fmt: skip
-"""Our name for a foreign or former one; of several, the first that is known where it was written."""
+"""Our name for a foreign or former one. If there are several, the first one counts that is known in that place."""
 
 PLACES: Mapping[str, str] = {
     **dict.fromkeys(
@@ -366,4 +366,6 @@ def our_names(name: str) -> tuple[str, ...]:
         (('num_steps',), ('loggers', 'logger'), ())
     """
     names = RENAMED.get(name, ())
-    return (names,) if isinstance(names, str) else names
+    if isinstance(names, str):
+        return (names,)
+    return names

@@ -1,20 +1,19 @@
-"""Files of JSON in UTF-8, from anyone: bounded in size, and refused in words if they hold something else."""
+"""Read JSON files from anyone: their size is bounded, and an error says what is wrong with other contents."""
 
 import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 MOST_BYTES = 2**28
-"""Bytes that a file of JSON may have, unless a reader says otherwise; larger ones are not read at all."""
+"""Maximum size of a JSON file, unless a reader says otherwise; larger files are not read at all."""
 MOST_BYTES_OF_LINES = 2**31
-"""Bytes that a file of JSON lines may have."""
+"""Maximum size of a file of JSON lines."""
 LONGEST_LINE = 2**24
-"""Bytes that a line of such a file may have."""
+"""Maximum size of one of its lines, in bytes."""
 
 
 @contextmanager
@@ -23,10 +22,10 @@ def open_regular(path: Path, *, most: int = MOST_BYTES) -> Iterator[IO[bytes]]:
 
     Args:
         path: the file; links are followed.
-        most: bytes that it may have.
+        most: maximum size, in bytes.
 
     Raises:
-        OSError: if it cannot be read, or is no regular file; it never blocks.
+        OSError: if it cannot be read, or is no regular file. Opening never blocks.
         ValueError: if it is larger.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -41,7 +40,7 @@ def open_regular(path: Path, *, most: int = MOST_BYTES) -> Iterator[IO[bytes]]:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Read a file as `open_regular` opens it."""
+    """Read the bytes of a file; the arguments and errors are those of `open_regular`."""
     with open_regular(path, most=most) as file:
         return file.read(most)
 
@@ -53,7 +52,7 @@ def read_json(path: Path, *, what: str, kind: type | tuple[type, ...] = object, 
         path: the file.
         what: expected content, for errors, such as ``"the description of an agent"``.
         kind: type or types of the outermost value, such as ``dict``.
-        most: bytes that the file may have.
+        most: maximum size, in bytes.
 
     Raises:
         OSError: if the file cannot be read.
@@ -61,12 +60,12 @@ def read_json(path: Path, *, what: str, kind: type | tuple[type, ...] = object, 
     """
     content = read_bytes(path, most=most)
     try:
-        found = parse_json(content)
+        value = parse_json(content)
     except ValueError as error:
         raise ValueError(f"{path} is {error}, expected {what}") from error
-    if not isinstance(found, kind):
-        raise ValueError(f"{path} holds {found!r:.200} ({type(found).__name__}), expected {what}")
-    return found
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} holds {value!r:.200} ({type(value).__name__}), expected {what}")
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -78,13 +77,15 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: not JSON in UTF-8 (Expecting value: line 1 column 7 (char 6))
     """
     try:
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ValueError(f"not JSON in UTF-8 ({error})") from error
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects in a file of JSON lines: none if it is missing; lines that are cut off or damaged are left out.
+    """Read the objects in a file of JSON lines; skip lines that are cut off or damaged. A missing file has none.
 
     Raises:
         OSError: if it is no file, or cannot be read.
@@ -94,7 +95,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return rows
     with open_regular(path, most=MOST_BYTES_OF_LINES) as file:
-        for line in iter(partial(file.readline, LONGEST_LINE), b""):
+        while line := file.readline(LONGEST_LINE):
             with suppress(ValueError):
                 row = parse_json(line)
                 if isinstance(row, dict):

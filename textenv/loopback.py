@@ -14,21 +14,26 @@ from urllib.parse import parse_qs, urlsplit
 
 from textenv.json_files import parse_json
 
-LOCAL, MOST_BYTES, SECONDS = ("127.0.0.1", "localhost"), 2**20, 60
-"""Names of this machine; maximum size of a request; and seconds until a silent connection is closed."""
+ADDRESS = "127.0.0.1"
+"""Address of this machine that other machines cannot reach."""
+LOCAL_HOSTS = (ADDRESS, "localhost")
+"""Names by which a browser on this machine may call it."""
+MAX_REQUEST_BYTES = 2**20
+"""Maximum size of what a request sends."""
+TIMEOUT_SECONDS = 60
+"""Time after which a silent connection is closed."""
 
 Respond = Callable[[str, dict[str, str], Any], Any]
-"""From path, query and posted JSON (None for a GET) to a page (a text) or an answer (anything else, sent as JSON).
-
-A FileNotFoundError becomes status 404, a ValueError 400.
+"""Function that gets path, query and posted JSON (None for a GET), and returns a page (a text) or an answer (anything
+else, which is sent as JSON). A FileNotFoundError becomes status 404, a ValueError 400.
 """
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """Server on 127.0.0.1; a request is answered only with the token in its query, and this machine as its host.
+    """Server on 127.0.0.1 that answers only requests with the token in their query and this machine as their host.
 
-    Another machine cannot connect; a page of the browser that names this machine otherwise (DNS rebinding) is refused
-    by its Host header, and one that guesses the port by the token.
+    Another machine cannot connect. Another page in the browser can, but it is refused: by the Host header if it gave
+    this machine a name of its own (DNS rebinding), by the token if it guessed the port.
 
     Args:
         respond: answers requests, several at once in threads of their own.
@@ -42,11 +47,13 @@ class LoopbackServer(ThreadingHTTPServer):
 
     def __init__(self, respond: Respond, *, port: int = 0) -> None:
         try:
-            super().__init__((LOCAL[0], port), _Handler)
+            super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
             raise OSError(f"cannot listen on port {port} ({error}): choose another one, or 0 for a free one") from error
-        self.respond, self.token = respond, secrets.token_urlsafe(24)
-        self.url = f"http://{LOCAL[0]}:{self.server_address[1]}/?token={self.token}"
+        self.respond = respond
+        self.token = secrets.token_urlsafe(24)
+        actual_port = self.server_address[1]
+        self.url = f"http://{ADDRESS}:{actual_port}/?token={self.token}"
         """Address to open, token included."""
 
     def start(self) -> Self:
@@ -57,23 +64,41 @@ class LoopbackServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: LoopbackServer
-    timeout = SECONDS
+    timeout = TIMEOUT_SECONDS
 
     def do_GET(self) -> None:  # noqa: N802
+        status = 200
         try:
-            status, answer = 200, self._answer()
+            answer = self._answer()
         except (ConnectionError, TimeoutError):
             return  # the browser has gone
         except PermissionError as error:
-            status, answer = 403, {"error": str(error)}
-        except (FileNotFoundError, ValueError) as error:
-            status, answer = (404 if isinstance(error, FileNotFoundError) else 400), {"error": str(error)}
-        body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-        kind = "text/html; charset=utf-8" if isinstance(answer, str) else "application/json"
-        headers = {"Content-Type": kind, "Content-Length": str(len(body))}
+            status = 403
+            answer = {"error": str(error)}
+        except FileNotFoundError as error:
+            status = 404
+            answer = {"error": str(error)}
+        except ValueError as error:
+            status = 400
+            answer = {"error": str(error)}
+
+        # A page, or JSON
+        if isinstance(answer, str):
+            content_type = "text/html; charset=utf-8"
+            body = answer.encode()
+        else:
+            content_type = "application/json"
+            body = json.dumps(answer).encode()
+
+        headers = {
+            "Content-Type": content_type,
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "X-Frame-Options": "DENY",
+        }
         with suppress(ConnectionError, TimeoutError):  # the page was closed, or loaded again
             self.send_response(status)
-            for name, value in (headers | {"Cache-Control": "no-store", "X-Frame-Options": "DENY"}).items():
+            for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
@@ -81,16 +106,25 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_GET  # noqa: N815
 
     def _answer(self) -> Any:
+        """Read the request, check token and host, and return what `respond` makes of it."""
         size = int(self.headers.get("Content-Length") or 0)
-        if not 0 <= size <= MOST_BYTES:
-            raise ValueError(f"the request has {size} bytes, expected at most {MOST_BYTES}")
+        if not 0 <= size <= MAX_REQUEST_BYTES:
+            raise ValueError(f"the request has {size} bytes, expected at most {MAX_REQUEST_BYTES}")
         content = self.rfile.read(size)
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        token, host = query.pop("token", ""), self.headers.get("Host", "").partition(":")[0].lower()
-        if host not in LOCAL or not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            raise PermissionError(f"wrong token or host: open the address that was printed, http://{LOCAL[0]}:…")
-        return self.server.respond(url.path, query, parse_json(content) if self.command == "POST" else None)
+
+        # Only pages of this server know the token
+        token = query.pop("token", "")
+        host, _, _ = self.headers.get("Host", "").partition(":")
+        is_right_token = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if host.lower() not in LOCAL_HOSTS or not is_right_token:
+            raise PermissionError(f"wrong token or host: open the address that was printed, http://{ADDRESS}:…")
+
+        posted = None
+        if self.command == "POST":
+            posted = parse_json(content)
+        return self.server.respond(url.path, query, posted)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Say nothing: the token would be in the log."""

@@ -16,35 +16,48 @@ R = TypeVar("R")
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to an unknown one, by `our_names` or by spelling; None if no name is close."""
-    known = list(known)
-    for ours in our_names(name):
-        if ours in known:
-            return ours
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    known_names = list(known)
+    for our_name in our_names(name):
+        if our_name in known_names:
+            return our_name
+    matches = difflib.get_close_matches(name, known_names, n=1)
+    return matches[0] if matches else None
 
 
 def advice(name: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown name, such as ``did you mean 'num_steps'?``; empty if that is unclear.
 
     Args:
-        name: as it was written, in Python.
+        name: the unknown name, as it was written in Python.
         known: names that are known there.
     """
-    known = list(known)
-    ours = our_names(name)
-    here = [other for other in ours if other in known]
-    if here:
-        return f"did you mean {here[0]!r}?"
+    known_names = list(known)
+
+    # A name of another library, or a former one
+    names_here = our_names(name)
+    for name_here in names_here:
+        if name_here in known_names:
+            return f"did you mean {name_here!r}?"
     if name in ADVICE:
         return f"{ADVICE[name]}."
-    if ours:
-        return f"here it is {ours[0]}, {PLACES.get(ours[0], 'a field of a config')}."
+    if names_here:
+        return f"here it is {_with_owner(names_here[0])}."
     if name in NO_EQUIVALENT:
         return "it is of another library, and has no counterpart here."
-    similar = nearest(name, known)
+
+    # A misspelt name, or one that belongs elsewhere
+    similar = nearest(name, known_names)
     if similar is not None:
         return f"did you mean {similar!r}?"
-    return f"it is {PLACES[name]}." if name in PLACES else ""
+    if name in PLACES:
+        return f"it is {PLACES[name]}."
+    return ""
+
+
+def _with_owner(name: str) -> str:
+    """Return a name of ours and what it belongs to."""
+    owner = PLACES.get(name, "a field of a config")
+    return f"{name}, {owner}"
 
 
 def flag_advice(name: str) -> str:
@@ -53,10 +66,12 @@ def flag_advice(name: str) -> str:
         return FLAGS[name]
     if name in ADVICE:
         return f"in Python, {ADVICE[name]}"
-    ours = our_names(name)
-    if ours:
-        return f"in Python it is {ours[0]}, {PLACES.get(ours[0], 'a field of a config')}"
-    return "it is of another library, and has no counterpart here" if name in NO_EQUIVALENT else ""
+    names_here = our_names(name)
+    if names_here:
+        return f"in Python it is {_with_owner(names_here[0])}"
+    if name in NO_EQUIVALENT:
+        return "it is of another library, and has no counterpart here"
+    return ""
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) -> None:
@@ -68,12 +83,12 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
             ...
         TypeError: PPOConfig has no 'lr': did you mean 'learning_rate'? It has learning_rate, gamma
     """
-    known = list(known)
+    known_names = list(known)
     for name in names:
-        if name not in known:
-            instead = advice(name, known)
-            suggestion = f": {instead}" if instead else "."
-            raise TypeError(f"{owner} has no {name!r}{suggestion} It has {', '.join(known)}")
+        if name not in known_names:
+            suggestion = advice(name, known_names)
+            ending = f": {suggestion}" if suggestion else "."
+            raise TypeError(f"{owner} has no {name!r}{ending} It has {', '.join(known_names)}")
 
 
 class HintsAtMethods(type):
@@ -86,15 +101,19 @@ class HintsAtMethods(type):
 
 
 def no_attribute(owner: Any, name: str) -> AttributeError:
-    """Return the error for a missing attribute of an object, with what to write instead of another library's."""
+    """Return the error for a missing attribute of an object; it says what replaces a name of another library."""
     return AttributeError(_no_attribute(type(owner).__name__, name), name=name, obj=owner)
 
 
 def _no_attribute(owner: str, name: str) -> str:
-    instead = METHODS.get(name)
-    if instead is None and not name.startswith("_"):
-        instead = ADVICE.get(name)
-    return f"{owner} has no attribute {name!r}" + (f": {instead}" if instead else "")
+    """Return the message for a missing attribute."""
+    message = f"{owner} has no attribute {name!r}"
+    suggestion = METHODS.get(name)
+    if suggestion is None and not name.startswith("_"):
+        suggestion = ADVICE.get(name)
+    if suggestion:
+        message += f": {suggestion}"
+    return message
 
 
 def check_names(function: Callable[P, R]) -> Callable[P, R]:
@@ -103,14 +122,14 @@ def check_names(function: Callable[P, R]) -> Callable[P, R]:
     NumPy scalars among the arguments become Python numbers (`textenv.plain.plain`).
     """
     parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
+    names = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         if not takes_any:
-            refuse_unknown(options, known, owner=owner)
+            refuse_unknown(options, names, owner=owner)
         plain_args = [plain(value) for value in args]
         plain_options = {name: plain(value) for name, value in options.items()}
         return function(*plain_args, **plain_options)
@@ -119,9 +138,10 @@ def check_names(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class NamedFields:
-    """Base of config dataclasses; `refuse_unknown` checks the field names."""
+    """Base of config dataclasses: an unknown field raises the error of `refuse_unknown`."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Refuse unknown fields."""
-        refuse_unknown(values, [field.name for field in fields(cls)], owner=cls.__name__)  # type: ignore[arg-type]
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        refuse_unknown(values, names, owner=cls.__name__)
         return super().__new__(cls)

@@ -1,16 +1,16 @@
-"""Plain Python numbers for those of NumPy, which code that computes its settings hands in."""
+"""Plain Python numbers instead of NumPy's, which users hand in as settings that they have computed."""
 
 from typing import Any
 
 LONGEST = 100
-"""Entries up to which a list or dict is taken for settings; longer ones are data, which stays as it is."""
+"""Maximum number of entries of a list or dict of settings; longer ones are data, and stay as they are."""
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python number, truth value or text that it is, also inside lists, tuples and dicts.
+    """Convert a NumPy scalar to a Python number, bool or text, also inside lists, tuples and dicts.
 
-    Everything else is returned as it is: arrays with dimensions, lists longer than `LONGEST`, and a list without NumPy
-    scalars as the same list.
+    Everything else is returned as it is: arrays with dimensions, lists longer than `LONGEST`, and lists without NumPy
+    scalars (the same object).
 
     Example:
         >>> import numpy as np
@@ -22,10 +22,10 @@ def plain(value: Any) -> Any:
         return value.item()
     if type(value) in (list, tuple) and len(value) <= LONGEST:
         items = [plain(item) for item in value]
-        changed = any(new is not old for new, old in zip(items, value, strict=True))
-        return type(value)(items) if changed else value
+        is_unchanged = all(new is old for new, old in zip(items, value, strict=True))
+        return value if is_unchanged else type(value)(items)
     if type(value) is dict and len(value) <= LONGEST:
         items_by_name = {name: plain(item) for name, item in value.items()}
-        changed = any(items_by_name[name] is not value[name] for name in value)
-        return items_by_name if changed else value
+        is_unchanged = all(items_by_name[name] is value[name] for name in value)
+        return value if is_unchanged else items_by_name
     return value

@@ -1,4 +1,4 @@
-"""A process that the user's code forked and then let return ends here, before it repeats the work of its parent."""
+"""End processes that the user's code has forked and not ended, before they repeat the work of their parent."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ FORKED_STATUS = 70
 
 
 def end_if_forked(process: int, culprit: str) -> None:
-    """End this process at once, and say why, unless its id is still the one from before the user's code ran.
+    """End this process at once, and say why, unless it is the one that called the user's code.
 
     Args:
-        process: ``os.getpid()`` before the call.
+        process: ``os.getpid()`` before the user's code was called.
         culprit: what was called, such as ``reward 'score'``.
     """
     if os.getpid() == process:

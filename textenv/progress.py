@@ -9,10 +9,10 @@ def no_progress_bars() -> Iterator[None]:
     """Context without the progress bars of `transformers`, for work on local files."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if were_enabled:
             logging.enable_progress_bar()

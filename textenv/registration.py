@@ -19,7 +19,7 @@ NAMES = (
     "OpenEnv", "Prompts"
 )  # fmt: skip
 BEST = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Prompts": None}
-"""Mean return of optimal play, where it is not 1; None if unknown."""
+"""Mean return of optimal play of those environments where it is not 1; None if unknown."""
 
 
 def register_envs() -> None:
@@ -27,14 +27,16 @@ def register_envs() -> None:
     import gymnasium
 
     for name in NAMES:
-        if f"textenv/{name}-v0" not in gymnasium.registry:
-            gymnasium.register(
-                f"textenv/{name}-v0",
-                entry_point="textenv.registration:make_env",
-                vector_entry_point="textenv.registration:make_vector_env",
-                kwargs={"task": name},
-                reward_threshold=BEST.get(name, 1.0),
-            )
+        env_id = f"textenv/{name}-v0"
+        if env_id in gymnasium.registry:
+            continue
+        gymnasium.register(
+            env_id,
+            entry_point="textenv.registration:make_env",
+            vector_entry_point="textenv.registration:make_vector_env",
+            kwargs={"task": name},
+            reward_threshold=BEST.get(name, 1.0),
+        )
 
 
 def make_env(task: str, **arguments: Any) -> TextEnv:
@@ -51,10 +53,10 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
             ``"Prompts"`` ``prompts`` and ``reward``.
         num_envs: number of slots.
-        arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name), ``split``
-            (``"train"`` or ``"test"``, which share no prompt except in games), ``kl_coef`` (β of a k1 KL penalty to the
-            loaded model, in the reward; 0 only measures the KL), the task's arguments, and those of `TextVectorEnv`
-            (``penalty``: others).
+        arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name); ``split``
+            (``"train"`` or ``"test"``, which share no prompt except in games); ``kl_coef`` (β of a k1 KL penalty to the
+            loaded model, in the reward; 0 only measures the KL; ``penalty`` takes other penalties); the task's
+            arguments; and those of `TextVectorEnv`.
     """
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -76,21 +78,32 @@ def _constructor_arguments(
     from textenv.lm.model import LanguageModel
     from textenv.tasks.builtin import make_task
 
-    known = {*inspect.signature(TextVectorEnv).parameters, "model", "split", "kl_coef"}
+    # Names of other libraries
+    accepted = {*inspect.signature(TextVectorEnv).parameters, "model", "split", "kl_coef"}
     for name in arguments:
-        if name not in known and set(our_names(name)) & known:
-            raise TypeError(f"textenv/{task}-v0 has no {name!r}: {advice(name, known)}")
+        if name not in accepted and not accepted.isdisjoint(our_names(name)):
+            raise TypeError(f"textenv/{task}-v0 has no {name!r}: {advice(name, accepted)}")
+
     tokenizer = load_tokenizer(model)
     try:
-        task_object, limits, rest = make_task(task, tokenizer=tokenizer, split=split, **arguments)
+        task_object, limits, env_arguments = make_task(task, tokenizer=tokenizer, split=split, **arguments)
     except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        instead = advice(unexpected[1], known) if unexpected is not None else ""
-        if unexpected is None or not instead:
+        # Explain an argument that neither the task nor the environment has
+        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if match is None:
             raise
-        raise TypeError(f"textenv/{task}-v0 has no {unexpected[1]!r}: {instead}") from error
+        name = match[1]
+        suggestion = advice(name, accepted)
+        if not suggestion:
+            raise
+        raise TypeError(f"textenv/{task}-v0 has no {name!r}: {suggestion}") from error
+
     if kl_coef is not None:
-        if rest.get("penalty") is not None:
+        if env_arguments.get("penalty") is not None:
             raise ValueError(f"kl_coef is {kl_coef} and penalty= is given: give one of them")
-        rest["penalty"] = KLPenalty(lambda: LanguageModel.load(model).requires_grad_(False), kl_coef)
-    return {"task": task_object, "tokenizer": tokenizer} | limits | rest
+
+        def load_reference() -> LanguageModel:
+            return LanguageModel.load(model).requires_grad_(False)
+
+        env_arguments["penalty"] = KLPenalty(load_reference, kl_coef)
+    return {"task": task_object, "tokenizer": tokenizer} | limits | env_arguments

@@ -14,14 +14,22 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
 
-HEIGHT, WIDTH, LINE = 360, 640, 20
-"""Height and width of a picture, and height of a text line, in pixels."""
+HEIGHT = 360
+"""Height of a picture, in pixels."""
+WIDTH = 640
+"""Width of a picture, in pixels."""
+LINE_HEIGHT = 20
+"""Height of a line of text in a picture, in pixels."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-"""Levels of a `sparkline`."""
+"""Levels of a `sparkline`, the lowest first."""
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of controls, format characters such as text direction, surrogates, line and paragraph ends."""
+_Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
 
 
 def text_of(renderable: Any, *, widest: int | None = None) -> str:
-    """Return a rich table or text as text: as wide as the terminal or, if the output is none, as its contents.
+    """Return a rich table or text as plain text: as wide as the terminal or, without a terminal, as its contents.
 
     Args:
         renderable: what rich can print.
@@ -31,8 +39,11 @@ def text_of(renderable: Any, *, widest: int | None = None) -> str:
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        needed = console.measure(renderable, options=console.options.update(width=100_000)).maximum
-        console.width = needed if widest is None else min(needed, widest)
+        without_limit = console.options.update(width=100_000)
+        width = console.measure(renderable, options=without_limit).maximum
+        if widest is not None:
+            width = min(width, widest)
+        console.width = width
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()
@@ -41,10 +52,18 @@ def text_of(renderable: Any, *, widest: int | None = None) -> str:
 def render_rollout(
     rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob"
 ) -> str:
-    """Render the episode in a row of a text rollout for a terminal, each chosen token shaded by a float column.
+    """Render one episode of a text rollout for a terminal; each chosen token is shaded by a float column.
 
-    Such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``; positive values are green, negative ones
-    red, brightest at the row's largest absolute value. Raises a KeyError if the rollout has no such column.
+    Positive values are green, negative ones red, brightest at the row's largest absolute value.
+
+    Args:
+        rollout: a rollout of texts.
+        row: row of the episode.
+        tokenizer: the policy's tokenizer.
+        column: such as ``"log_prob"`` (nats), ``"reward"``, ``"kl"`` or ``"advantage"``.
+
+    Raises:
+        KeyError: if the rollout has no such column.
     """
     if column not in rollout.keys():
         raise KeyError(f"the rollout has no column {column!r}; it has {', '.join(sorted(rollout.keys()))}")
@@ -53,93 +72,137 @@ def render_rollout(
 
 
 def rollout_html(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, *, column: str = "log_prob") -> str:
-    """The same for a notebook, as a paragraph of HTML; values are shown under the pointer."""
+    """Render one episode like `render_rollout`, but as a paragraph of HTML; values are shown under the pointer."""
     tokens, chosen, values = episode_tokens(rollout, row, column)
-    parts, backgrounds = pieces(tokens, tokenizer), _backgrounds(chosen, values)
-    spans = [
-        f'<span title="{column} {value:.4g}" style="color:#fff;background:rgb{background}">{escape(text)}</span>'
-        if own else escape(text)
-        for text, own, value, background in zip(parts, chosen, values, backgrounds, strict=True)
-    ]  # fmt: skip
+    texts = pieces(tokens, tokenizer)
+    backgrounds = _backgrounds(chosen, values)
+    spans = []
+    for text, was_chosen, value, background in zip(texts, chosen, values, backgrounds, strict=True):
+        span = escape(text)
+        if was_chosen:
+            style = f"color:#fff;background:rgb{background}"
+            span = f'<span title="{column} {value:.4g}" style="{style}">{span}</span>'
+        spans.append(span)
     return f'<p style="white-space:pre-wrap">{"".join(spans)}</p>'
 
 
 def rollout_frames(rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
     """Draw one episode of a text rollout as it grows: its prompt, then a picture for each chosen token; see `draw`."""
     tokens, chosen, values = episode_tokens(rollout, row, "reward")
-    for end in [int(chosen.argmax()), *(np.flatnonzero(chosen) + 1).tolist()]:
+    prompt_end = int(chosen.argmax())
+    ends = np.flatnonzero(chosen) + 1
+    for end in [prompt_end, *ends.tolist()]:
         yield draw(tokens[:end], tokenizer, chosen=chosen[:end], values=values[:end])
 
 
 def episode_tokens(rollout: TensorDict, row: int, column: str) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Tokens of one episode; for each, whether the policy chose it, and its value in a column."""
+    """Return the tokens of one episode; for each, whether the policy chose it, and its value in a column.
+
+    The arrays, bool and float, have one entry a token. The first token is never chosen and has the value 0.
+    """
+    # Up to the last step of the episode
     mask = rollout["mask"][row].cpu().numpy()
-    steps = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else len(mask)
-    tokens = [*rollout["observation"][row, :1].tolist(), *rollout["action"][row, :steps].tolist()]
-    values = np.concatenate([[0.0], rollout[column][row, :steps].float().cpu().numpy()])
-    return tokens, np.concatenate([[False], mask[:steps]]), values
+    num_steps = len(mask)
+    if mask.any():
+        num_steps = int(np.flatnonzero(mask)[-1]) + 1
+
+    first_token = rollout["observation"][row, :1].tolist()
+    tokens = first_token + rollout["action"][row, :num_steps].tolist()
+    chosen = np.concatenate([[False], mask[:num_steps]])
+    values = np.concatenate([[0.0], rollout[column][row, :num_steps].float().cpu().numpy()])
+    return tokens, chosen, values
 
 
 def answer_tokens(
     rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], *, most: int = 1024
 ) -> dict[str, list[Any]]:
-    """Tokens of one episode from its first answer on, at most so many: their ``text``, ``chosen``, and float columns.
+    """Return at most ``most`` tokens of one episode, from its first answer on.
 
-    Columns that the rollout does not have are left out.
+    Returns:
+        Lists with one entry a token: ``text``, ``chosen`` (by the policy), and those of the float columns that the
+        rollout has.
     """
     tokens, chosen, _ = episode_tokens(rollout, row, "reward")
-    part = slice(first := int(chosen.argmax()), first + most)
-    shown = {name: episode_tokens(rollout, row, name)[2][part] for name in columns if name in rollout.keys()}
-    values = {name: np.nan_to_num(column).round(5).tolist() for name, column in shown.items()}
-    return {"text": pieces(tokens[part], tokenizer), "chosen": chosen[part].tolist()} | values
+    start = int(chosen.argmax())
+    shown = slice(start, start + most)
+    table: dict[str, list[Any]] = {
+        "text": pieces(tokens[shown], tokenizer),
+        "chosen": chosen[shown].tolist(),
+    }
+    for column in columns:
+        if column in rollout.keys():
+            _, _, values = episode_tokens(rollout, row, column)
+            table[column] = np.nan_to_num(values[shown]).round(5).tolist()
+    return table
 
 
 def shade(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray) -> str:
     """Add ANSI colours to a text: chosen tokens are underlined on a background shaded by value, others are plain.
 
-    ``chosen`` is bool and ``values`` float, ``[len(tokens)]`` each; values of other than chosen tokens have no effect.
+    ``chosen`` is bool and ``values`` float, ``[len(tokens)]`` each; only values of chosen tokens have an effect.
     """
-    starts = ("\x1b[4;97;48;2;{};{};{}m".format(*background) for background in _backgrounds(chosen, values))
-    parts = zip(pieces(tokens, tokenizer), chosen, starts, strict=True)
-    return "".join(f"{start}{text}\x1b[0m" if own and text else text for text, own, start in parts)
+    texts = pieces(tokens, tokenizer)
+    backgrounds = _backgrounds(chosen, values)
+    shaded = ""
+    for text, was_chosen, (red, green, blue) in zip(texts, chosen, backgrounds, strict=True):
+        if was_chosen and text:
+            shaded += f"\x1b[4;97;48;2;{red};{green};{blue}m{text}\x1b[0m"
+        else:
+            shaded += text
+    return shaded
 
 
 def draw(
     tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; of a long text, only the end."""
+    """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; only the end of a long text."""
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
-    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE * 3 // 4)
-    letter, backgrounds = font.getlength("m"), _backgrounds(chosen, values)
-    lines: list[list[Any]] = [[]]
-    for text, was_chosen, background in zip(pieces(tokens, tokenizer), chosen, backgrounds, strict=True):
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE_HEIGHT * 3 // 4)
+    letter_width = font.getlength("m")
+    letters_per_line = int(WIDTH // letter_width)
+
+    # Break the text into lines of characters, each with its background; None where the policy did not choose it
+    lines: list[list[tuple[str, _Colour | None]]] = [[]]
+    texts = pieces(tokens, tokenizer)
+    for text, was_chosen, colour in zip(texts, chosen, _backgrounds(chosen, values), strict=True):
+        background = colour if was_chosen else None
         for character in text.replace("\t", " "):
-            if character == "\n" or len(lines[-1]) == int(WIDTH // letter):
+            if character == "\n" or len(lines[-1]) == letters_per_line:
                 lines.append([])
             if character != "\n":
-                lines[-1].append((character, background, was_chosen))
+                lines[-1].append((character, background))
+
+    # Draw the last lines
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     canvas = ImageDraw.Draw(image)
-    for row, line in enumerate(lines[-(HEIGHT // LINE) :]):
-        for column, (character, background, was_chosen) in enumerate(line):
-            x, y = column * letter, row * LINE
-            if was_chosen:
-                canvas.rectangle((x, y, x + letter, y + LINE), fill=background)
-            canvas.text((x, y), character, font=font, fill="white" if was_chosen else "black")
+    lines_per_picture = HEIGHT // LINE_HEIGHT
+    for row, line in enumerate(lines[-lines_per_picture:]):
+        y = row * LINE_HEIGHT
+        for column, (character, background) in enumerate(line):
+            x = column * letter_width
+            if background is None:
+                canvas.text((x, y), character, font=font, fill="black")
+            else:
+                canvas.rectangle((x, y, x + letter_width, y + LINE_HEIGHT), fill=background)
+                canvas.text((x, y), character, font=font, fill="white")
     return np.asarray(image)
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return each token's part of the decoded text, escaped; a character of several tokens belongs to the last."""
-    found, before = [], ""
+    parts = []
+    num_shown = 0  # characters of the text that the parts so far have
     for end in range(1, len(tokens) + 1):
-        whole = str(tokenizer.decode(list(tokens[:end])))
-        split = end < len(tokens) and whole.endswith("\N{REPLACEMENT CHARACTER}")
-        found.append("" if split else printable(whole[len(before) :]))
-        before = before if split else whole
-    return found
+        text = str(tokenizer.decode(list(tokens[:end])))
+        is_incomplete = end < len(tokens) and text.endswith("\N{REPLACEMENT CHARACTER}")
+        if is_incomplete:
+            parts.append("")
+        else:
+            parts.append(printable(text[num_shown:]))
+            num_shown = len(text)
+    return parts
 
 
 def printable(text: str) -> str:
@@ -147,12 +210,12 @@ def printable(text: str) -> str:
 
     Newlines and tabs stay. An escaped completion can neither control a terminal nor imitate other text.
     """
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    characters = []
+    for character in text:
+        if character not in "\n\t" and unicodedata.category(character) in _UNPRINTABLE:
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    return "".join(characters)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -165,17 +228,47 @@ def sparkline(values: Sequence[float], width: int) -> str:
         ('▁▃▆█', '▁█▃')
     """
     numbers = np.array(values, dtype=float)
-    groups = np.array_split(numbers, min(width, len(numbers))) if len(numbers) else []
-    means = np.array([group[np.isfinite(group)].mean() if np.isfinite(group).any() else np.nan for group in groups])
-    low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0.0, 0.0)
-    levels = np.nan_to_num((means - low) / (high - low or 1.0) * (len(BLOCKS) - 1), nan=-1.0).round().astype(int)
-    return "".join(" " if level < 0 else BLOCKS[level] for level in levels.tolist())
+    if not len(numbers):
+        return ""
+
+    # Mean of each group; NaN without a finite value
+    means: list[float] = []
+    for group in np.array_split(numbers, min(width, len(numbers))):
+        finite = group[np.isfinite(group)]
+        if len(finite):
+            means.append(finite.mean())
+        else:
+            means.append(np.nan)
+    if not np.isfinite(means).any():
+        return " " * len(means)
+
+    # Blocks, of equal steps from the lowest mean to the highest
+    low = np.nanmin(means)
+    span = np.nanmax(means) - low or 1.0
+    blocks = []
+    for mean in means:
+        level = (mean - low) / span * (len(BLOCKS) - 1)
+        if np.isfinite(level):
+            blocks.append(BLOCKS[int(np.round(level))])
+        else:
+            blocks.append(" ")
+    return "".join(blocks)
 
 
-def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
-    """Red, green and blue for each token, by its value relative to the largest; all black if one is not finite."""
+def _backgrounds(chosen: np.ndarray, values: np.ndarray) -> list[_Colour]:
+    """Return a colour for each token, by its value relative to the largest; all are black if a value is not finite."""
     shown = np.where(chosen, values, 0.0)
     largest = np.abs(shown).max(initial=0.0)
-    fractions = shown / largest if 0 < largest < np.inf else np.zeros_like(shown)
-    levels = np.where(fractions == 0, 0, np.round(40 + 160 * np.abs(fractions))).astype(int).tolist()
-    return [(level, 0, 0) if value < 0 else (0, level, 0) for level, value in zip(levels, fractions, strict=True)]
+    fractions = np.zeros_like(shown)
+    if 0 < largest < np.inf:
+        fractions = shown / largest
+
+    # From dark to bright, but black for 0
+    levels = np.where(fractions == 0, 0, np.round(40 + 160 * np.abs(fractions)))
+    colours: list[_Colour] = []
+    for level, fraction in zip(levels.astype(int).tolist(), fractions, strict=True):
+        if fraction < 0:
+            colours.append((level, 0, 0))
+        else:
+            colours.append((0, level, 0))
+    return colours

@@ -1,4 +1,4 @@
-"""Embedded tokenizer, language model and classifier, built once and cached on disk."""
+"""Folders that are built once and cached on disk, such as that of the embedded tokenizer and models."""
 
 import hashlib
 import json
@@ -23,27 +23,28 @@ MANIFEST = "manifest.json"
 
 
 def cache_root() -> Path:
-    """``textenv`` inside ``TEXTENV_CACHE``, else inside ``XDG_CACHE_HOME``, else inside ``~/.cache``."""
+    """Return ``textenv`` inside ``TEXTENV_CACHE``, else inside ``XDG_CACHE_HOME``, else inside ``~/.cache``."""
     root = os.environ.get("TEXTENV_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser().absolute() / "textenv"
 
 
 def embedded_folder() -> Path:
-    """Return the folder with ``lm/`` and ``classifier/``, both written by `save_pretrained`, tokenizer included.
+    """Return the folder with ``lm/`` and ``classifier/``, each written by `save_pretrained`, tokenizer included.
 
-    Built at the first call (about 40 s on one thread), then cached; the cache key is `VERSION`, the grammar's tables
-    and the versions of `PACKAGES`.
+    The first call builds the folder (about 40 s on one thread); later ones find it in the cache. The cache key is
+    `VERSION`, the grammar's tables and the versions of `PACKAGES`.
 
     Raises:
         OSError: if the cache cannot be written.
     """
     tables = {name: table for name, table in vars(phrases).items() if name.isupper()}
-    return cached(cache_root() / f"embedded-{fingerprint((VERSION, tables), PACKAGES)}", build)
+    key = fingerprint((VERSION, tables), PACKAGES)
+    return cached(cache_root() / f"embedded-{key}", build)
 
 
 def build(folder: Path) -> None:
     """Train the models and write them into an existing folder."""
-    # Imported here, so that a call with a cached folder does not import torch and transformers.
+    # Imported here, so that a call with a cached folder does not import torch and transformers
     from textenv.embedded.training import train_classifier, train_language_model, train_tokenizer
     from textenv.progress import no_progress_bars
 
@@ -61,11 +62,17 @@ def fingerprint(data: object, packages: Iterable[str]) -> str:
 
 
 def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embedded model (about 40 s)") -> Path:
-    """Return the folder; first fill it by `build` if it is missing or damaged.
+    """Return the folder; first build it if it is missing or damaged.
 
-    `build` gets an empty sibling folder, which replaces this one when complete. If several processes call this,
-    one builds and the others wait; `what` names the contents in the message. Raises OSError if the cache cannot be
-    written.
+    If several processes call this, one builds and the others wait.
+
+    Args:
+        folder: the folder in the cache.
+        build: fills an empty sibling folder, which then replaces this one.
+        what: name of the contents, for the message that says what is built.
+
+    Raises:
+        OSError: if the cache cannot be written.
     """
     try:
         if _intact(folder):  # without the lock, so that a complete cache may be read-only
@@ -83,6 +90,7 @@ def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embe
 
 
 def _replace(folder: Path, build: Callable[[Path], None], what: str) -> None:
+    """Build a folder beside this one, with its manifest, and put it in the place of this one."""
     print(f"textenv: building {what} in {folder}, once", file=sys.stderr, flush=True)
     unfinished = Path(f"{folder}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build: this process holds the lock
@@ -102,7 +110,9 @@ def _intact(folder: Path) -> bool:
     """Return True if the manifest exists and every file matches its hash."""
     try:
         hashes = read_json(folder / MANIFEST, what="hashes by file", kind=dict)
-        return len(hashes) > 0 and all(sha256(folder / name) == digest for name, digest in hashes.items())
+        if not hashes:
+            return False
+        return all(sha256(folder / name) == digest for name, digest in hashes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
 

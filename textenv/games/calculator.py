@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from textenv.games.dialogue import Game
 
 MAX_EXPRESSION = 200
-"""Maximum characters of an expression. A value has no more digits, because there are no powers."""
+"""Maximum number of characters of an expression. Its value has no more digits, because there are no powers."""
 _COMMAND = re.compile(r"\b(calc|answer)[^\S\n]*:([^\n]*)", re.IGNORECASE)
 _OPERATORS: dict[type, Callable[..., int]] = {
     ast.Add: operator.add,
@@ -51,47 +51,60 @@ number to finish. You have 6 turns.
     OPTION = "expression"
 
     def __init__(self, *, terms: int = 3, digits: int = 2, max_turns: int = 6) -> None:
-        ranges = ("terms", terms, 2, 8), ("digits", digits, 1, 6), ("max_turns", max_turns, 2, 1000)
+        ranges = (("terms", terms, 2, 8), ("digits", digits, 1, 6), ("max_turns", max_turns, 2, 1000))
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
         super().__init__(turns=max_turns, max_observation=600)
-        self.terms, self.digits, self.max_turns = terms, digits, max_turns
+        self.terms = terms
+        self.digits = digits
+        self.max_turns = max_turns
         self.best_return = 1.0
         """Return of optimal play."""
 
     def _begin(self, expression: str) -> str:
         self._secret = evaluate(expression)
-        self._shown = str(self._secret)
+        self._secret_in_words = str(self._secret)
         return f"What is {expression}? {_HELP} You have {self.max_turns} turns."
 
     def _draw(self) -> str:
-        smallest = 10 ** (self.digits - 1) if self.digits > 1 else 0
+        smallest = 0
+        if self.digits > 1:
+            smallest = 10 ** (self.digits - 1)
         numbers = self.np_random.integers(smallest, 10**self.digits, size=self.terms).tolist()
         signs = self.np_random.choice(list("+-*"), size=self.terms - 1).tolist()
-        return str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
+        expression = str(numbers[0])
+        for sign, number in zip(signs, numbers[1:], strict=True):
+            expression += f" {sign} {number}"
+        return expression
 
     def _play(self, action: str) -> tuple[str, float | None]:
         commands = _COMMAND.findall(action)
         if not commands:
             return _HELP, None
-        name, argument = commands[-1][0].lower(), commands[-1][1].strip()
-        if name == "calc":
+        name, argument = commands[-1]
+        argument = argument.strip()
+
+        # A use of the calculator
+        if name.lower() == "calc":
             try:
                 return str(evaluate(argument)), None
             except ValueError as error:
                 return f"I cannot compute that: {error}", None
+
+        # An answer
         if not re.fullmatch(rf"[+-]?[0-9]{{1,{MAX_EXPRESSION}}}\.?", argument):
             return "Write one whole number after 'answer:', as in 'answer: 42'.", None
-        right = int(argument.rstrip(".")) == self._secret
-        return "Right." if right else f"Wrong, it is {self._secret}.", float(right)
+        if int(argument.rstrip(".")) == self._secret:
+            return "Right.", 1.0
+        return f"Wrong, it is {self._secret}.", 0.0
 
 
 def evaluate(expression: str) -> int:
     """Evaluate an expression of whole numbers, ``+ - *`` and parentheses. Nothing else is executed.
 
     Raises:
-        ValueError: on anything else; lists what is allowed.
+        ValueError: on anything else; the message says what is allowed.
 
     Example:
         >>> evaluate("2 * (3 - 10)")
@@ -108,11 +121,16 @@ def evaluate(expression: str) -> int:
 
 
 def _evaluate_node(node: ast.expr) -> int:
+    """Evaluate a part of an expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
-    if isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in _OPERATORS:
-        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.operand]
-        return _OPERATORS[type(node.op)](*map(_evaluate_node, operands))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left = _evaluate_node(node.left)
+        right = _evaluate_node(node.right)
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        operand = _evaluate_node(node.operand)
+        return _OPERATORS[type(node.op)](operand)
     raise ValueError("use + - * between numbers only; there are no powers and no calls.")
 
 
@@ -128,5 +146,6 @@ class CalculatorPlayer:
     def __call__(self, conversation: Sequence[str]) -> str:
         """Return the next text, given the question and all texts since."""
         if len(conversation) == 1:
-            return "calc: " + conversation[0].removeprefix("What is ").partition("?")[0]
+            expression, _, _ = conversation[0].removeprefix("What is ").partition("?")
+            return f"calc: {expression}"
         return f"answer: {conversation[-1]}"

@@ -8,13 +8,13 @@ import gymnasium
 from gymnasium import spaces
 
 MAX_ACTION = 4000
-"""Maximum characters of a policy's text that a game reads."""
+"""Maximum number of characters of a policy's text; a game does not read longer ones."""
 
 _CHARSET = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
 def text_space(max_length: int) -> spaces.Text:
-    """Text space of printable ASCII and newline, with 0 to ``max_length`` characters."""
+    """Return the space of texts of 0 to ``max_length`` characters, in printable ASCII and newline."""
     return spaces.Text(max_length=max_length, min_length=0, charset=_CHARSET)
 
 
@@ -23,7 +23,7 @@ class Game(gymnasium.Env[str, str]):
 
     Args:
         turns: number of turns before the episode ends.
-        max_observation: maximum characters of an observation.
+        max_observation: maximum number of characters of an observation.
     """
 
     metadata = {"render_modes": []}
@@ -33,10 +33,11 @@ class Game(gymnasium.Env[str, str]):
     """Word for a turn in the reply to the last turn."""
 
     def __init__(self, *, turns: int, max_observation: int) -> None:
-        self.observation_space, self.action_space = text_space(max_observation), text_space(MAX_ACTION)
-        self._limit = turns
+        self.observation_space = text_space(max_observation)
+        self.action_space = text_space(MAX_ACTION)
+        self._max_turns = turns
         self._secret: Any = None
-        self._shown = ""
+        self._secret_in_words = ""
         self._turns = 0
         self._ended = False
 
@@ -45,7 +46,7 @@ class Game(gymnasium.Env[str, str]):
         raise NotImplementedError
 
     def _begin(self, secret: Any) -> str:
-        """Set ``_secret`` and ``_shown`` (the secret in words); return the rules. ValueError on a wrong secret."""
+        """Set ``_secret`` and ``_secret_in_words``; return the rules. Raise a ValueError if there is no such secret."""
         raise NotImplementedError
 
     def _play(self, action: str) -> tuple[str, float | None]:
@@ -59,21 +60,26 @@ class Game(gymnasium.Env[str, str]):
             ValueError: on another option, or a secret that the game does not know.
         """
         super().reset(seed=seed)
-        unknown = sorted(set(options or {}) - {self.OPTION})
+        options = options or {}
+        unknown = sorted(set(options) - {self.OPTION})
         if unknown:
             raise ValueError(f"reset was given the options {unknown}, expected none or {self.OPTION!r}")
-        given = (options or {}).get(self.OPTION)
-        rules = self._begin(self._draw() if given is None else given)
-        self._turns, self._ended = 0, False
+        secret = options.get(self.OPTION)
+        if secret is None:
+            secret = self._draw()
+        rules = self._begin(secret)
+        self._turns = 0
+        self._ended = False
         return rules, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one turn.
+        """Play one turn: return the reply, the score, and whether the episode has ended.
 
         Raises:
             RuntimeError: before the first reset, or after the end of the episode.
             TypeError: if the action is not a string.
         """
+        # Calls in the wrong order
         name = type(self).__name__
         if self._secret is None:
             raise RuntimeError(f"{name}.step was called before reset: call reset() first")
@@ -81,11 +87,17 @@ class Game(gymnasium.Env[str, str]):
             raise RuntimeError(f"this episode of {name} has ended: call reset() before the next step")
         if not isinstance(action, str):
             raise TypeError(f"{name} was given the action {action!r} of type {type(action).__name__}, expected a str")
+
+        # The turn, which a text that is too long uses up
         self._turns += 1
-        reply, score = f"I read at most {MAX_ACTION} characters; write less.", None
         if len(action) <= MAX_ACTION:
             reply, score = self._play(action)
-        self._ended = score is not None or self._turns == self._limit
+        else:
+            reply = f"I read at most {MAX_ACTION} characters; write less."
+            score = None
+
+        # The end: a score, or no turns left
+        self._ended = score is not None or self._turns == self._max_turns
         if self._ended and score is None:
-            reply += f"\nThat was your last {self.TURN}; it is {self._shown}."
+            reply += f"\nThat was your last {self.TURN}; it is {self._secret_in_words}."
         return reply, score or 0.0, self._ended, False, {}

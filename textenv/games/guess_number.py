@@ -45,14 +45,19 @@ class GuessNumber(Game):
             raise ValueError(f"low is {low} and high is {high}, expected {-MAX_BOUND} <= low <= high <= {MAX_BOUND}")
         if max_guesses is not None and max_guesses < 1:
             raise ValueError(f"max_guesses is {max_guesses}, expected at least 1, or None (enough for binary search)")
-        self.low, self.high = low, high
-        self.max_guesses = (high - low + 1).bit_length() if max_guesses is None else max_guesses
+        if max_guesses is None:
+            max_guesses = (high - low + 1).bit_length()  # enough for binary search
+        self.low = low
+        self.high = high
+        self.max_guesses = max_guesses
         super().__init__(turns=self.max_guesses, max_observation=500)
 
     @property
     def best_return(self) -> float:
         """Mean return of binary search: g guesses distinguish ``2**g - 1`` numbers."""
-        return float(min(self.high - self.low + 1, 2**self.max_guesses - 1) / (self.high - self.low + 1))
+        num_secrets = self.high - self.low + 1
+        num_distinguished = min(num_secrets, 2**self.max_guesses - 1)
+        return float(num_distinguished / num_secrets)
 
     def _draw(self) -> int:
         return int(self.np_random.integers(self.low, self.high, endpoint=True))
@@ -60,10 +65,11 @@ class GuessNumber(Game):
     def _begin(self, secret: int) -> str:
         if not isinstance(secret, int) or not self.low <= secret <= self.high:
             raise ValueError(f"secret is {secret!r}, expected a whole number from {self.low} to {self.high}")
-        self._secret, self._shown = secret, str(secret)
-        guesses = f"{self.max_guesses} guess{'es' if self.max_guesses > 1 else ''}"
+        self._secret = secret
+        self._secret_in_words = str(secret)
+        guesses = "guess" if self.max_guesses == 1 else "guesses"
         return (
-            f"I have chosen a whole number from {self.low} to {self.high}. You have {guesses}. "
+            f"I have chosen a whole number from {self.low} to {self.high}. You have {self.max_guesses} {guesses}. "
             "Write a number; I will say higher or lower."
         )
 
@@ -75,25 +81,32 @@ class GuessNumber(Game):
             return f"I saw no whole number. Write one from {self.low} to {self.high}.", None
         if not self.low <= guess <= self.high:
             return f"That is out of range. Write a number from {self.low} to {self.high}.", None
-        return ("higher" if self._secret > guess else "lower"), None
+        if self._secret > guess:
+            return "higher", None
+        return "lower", None
 
 
 def last_whole_number(text: str) -> int | None:
-    """Return the last whole number in a text, or None; for more than 18 digits, ±10**18: out of every range."""
+    """Return the last whole number in a text, or None; one of more than 18 digits as ±10**18, out of every range."""
     numbers = _WHOLE_NUMBER.findall(text)
     if not numbers:
         return None
-    digits = numbers[-1].lstrip("-").lstrip("0") or "0"
-    size = int(digits) if len(digits) <= 18 else 10**18
-    return -size if numbers[-1].startswith("-") else size
+    last = numbers[-1]
+    digits = last.lstrip("-").lstrip("0") or "0"
+    magnitude = 10**18
+    if len(digits) <= 18:
+        magnitude = int(digits)
+    if last.startswith("-"):
+        return -magnitude
+    return magnitude
 
 
 class BinarySearch:
     """Optimal player of `GuessNumber`: always guesses the middle of the remaining range.
 
     Args:
-        low: as in the game.
-        high: as in the game.
+        low: smallest possible secret.
+        high: largest possible secret.
 
     Example:
         >>> player = BinarySearch(1, 10)
@@ -102,13 +115,17 @@ class BinarySearch:
     """
 
     def __init__(self, low: int = 1, high: int = 100) -> None:
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
 
     def __call__(self, conversation: Sequence[str]) -> str:
-        """Return the next guess, given the rules and the guesses and replies so far."""
-        low, high = self.low, self.high
-        for said, reply in zip(conversation[1::2], conversation[2::2], strict=True):
-            guess = last_whole_number(said)
+        """Return the next guess for a conversation: the rules, then guesses and replies in turn."""
+        low = self.low
+        high = self.high
+        guesses = conversation[1::2]
+        replies = conversation[2::2]
+        for text, reply in zip(guesses, replies, strict=True):
+            guess = last_whole_number(text)
             if guess is not None and reply.startswith("higher"):
                 low = max(low, guess + 1)
             elif guess is not None and reply.startswith("lower"):

@@ -87,11 +87,13 @@ class AdaptiveCoefficient(_Saved):
     """
 
     def __init__(self, initial: float, target: float, gain: float = 0.1) -> None:
-        for name, x, most in (("initial", initial, math.inf), ("target", target, math.inf), ("gain", gain, 5.0)):
-            if not 0 < x < most:
-                raise ValueError(f"{name} is {x}, expected a number above 0 and below {most}")
+        ranges = (("initial", initial, math.inf), ("target", target, math.inf), ("gain", gain, 5.0))
+        for name, number, limit in ranges:
+            if not 0 < number < limit:
+                raise ValueError(f"{name} is {number}, expected a number above 0 and below {limit}")
         super().__init__(value=float(initial))
-        self.target, self.gain = float(target), float(gain)
+        self.target = float(target)
+        self.gain = float(gain)
 
     @property
     def value(self) -> float:
@@ -100,13 +102,15 @@ class AdaptiveCoefficient(_Saved):
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """See `Coefficient.update`; β does not change if no episode ended."""
-        if kl is not None:
-            error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
-            self._state = {"value": self.value * (1 + self.gain * error)}
+        if kl is None:
+            return
+        relative_error = kl / self.target - 1
+        error = min(max(relative_error, -LARGEST_ERROR), LARGEST_ERROR)
+        self._state = {"value": self.value * (1 + self.gain * error)}
 
 
 class ScheduledCoefficient(_Saved):
-    """Coefficient linear in the number of steps (True mask entries) so far, constant after ``steps``.
+    """Coefficient that is linear in the number of steps (True mask entries) so far, and constant after ``steps``.
 
     Args:
         start: β at the start, at least 0.
@@ -124,18 +128,21 @@ class ScheduledCoefficient(_Saved):
     """
 
     def __init__(self, start: float, end: float, steps: int) -> None:
-        for name, x in (("start", start), ("end", end)):
-            if not 0 <= x < math.inf:
-                raise ValueError(f"{name} is {x}, expected a number of at least 0 (reward per nat)")
+        for name, number in (("start", start), ("end", end)):
+            if not 0 <= number < math.inf:
+                raise ValueError(f"{name} is {number}, expected a number of at least 0 (reward per nat)")
         if steps < 1:
             raise ValueError(f"steps is {steps}, expected at least 1")
         super().__init__(seen=0)
-        self.start, self.end, self.steps = start, end, steps
+        self.start = start
+        self.end = end
+        self.steps = steps
 
     @property
     def value(self) -> float:
         """See `Coefficient.value`."""
-        return self.start + min(self._state["seen"] / self.steps, 1.0) * (self.end - self.start)
+        progress = min(self._state["seen"] / self.steps, 1.0)
+        return self.start + progress * (self.end - self.start)
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """See `Coefficient.update`."""
@@ -151,7 +158,8 @@ class FunctionCoefficient(_Saved):
         function: β for a number of steps: a number of at least 0.
 
     Raises:
-        TypeError, ValueError: if the function does not return such a number for 0 steps, and whenever it does not.
+        TypeError, ValueError: if the function does not return such a number: checked for 0 steps at construction, and
+            at each use.
 
     Example:
         >>> coefficient = FunctionCoefficient(lambda steps: 0.1 * 0.5 ** (steps / 1000))
@@ -175,20 +183,21 @@ class FunctionCoefficient(_Saved):
         self._state = {"seen": self._state["seen"] + steps}
 
     def _check(self) -> float:
-        """Return the function's value now; raise an error that says what it returned."""
+        """Return the function's value for the steps so far; raise an error that says what it returned."""
         steps = int(self._state["seen"])
         expected = "a function of the number of steps so far that returns a number of at least 0 (reward per nat)"
         try:
             value = self.function(steps)
         except TypeError as error:  # another number of arguments
             raise TypeError(f"kl_coef is {self.function!r:.200}, expected {expected}: {error}") from error
-        if isinstance(value, bool) or not isinstance(value, SupportsFloat) or not 0 <= float(value) < math.inf:
+        is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value) < math.inf:
             raise ValueError(f"kl_coef returned {value!r:.200} for {steps} steps, expected {expected}")
         return float(value)
 
 
 CoefficientLike = float | Coefficient | Callable[[int], float]
-"""What is taken as a coefficient: a number, a changing coefficient, or a function of the number of steps so far."""
+"""What is accepted as a coefficient: a number, a changing coefficient, or a function of the number of steps so far."""
 
 
 def as_coefficient(coefficient: CoefficientLike) -> Coefficient:
@@ -200,7 +209,7 @@ def as_coefficient(coefficient: CoefficientLike) -> Coefficient:
     """
     if isinstance(coefficient, SupportsFloat) and not isinstance(coefficient, bool):
         return FixedCoefficient(float(coefficient))
-    if not isinstance(coefficient, type):
+    if not isinstance(coefficient, type):  # a class is callable, but no function of the number of steps
         if all(hasattr(coefficient, name) for name in ("value", "update", "state_dict", "load_state_dict")):
             return cast("Coefficient", coefficient)
         if callable(coefficient):

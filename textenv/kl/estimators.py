@@ -1,7 +1,7 @@
 """Estimators of KL(π‖π_ref) from log π(a|s) - log π_ref(a|s) at sampled actions (Schulman 2020, "Approximating KL").
 
-Even with the right mean, an estimator's gradient can be wrong; its place (reward or loss) decides. See the table in
-`textenv.kl.penalty.KLPenalty`.
+An estimator with the right mean can have the wrong gradient: that depends on whether it is used in the reward or in the
+loss. See the table in `textenv.kl.penalty.KLPenalty`.
 """
 
 import warnings
@@ -20,7 +20,7 @@ def k1(log_ratio: Tensor) -> Tensor:
 
 
 def k2(log_ratio: Tensor) -> Tensor:
-    """Return half the squared log-ratio: biased, never negative; its expected gradient is that of the exact KL."""
+    """Return half the squared log-ratio: biased, never negative, but with the expected gradient of the exact KL."""
     return log_ratio.square() / 2
 
 
@@ -33,6 +33,7 @@ ESTIMATORS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
 EXACT = "exact"
 """Exact KL: sum over all actions at each state instead of sampling."""
 PLACES = ("reward", "loss")
+"""Where a KL penalty is charged."""
 
 _WRONG = {
     ("k2", "reward"): (
@@ -71,16 +72,20 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
     """
     if place not in PLACES:
         raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")
+    # Name and function; a user's own function is not checked
     if isinstance(estimator, str):
         if estimator not in (*ESTIMATORS, EXACT):
             raise ValueError(f"estimator is {estimator!r}, expected {', '.join(ESTIMATORS)}, {EXACT}, or a function")
-        name, function = estimator, ESTIMATORS.get(estimator)
+        name = estimator
+        function = ESTIMATORS.get(name)
     else:
-        names = {known: name for name, known in ESTIMATORS.items()}
-        is_named = isinstance(estimator, (FunctionType, BuiltinFunctionType))
-        name, function = names.get(estimator, estimator.__name__ if is_named else "function"), estimator
-        if function not in names:
-            return name, function
+        names = {function: name for name, function in ESTIMATORS.items()}
+        if estimator not in names:
+            return _function_name(estimator), estimator
+        name = names[estimator]
+        function = estimator
+
+    # Is its expected gradient that of the KL?
     if (name, place) == ("k1", "loss"):
         raise ValueError(
             "k1 in the loss has the expected gradient 0 (as E[∇ log π] = 0), so it would "
@@ -89,3 +94,10 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
     if (name, place) in _WRONG:
         warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG[name, place]}.", stacklevel=4)
     return name, function
+
+
+def _function_name(estimator: Estimator) -> str:
+    """Return the name of a user's estimator; ``"function"`` for a callable object."""
+    if isinstance(estimator, (FunctionType, BuiltinFunctionType)):
+        return estimator.__name__
+    return "function"

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -17,6 +17,13 @@ from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import Reference, median_note, ratio_gap, start_tolerance
+
+
+class _Policy(Reference, Protocol):
+    """What the penalty needs of the policy: scores of actions and, for the exact KL, the divergence."""
+
+    def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
+        """Return the exact KL to another policy, ``[B, T]``, nats."""
 
 
 class KLPenalty:
@@ -35,9 +42,9 @@ class KLPenalty:
     =========  ==================================================  ===========================================
 
     Wrong combinations warn. In the reward, returns carry the KL of later states back to the actions that lead there; a
-    loss does not, so for whole texts only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While on-policy"
-    means the first minibatch of an update; in later ones, no correction is made for the difference between the policy
-    and the one that acted (PPO's clipping keeps it small).
+    loss does not. So for whole texts only ``k1`` in the reward has the optimum π* ∝ π_ref·exp(r/β). "While on-policy"
+    means the first minibatch of an update. In later minibatches the policy differs from the one that acted, and this is
+    not corrected (PPO's clipping keeps the difference small).
 
     Args:
         reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
@@ -73,8 +80,10 @@ class KLPenalty:
         self.estimator, self._estimate = choose_estimator(estimator, place=place)
         self.place = place
         self._reference = reference
-        self._hashes: dict[str, int] | None = None  # of the reference's tensors, from the first call on
-        self._unfinished_kl = 0.0  # nats, since the last update with finished episodes
+        self._hashes: dict[str, int] | None = None
+        """Hashes of the reference's tensors by name; None before the first call."""
+        self._unfinished_kl = 0.0
+        """Sum of the KL since the last update with finished episodes, nats."""
 
     @property
     def reference(self) -> Reference:
@@ -90,47 +99,62 @@ class KLPenalty:
 
     @torch.no_grad()
     def __call__(
-        self, rollout: TensorDict, policy: Any, *, tolerance: float | None = None, other_sampler: bool = False
+        self, rollout: TensorDict, policy: _Policy, *, tolerance: float | None = None, other_sampler: bool = False
     ) -> None:
-        """Add the KL to the rollout in place; the coefficient does not change.
+        """Add ``reference_log_prob`` and ``kl`` to the rollout in place; the coefficient does not change.
 
         Args:
             rollout: rollout with ``log_prob``; see `textenv.rollout`.
-            policy: the policy that acted; the reference gets its temperature, and moves to the rollout's device.
-            tolerance: at the first call, the largest KL of equal weights, nats: ``ratio_tolerance`` of a config. None:
-                by the dtype.
-            other_sampler: another engine may have sampled, and the update corrects for it: the first call then compares
-                the reference with the policy's own scores instead of ``log_prob``.
+            policy: the policy that acted. The reference gets the policy's temperature, and moves to the rollout's
+                device.
+            tolerance: for the check at the first call: the largest KL, in nats, that counts as 0 if policy and
+                reference have equal weights (``ratio_tolerance`` of a config). None: by the dtype.
+            other_sampler: True if another engine may have sampled and the update corrects for it. The first call then
+                compares the reference with the policy's own scores instead of ``log_prob``.
         """
-        reference, mask = self.reference, rollout["mask"]
-        if (module := _scoring_module(reference)) is not None:
+        reference = self.reference
+        mask = rollout["mask"]
+        module = _scoring_module(reference)
+        if module is not None:
             module.to(mask.device)
-        first, self._hashes = self._hashes is None, _unchanged(reference, policy, self._hashes, rollout)
-        own, other = language_model_of(policy), language_model_of(reference)
-        if own is not None and other is not None:
-            other.temperature = own.temperature
+
+        # The reference must never be trained
+        is_first_call = self._hashes is None
+        hashes = _hash_tensors(reference, policy)
+        if self._hashes is not None:
+            _check_unchanged(hashes, self._hashes, rollout)
+        self._hashes = hashes
+
+        # Score the actions, at the policy's temperature
+        policy_lm = language_model_of(policy)
+        reference_lm = language_model_of(reference)
+        if policy_lm is not None and reference_lm is not None:
+            reference_lm.temperature = policy_lm.temperature
         reference_log_prob = reference.evaluate(rollout).log_prob
-        # Applied before the estimator, so that entries outside the mask are never used.
+
+        # The mask goes before the estimator, so that entries outside the mask are never used
         log_ratio = torch.where(mask, rollout["log_prob"] - reference_log_prob, 0.0)
         rollout["reference_log_prob"] = torch.where(mask, reference_log_prob, 0.0)
         rollout["kl"] = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
         if self.place == "reward":
             rollout["reward"] = rollout["reward"] - self.coef * rollout["kl"]
-        if first and _start_alike(policy, reference):
+
+        # Equal weights must give a KL of 0 by the policy's own scores
+        if is_first_call and _start_alike(policy, reference):
             kl = rollout["kl"]
             if other_sampler:
-                scorer = policy if own is None else own
-                scored = scorer.evaluate(rollout).log_prob
-                log_ratio = torch.where(mask, scored - reference_log_prob, 0.0)
+                scorer = policy if policy_lm is None else policy_lm
+                own_log_prob = scorer.evaluate(rollout).log_prob
+                log_ratio = torch.where(mask, own_log_prob - reference_log_prob, 0.0)
                 kl = torch.where(mask, self._kl(rollout, log_ratio, policy), 0.0)
             _check_start(rollout, log_ratio, kl, policy, tolerance)
 
-    def loss(self, part: TensorDict, *, log_prob: Tensor, policy: Any) -> Tensor:
-        """Return β times the KL, one number per entry, 0 where the mask is False; for ``place="loss"``.
+    def loss(self, part: TensorDict, *, log_prob: Tensor, policy: _Policy) -> Tensor:
+        """Return β times the KL of each entry, ``[B, T]``, 0 where the mask is False; for ``place="loss"``.
 
         Args:
             part: part of a rollout that the penalty was called on.
-            log_prob: log π of the part's actions under the current policy, with gradient.
+            log_prob: log π of the part's actions under the current policy, ``[B, T]``, with gradient.
             policy: the current policy.
         """
         mask = part["mask"]
@@ -140,21 +164,27 @@ class KLPenalty:
     def update(self, rollout: TensorDict) -> None:
         """Adapt the coefficient to a rollout that the penalty was called on; call it after the policy update.
 
-        KL per episode: the sum since the last rollout with finished episodes, divided by the episodes finished now.
+        The KL per episode is the sum since the last rollout with finished episodes, divided by the number of episodes
+        that finish in this rollout.
         """
         mask = rollout["mask"]
         self._unfinished_kl += torch.where(mask, rollout["kl"], 0.0).sum().item()
         episodes = int((rollout["terminated"] | rollout["truncated"]).sum())
-        self._coefficient.update(kl=self._unfinished_kl / episodes if episodes else None, steps=int(mask.sum()))
+        kl_per_episode = None
         if episodes:
+            kl_per_episode = self._unfinished_kl / episodes
             self._unfinished_kl = 0.0
+        self._coefficient.update(kl=kl_per_episode, steps=int(mask.sum()))
 
     def state_dict(self) -> dict[str, Any]:
         """State that changes during training, for JSON."""
+        hashes = None
+        if self._hashes is not None:
+            hashes = {name: str(value) for name, value in self._hashes.items()}
         return {
             "coefficient": self._coefficient.state_dict(),
             "open_kl": self._unfinished_kl,
-            "reference": None if self._hashes is None else {name: str(x) for name, x in self._hashes.items()},
+            "reference": hashes,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,46 +196,68 @@ class KLPenalty:
         self._coefficient.load_state_dict(state["coefficient"])
         self._unfinished_kl = state["open_kl"]
         if state.get("reference") is not None:
-            self._hashes = {name: int(x) for name, x in state["reference"].items()}
+            self._hashes = {name: int(digits) for name, digits in state["reference"].items()}
 
-    def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: Any) -> Tensor:
-        return policy.divergence(rollout, self.reference) if self._estimate is None else self._estimate(log_ratio)
+    def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: _Policy) -> Tensor:
+        """Return the KL of each entry, ``[B, T]``, exact or estimated from the log-ratio."""
+        if self._estimate is None:
+            return policy.divergence(rollout, self.reference)
+        return self._estimate(log_ratio)
 
 
-def _unchanged(reference: Any, policy: Any, before: dict[str, int] | None, rollout: TensorDict) -> dict[str, int]:
-    """Hash each tensor of the reference (if not a module, it has none); raise if one has changed."""
-    module, own = _scoring_module(reference), _scoring_module(policy)
-    # The state of a frozen adapter's model also lists trained weights: skip them (`_start_alike` refuses shared ones).
-    trained = set() if own is None else {p.data_ptr() for p in own.parameters() if p.requires_grad}
-    named = {} if module is None else module.state_dict()
-    tensors = {name: x for name, x in named.items() if x.numel() and x.data_ptr() not in trained}
-    # A cheap xor of the bits: differs if one value changes, not always if two do; one-byte dtypes are hashed as uint8.
-    hashes = [torch.hash_tensor(x if x.element_size() > 1 else x.view(torch.uint8)).to("cpu") for x in tensors.values()]
-    found = dict(zip(tensors, torch.stack(hashes).tolist() if hashes else [], strict=True))
-    changed = [name for name in found if before is not None and found[name] != before.get(name)]
+def _hash_tensors(reference: Reference, policy: _Policy) -> dict[str, int]:
+    """Hash each tensor of the reference, by name; a reference that is no module has none.
+
+    A hash is a cheap xor of the bits. It differs if one value changes, but not always if two do.
+    """
+    reference_module = _scoring_module(reference)
+    if reference_module is None:
+        return {}
+
+    # The state of a frozen adapter's model also lists trained weights: skip them (`_start_alike` refuses shared ones)
+    trained: set[int] = set()
+    policy_module = _scoring_module(policy)
+    if policy_module is not None:
+        trained = _trained_addresses(policy_module)
+
+    hashes: dict[str, Tensor] = {}
+    for name, tensor in reference_module.state_dict().items():
+        if tensor.numel() == 0 or tensor.data_ptr() in trained:
+            continue
+        if tensor.element_size() == 1:
+            tensor = tensor.view(torch.uint8)  # float8 has no hash of its own
+        hashes[name] = torch.hash_tensor(tensor).to("cpu")
+    if not hashes:
+        return {}
+    values = torch.stack([*hashes.values()]).tolist()
+    return dict(zip(hashes, values, strict=True))
+
+
+def _check_unchanged(hashes: dict[str, int], first_hashes: dict[str, int], rollout: TensorDict) -> None:
+    """Raise an InvariantError if a tensor of the reference has another hash than at the first call."""
+    changed = [name for name in hashes if hashes[name] != first_hashes.get(name)]
     if changed:
         raise InvariantError(
-            f"the reference has changed ({len(changed)} of its {len(found)} tensors) since the first rollout, "
+            f"the reference has changed ({len(changed)} of its {len(hashes)} tensors) since the first rollout, "
             "so the KL no longer measures the distance from the initial policy. Does an optimizer have its "
             "parameters, or does it share them? Pass policy.reference(), which is never trained.",
             tensor=f"reference.{changed[0]}",
             batch=rollout,
         )
-    return found
 
 
-def _start_alike(policy: Any, reference: Any) -> bool:
-    """Return True if the reference has the policy's weights; frozen ones may be shared.
+def _start_alike(policy: _Policy, reference: Reference) -> bool:
+    """Return True if policy and reference have equal weights.
 
     Raises:
-        ValueError: if it shares trained weights.
+        ValueError: if they share weights that are trained. Frozen weights may be shared.
     """
     policy_module = _scoring_module(policy)
     reference_module = _scoring_module(reference)
     if policy_module is None or reference_module is None:
         return False
-    trained = {p.data_ptr() for p in policy_module.parameters() if p.requires_grad}
-    if trained & {p.data_ptr() for p in reference_module.parameters()}:
+    reference_addresses = {p.data_ptr() for p in reference_module.parameters()}
+    if _trained_addresses(policy_module) & reference_addresses:
         raise ValueError(
             "the reference shares the policy's weights, so its KL would always be 0: pass policy.reference(), "
             "or a deep copy of the policy"
@@ -217,11 +269,16 @@ def _start_alike(policy: Any, reference: Any) -> bool:
     return all(torch.equal(weights[name], reference_weights[name]) for name in weights)
 
 
-def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: Any, tolerance: float | None) -> None:
-    """Raise if a reference of equal weights has another log-probability, or a KL other than 0.
+def _trained_addresses(module: nn.Module) -> set[int]:
+    """Return the addresses in memory of the module's trained parameters."""
+    return {p.data_ptr() for p in module.parameters() if p.requires_grad}
 
-    Both are checked, as an estimator of the user's may violate KL(π‖π) = 0. The tolerance is that of
-    `textenv.rollout.ratio_gap`, nats; None: by the dtype.
+
+def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Policy, tolerance: float | None) -> None:
+    """Raise an InvariantError if a reference of equal weights has another log-probability, or a KL other than 0.
+
+    Both are checked, because a user's estimator may violate KL(π‖π) = 0. The tolerance, in nats, bounds
+    `textenv.rollout.ratio_gap`; None: by the dtype.
     """
     module = _scoring_module(policy)
     assert module is not None
@@ -246,6 +303,10 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: Any
 
 
 def _scoring_module(holder: Any) -> nn.Module | None:
-    """The module that computes log-probabilities: a language model, else the policy or reference itself."""
+    """Return the module that computes log-probabilities: a language model, else the policy or reference itself."""
     lm = language_model_of(holder)
-    return lm if lm is not None else holder if isinstance(holder, nn.Module) else None
+    if lm is not None:
+        return lm
+    if isinstance(holder, nn.Module):
+        return holder
+    return None

@@ -1,7 +1,7 @@
 """Prompts from files: JSON lines and CSV read record by record on demand, parquet and datasets through `datasets`.
 
-Of a text file, only the byte offset of each record is in memory (8 bytes per record), so a file may be larger than
-memory, and its records can be read in any order.
+For a text file, only the byte offset of each record is in memory (8 bytes per record). So a file may be larger than
+memory, and records can be read in any order.
 """
 
 import csv
@@ -37,12 +37,16 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    kinds = {".jsonl": JSONLines, ".csv": CSVRecords, ".tsv": CSVRecords, ".parquet": DatasetRecords}
-    kind = DatasetRecords if path.is_dir() else kinds.get(path.suffix.lower())
-    if kind is None:
+    kind: type[_Records]
+    if path.is_dir():
+        kind = DatasetRecords
+    elif path.suffix.lower() in _KINDS:
+        kind = _KINDS[path.suffix.lower()]
+    else:
         raise ValueError(f"{path} is not a .jsonl, .csv, .tsv or .parquet file, nor a folder written by save_to_disk")
     records = kind(path, prompt_column)
-    if next(iter(records), None) is None:  # reads the first record, which raises if it lacks the column
+    first = next(iter(records), None)  # raises if it lacks the column
+    if first is None:
         raise ValueError(f"{path} has no records")
     return records
 
@@ -51,15 +55,16 @@ class _Records(Sequence[dict[str, Any]]):
     """Records of a file, read on demand; the prompt's column gets the name ``"prompt"``."""
 
     def __init__(self, path: Path, prompt_column: str) -> None:
-        self.path, self._prompt_column = path, prompt_column
+        self.path = path
+        self._prompt_column = prompt_column
         self._starts = self._find()
 
     def _find(self) -> Sequence[int]:
-        """Return the place of each record: its byte offset or its number."""
+        """Return where each record starts: a byte offset or a row number."""
         raise NotImplementedError
 
     def _read(self, start: int, index: int) -> dict[str, Any]:
-        """Return record ``index``, which is at this place; the caller may change the record."""
+        """Return record ``index``, which starts there; the caller may change the record."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -70,13 +75,14 @@ class _Records(Sequence[dict[str, Any]]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"record {index} is out of range: {self.path} has {len(self)} records")
-        index, column = index % len(self), self._prompt_column
+        index = index % len(self)  # a negative index counts from the end
         record = self._read(self._starts[index], index)
+
+        # The prompt's column gets its name
+        column = self._prompt_column
         if column not in record:
-            raise self._broken(
-                index,
-                f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column",
-            )
+            reason = f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column"
+            raise self._broken(index, reason)
         if column == "prompt":
             return record
         if "prompt" in record:
@@ -84,6 +90,7 @@ class _Records(Sequence[dict[str, Any]]):
         return {"prompt": record.pop(column)} | record
 
     def _broken(self, index: int, reason: object) -> ValueError:
+        """Return the error for a broken record."""
         return ValueError(f"{self.path}, record {index + 1}: {reason}")
 
 
@@ -91,7 +98,8 @@ class JSONLines(_Records):
     """Records of a file with one JSON object per line; empty lines are skipped."""
 
     def _find(self) -> Sequence[int]:
-        starts, start = array("q"), 0
+        starts = array("q")
+        start = 0
         with self.path.open("rb") as file:
             for line in _lines(file, self.path):
                 if line.strip():
@@ -124,11 +132,15 @@ class CSVRecords(_Records):
             self._columns = self._next(rows, -1) or []
             if len(set(self._columns)) < len(self._columns):
                 raise ValueError(f"{self.path} has repeated names in the columns {self._columns}: rename them")
+
+            # Rows start where the row before them ends; empty ones are skipped
             start = file.tell()
-            while (row := self._next(rows, len(starts))) is not None:
+            row = self._next(rows, 0)
+            while row is not None:
                 if row:
                     starts.append(start)
                 start = file.tell()
+                row = self._next(rows, len(starts))
         return starts
 
     def _read(self, start: int, index: int) -> dict[str, Any]:
@@ -140,21 +152,25 @@ class CSVRecords(_Records):
         return dict(zip(self._columns, row, strict=True))
 
     def _rows(self, file: IO[bytes]) -> Iterator[list[str]]:
-        return csv.reader(
-            _decoded_lines(file, self.path), delimiter="\t" if self.path.suffix.lower() == ".tsv" else ",", strict=True
-        )
+        """Iterate over the rows from the file's position on."""
+        delimiter = ","
+        if self.path.suffix.lower() == ".tsv":
+            delimiter = "\t"
+        return csv.reader(_decoded_lines(file, self.path), delimiter=delimiter, strict=True)
 
     def _next(self, rows: Iterator[list[str]], index: int) -> list[str] | None:
+        """Return the next row, which is that of record ``index``; None at the end of the file."""
         try:
             return next(rows, None)
         except (csv.Error, UnicodeDecodeError) as error:
             if "field limit" in str(error):
-                most = csv.field_size_limit()
-                raise self._broken(index, f"a value has more than {most:,} characters: use JSON lines") from error
+                limit = csv.field_size_limit()
+                raise self._broken(index, f"a value has more than {limit:,} characters: use JSON lines") from error
             raise self._broken(index, f"not CSV in UTF-8 ({error})") from error
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Iterate over the lines from the file's position on; raise a ValueError at one of more than `MAX_LINE` bytes."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) > MAX_LINE:
             raise ValueError(
@@ -164,7 +180,9 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    encoding = "utf-8" if file.tell() else "utf-8-sig"
+    """Iterate over the lines as texts; a byte order mark at the beginning of the file is left out."""
+    at_beginning = file.tell() == 0
+    encoding = "utf-8-sig" if at_beginning else "utf-8"
     for line in _lines(file, path):
         yield line.decode(encoding)
         encoding = "utf-8"
@@ -175,7 +193,9 @@ class DatasetRecords(_Records):
 
     def _find(self) -> Sequence[int]:
         datasets = package("datasets", "data")
-        load = datasets.load_from_disk if self.path.is_dir() else datasets.Dataset.from_parquet
+        load = datasets.Dataset.from_parquet
+        if self.path.is_dir():
+            load = datasets.load_from_disk
         try:
             self._rows = load(str(self.path))
         except Exception as error:  # pyarrow and datasets raise errors of many types for a broken file
@@ -192,3 +212,12 @@ class DatasetRecords(_Records):
             return dict(self._rows[start])
         except UnicodeDecodeError as error:
             raise self._broken(index, f"not UTF-8 ({error})") from error
+
+
+_KINDS: dict[str, type[_Records]] = {
+    ".jsonl": JSONLines,
+    ".csv": CSVRecords,
+    ".tsv": CSVRecords,
+    ".parquet": DatasetRecords,
+}
+"""Class of records for each suffix of a file."""

@@ -87,7 +87,7 @@ def _read_calls(calls: Any, message: Any, where: str) -> list[Any]:
 
 
 def beginning(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the beginning of an answer with which a chat ends, for a policy to continue; None if it ends otherwise.
+    """Return the beginning of an answer, for a policy to continue, if a chat ends with one; else None.
 
     Raises:
         ValueError: if the chat ends with an assistant's message that has no text to continue.
@@ -104,7 +104,7 @@ def beginning(messages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
-    """Add an answer to a chat; where the chat ends with the beginning of an answer, the first message continues it.
+    """Add an answer to a chat. If the chat ends with the beginning of an answer, the first message continues it.
 
     Raises:
         ValueError: as `beginning`.
@@ -132,6 +132,8 @@ def asked_and_answered(prompt: Sequence[Message], text: str) -> tuple[list[Messa
 
 def without_prompt(answer: Sequence[Message], prompt: Sequence[Message]) -> list[Message]:
     """Return an answer without the prompt, where the data repeats the prompt before the answer."""
-    repeats = len(prompt) > 0 and list(answer[: len(prompt)]) == list(prompt)
-    start = len(prompt) if repeats else 0
-    return list(answer[start:])
+    messages = list(answer)
+    length = len(prompt)
+    if messages[:length] == list(prompt):
+        return messages[length:]
+    return messages

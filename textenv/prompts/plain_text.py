@@ -26,12 +26,15 @@ class _Tags(NamedTuple):
     """Tags of a tokenizer, and what they depend on."""
 
     special: dict[str, int]
+    """Ids of the special tokens by their spelling."""
     template: Any
+    """The chat template."""
     ids: frozenset[int]
+    """Ids of the tags."""
 
 
-_WRITTEN: WeakKeyDictionary[PreTrainedTokenizerBase, _Tags] = WeakKeyDictionary()
-"""Tags by tokenizer, cached: a text is decoded at many steps."""
+_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Tags] = WeakKeyDictionary()
+"""Tags of each tokenizer; a text is decoded at many steps."""
 
 
 def plain_text(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -40,44 +43,48 @@ def plain_text(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     if tags.isdisjoint(ids):
         return str(tokenizer.decode(ids, skip_special_tokens=True))
     hidden = set(special_tokens(tokenizer).values()) - tags
-    return str(tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+    shown = [token for token in ids if token not in hidden]
+    return str(tokenizer.decode(shown, skip_special_tokens=False))
 
 
 def written_tags(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the ids of special tokens that are part of an answer's text: pairs of an opening and a closing tag.
 
-    ``<think>`` and ``</think>`` are such a pair, and so are ``[THINK]`` and ``[/THINK]``. Not among them are named
-    tokens (BOS, EOS, padding, …), and tags that the chat template writes around a user's or system's message.
+    ``<think>`` and ``</think>`` are such a pair, and so are ``[THINK]`` and ``[/THINK]``. Named tokens (BOS, EOS,
+    padding, …) do not count, nor do tags that the chat template writes around a user's or system's message.
     """
     special = special_tokens(tokenizer)
-    cached = _WRITTEN.get(tokenizer)
+    cached = _CACHE.get(tokenizer)
     if cached is None or cached.special is not special or cached.template != tokenizer.chat_template:
         cached = _Tags(special, tokenizer.chat_template, _find_tags(tokenizer))
-        _WRITTEN[tokenizer] = cached
+        _CACHE[tokenizer] = cached
     return cached.ids
 
 
 def opened_tag(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the tag that the chat template opens at the beginning of each answer, such as ``<think>``, or nothing.
+    """Return the tag with which the chat template begins each answer, such as ``<think>``; empty if there is none.
 
-    It belongs to the prompt, so that completions lack it. A tag that stands before an answer's content in each message
-    marks who speaks, and is not meant.
+    This tag belongs to the prompt, so completions lack it. A tag before the content of every message of an assistant
+    does not count, because it marks who speaks.
     """
     user = {"role": "user", "content": "."}
     answer = {"role": "assistant", "content": _CONTENT}
     try:
         prompt = render([user], tokenizer, add_generation_prompt=True)
-        before, _, _ = render([user, answer], tokenizer, add_generation_prompt=False).partition(_CONTENT)
+        conversation = render([user, answer], tokenizer, add_generation_prompt=False)
     except ValueError:  # no template, or one that takes no such chat
         return ""
-    tag = _OPENING_AT_END.search(prompt.rstrip())
-    if tag is None or before.rstrip().endswith(tag[0]):
+    text_before, _, _ = conversation.partition(_CONTENT)
+    match = _OPENING_AT_END.search(prompt.rstrip())
+    if match is None:
         return ""
-    return tag[0]
+    tag = match[0]
+    marks_speaker = text_before.rstrip().endswith(tag)
+    return "" if marks_speaker else tag
 
 
 def warn_of_opened_tag(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log a warning, once per tag, if completions lack the beginning of what the model says (`opened_tag`)."""
+    """Log a warning, once per tag, if the chat template writes the beginning of each answer (`opened_tag`)."""
     tag = opened_tag(tokenizer)
     if tag:
         hint = "a reward gets completions without it (format_tags takes it from the prompt)"
@@ -85,13 +92,26 @@ def warn_of_opened_tag(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _find_tags(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of `written_tags`, without the cache."""
     special = special_tokens(tokenizer)
-    openings = [token for token in special if _OPENING.fullmatch(token)]
-    pairs = [(token, f"{token[0]}/{token[1:]}") for token in openings if f"{token[0]}/{token[1:]}" in special]
+
+    # Special tokens that are pairs of tags
+    pairs = []
+    for opening in special:
+        closing = f"{opening[:1]}/{opening[1:]}"
+        if _OPENING.fullmatch(opening) and closing in special:
+            pairs.append((opening, closing))
     if not pairs:
         return frozenset()
-    others = {*map(str, tokenizer.special_tokens_map.values()), *_tokens_around_messages(tokenizer)}
-    return frozenset(special[token] for pair in pairs if others.isdisjoint(pair) for token in pair)
+
+    # Those without another meaning
+    named = {str(token) for token in tokenizer.special_tokens_map.values()}
+    excluded = named | _tokens_around_messages(tokenizer)
+    ids: set[int] = set()
+    for opening, closing in pairs:
+        if opening not in excluded and closing not in excluded:
+            ids |= {special[opening], special[closing]}
+    return frozenset(ids)
 
 
 def _tokens_around_messages(tokenizer: PreTrainedTokenizerBase) -> set[str]:
@@ -100,13 +120,15 @@ def _tokens_around_messages(tokenizer: PreTrainedTokenizerBase) -> set[str]:
         return set()
     user = {"role": "user", "content": _CONTENT}
     system = {"role": "system", "content": _CONTENT}
+    after_system = {"role": "user", "content": "."}
     tokens = set()
-    for chat in ([user], [system, {"role": "user", "content": "."}]):
+    for chat in ([user], [system, after_system]):
         try:
-            before, _, after = render(chat, tokenizer, add_generation_prompt=False).partition(_CONTENT)
+            rendered = render(chat, tokenizer, add_generation_prompt=False)
         except ValueError:  # the template takes no such chat
             continue
+        text_before, _, text_after = rendered.partition(_CONTENT)
         for token in special_tokens(tokenizer):
-            if before.rstrip().endswith(token) or after.lstrip().startswith(token):
+            if text_before.rstrip().endswith(token) or text_after.lstrip().startswith(token):
                 tokens.add(token)
     return tokens

@@ -41,11 +41,11 @@ class Prompt:
     state: Any = None
     """Data that the task keeps for this one episode, such as a running game."""
     row: int | None = field(default=None, compare=False)
-    """Row in the data that the user gave, counted from 0, for errors."""
+    """Row in the user's data, counted from 0, for errors."""
 
 
 def by_position(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return rows in such a form that index i is the i-th row: pandas looks indices up among the table's labels.
+    """Return rows so that index i gives the i-th row; pandas would look indices up among the table's labels.
 
     Args:
         rows: a pandas Series becomes a list of its values, a data frame a list of mappings from column to value; any
@@ -56,24 +56,26 @@ def by_position(rows: Sequence[Any]) -> Sequence[Any]:
     """
     if not hasattr(rows, "iloc"):
         return rows
-    if not hasattr(rows, "columns"):
-        return rows.tolist()  # type: ignore[attr-defined]
-    names = [str(name) for name in rows.columns]
+    table: Any = rows  # of pandas
+    if not hasattr(table, "columns"):
+        return table.tolist()
+    names = [str(name) for name in table.columns]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"the data frame has several columns named {', '.join(repeated)}: rename them")
-    return [dict(zip(names, row, strict=True)) for row in rows.itertuples(index=False, name=None)]  # type: ignore[attr-defined]
+    values_by_row = table.itertuples(index=False, name=None)
+    return [dict(zip(names, values, strict=True)) for values in values_by_row]
 
 
 class PromptList:
-    """Prompts from any sequence, in shuffled order; all are used once before any repeats.
+    """Prompts from any sequence, in shuffled order; every prompt is used once before one repeats.
 
-    Seed and position define all that follows, so saving these two is enough. The list copies nothing into memory:
+    Seed and position define the whole order, so saving these two is enough. The list copies nothing into memory:
     `textenv.load_prompts` and a `datasets.Dataset` read from disk on demand.
 
     Args:
-        prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns; of pandas, a
-            Series or a data frame.
+        prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns; also a Series or a
+            data frame of pandas.
 
     Raises:
         ValueError: if it is not a sequence, or is empty.
@@ -100,70 +102,92 @@ class PromptList:
         return as_prompt(row_of(self.prompts, index), self.prompts[index])
 
     def only(self, indices: Sequence[int]) -> Self:
-        """Return a copy of this list that has only the prompts at these indices; all else is shared."""
-        kept = copy.copy(self)
-        kept.prompts = Subset(self.prompts, np.array(indices, dtype=np.int64))
-        return kept
+        """Return a copy of this list that has only the prompts at these indices; it shares all else with this one."""
+        selection = copy.copy(self)
+        selection.prompts = Subset(self.prompts, np.array(indices, dtype=np.int64))
+        return selection
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions; see `textenv.envs.task.Task.sample_prompts`."""
-        passes = [divmod(number, len(self.prompts)) for number in numbers]
-        return [self.prompt(int(_order(len(self.prompts), seed, lap)[place])) for lap, place in passes]
+        count = len(self.prompts)
+        sampled = []
+        for number in numbers:
+            epoch, position = divmod(number, count)
+            index = _shuffled_indices(count, seed, epoch)[position]
+            sampled.append(self.prompt(int(index)))
+        return sampled
 
 
 @functools.lru_cache(maxsize=2)
-def _order(n: int, seed: int, lap: int) -> np.ndarray:
-    """Shuffled indices of one pass."""
-    return np.random.default_rng([seed, lap]).permutation(n)
+def _shuffled_indices(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of the prompts in one pass over all, int64 ``[count]``."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 class PromptOrder:
     """State of prompt sampling: a seed, and a position in the endless order that the seed defines."""
 
     def __init__(self) -> None:
-        self._now: tuple[int, int] | None = None
-        self._was_set = False
+        self._seed_and_position: tuple[int, int] | None = None
+        self._was_restored = False
 
     @property
     def state(self) -> dict[str, int] | None:
         """``seed`` and ``position``, to save and restore; None before the first start.
 
-        The next `start` keeps a restored state, even if ``anew``: a resumed run also seeds its environment.
+        The next `start` keeps a restored state, even if ``anew``, because a resumed run also seeds its environment.
         """
-        return None if self._now is None else {"seed": self._now[0], "position": self._now[1]}
+        if self._seed_and_position is None:
+            return None
+        seed, position = self._seed_and_position
+        return {"seed": seed, "position": position}
 
     @state.setter
     def state(self, saved: Mapping[str, int] | None) -> None:
-        self._now = None if saved is None else (int(saved["seed"]), int(saved["position"]))
-        self._was_set = saved is not None
+        if saved is None:
+            self._seed_and_position = None
+        else:
+            self._seed_and_position = (int(saved["seed"]), int(saved["position"]))
+        self._was_restored = saved is not None
 
     @property
     def seed(self) -> int:
         """Seed of the order; call `start` first."""
-        assert self._now is not None
-        return self._now[0]
+        assert self._seed_and_position is not None
+        return self._seed_and_position[0]
 
     def start(self, rng: np.random.Generator, *, anew: bool) -> None:
-        """Draw a new order if there is none, or if ``anew`` (generator just seeded) and no state was restored."""
-        if self._now is None or (anew and not self._was_set):
-            self._now = int(rng.integers(2**62)), 0
-        self._was_set = False
+        """Draw a new order if there is none, or if ``anew`` and no state was restored.
+
+        Args:
+            rng: generator that gives the seed.
+            anew: whether this generator was seeded just before.
+        """
+        if self._seed_and_position is None or (anew and not self._was_restored):
+            seed = int(rng.integers(2**62))
+            self._seed_and_position = (seed, 0)
+        self._was_restored = False
 
     def next(self, n: int) -> range:
         """Return the next n positions; call `start` first."""
-        assert self._now is not None
-        seed, position = self._now
-        self._now = seed, position + n
-        return range(position, position + n)
+        assert self._seed_and_position is not None
+        seed, position = self._seed_and_position
+        end = position + n
+        self._seed_and_position = (seed, end)
+        return range(position, end)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Context with a new, separate order; on exit, this order continues unchanged."""
-        before, self._now, self._was_set = (self._now, self._was_set), None, False
+        seed_and_position = self._seed_and_position
+        was_restored = self._was_restored
+        self._seed_and_position = None
+        self._was_restored = False
         try:
             yield
         finally:
-            self._now, self._was_set = before
+            self._seed_and_position = seed_and_position
+            self._was_restored = was_restored
 
 
 def as_prompt(index: int, prompt: Any) -> Prompt:
@@ -173,6 +197,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
         ValueError: if a mapping has no ``"prompt"``, or the prompt is empty, not valid Unicode, or of another type;
             the message has the index.
     """
+    # The prompt's column of a row
     columns: Mapping[str, Any] = {}
     if isinstance(prompt, Mapping):
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
@@ -180,6 +205,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
     if isinstance(prompt, np.ndarray):
         prompt = prompt.tolist()
 
+    # A text, a chat or token ids
     content: Any
     if isinstance(prompt, str):
         content = prompt
@@ -192,6 +218,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
     else:
         raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
 
+    # Neither empty nor broken Unicode
     if not content:
         raise ValueError(f"prompt {index} is empty: a policy needs at least one token to start from")
     if not isinstance(content[0], int):
@@ -203,16 +230,16 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
 
 
 def _prompt_column(index: int, row: Mapping[str, Any], columns: Mapping[str, Any]) -> Any:
-    """Return the prompt of a row that has other columns, too."""
+    """Return the prompt of a row; raise a ValueError if it has none, or a column with a reserved name."""
     if "prompt" not in row:
         hint = ""
         if {"role", "content"} <= set(row):
             hint = "; a chat is a list of messages, also if there is only one"
         raise ValueError(f"prompt {index} has the columns {sorted(map(str, row))}, expected one named 'prompt'{hint}")
-    taken_names = sorted(set(columns) & RESERVED)
-    if taken_names:
+    reserved_names = sorted(set(columns) & RESERVED)
+    if reserved_names:
         raise ValueError(
-            f"prompt {index} has columns named {taken_names}, but a reward function has "
+            f"prompt {index} has columns named {reserved_names}, but a reward function has "
             "other arguments of these names: rename them"
         )
     return row["prompt"]
@@ -229,31 +256,33 @@ class Subset(Sequence[Any]):
 
     def __init__(self, items: Sequence[Any], places: np.ndarray) -> None:
         self._items = by_position(items)
-        self._places = places
+        self._indices = places
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Subset(self._items, self._places[index])
-        return self._items[int(self._places[index])]
+            return Subset(self._items, self._indices[index])
+        return self._items[int(self._indices[index])]
 
     def row(self, index: int) -> int:
-        """Return the index that an item has in the sequence from which the items were selected."""
-        return row_of(self._items, int(self._places[index]))
+        """Return the index of an item in the sequence from which the items were selected."""
+        return row_of(self._items, int(self._indices[index]))
 
 
 def row_of(items: Sequence[Any], index: int) -> int:
-    """Return the row of an item in the data that the user gave, of which ``items`` may be a `Subset`."""
-    return items.row(index) if isinstance(items, Subset) else int(index)
+    """Return the row of an item in the user's data; ``items`` is this data or a `Subset` of it."""
+    if isinstance(items, Subset):
+        return items.row(index)
+    return int(index)
 
 
 def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = False) -> Subset:
-    """Return the prompts of one split: ``"train"`` has about three quarters, ``"test"`` the rest.
+    """Return the prompts of one split: ``"train"`` has about three quarters, ``"test"`` the others.
 
-    Only a prompt's content decides its split: the splits cannot overlap, even by copies with other white space, and a
-    prompt added later does not move the others.
+    A prompt's split depends on its content alone. So the splits cannot overlap, even by copies with other white space,
+    and prompts that are added later do not move the others.
 
     Args:
         prompts: the prompts of both splits.
@@ -270,38 +299,54 @@ def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = Fals
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
     prompts = by_position(prompts)
-    quarters = [content_hash(as_prompt(i, prompt)) % 4 for i, prompt in enumerate(prompts)]
-    places = [i for i, quarter in enumerate(quarters) if quarter in SPLITS[split]]
-    if all_if_few and not 0 < len(places) < len(quarters):
-        logger.warning("%d prompts are too few to hold some out: training and evaluation use them all", len(quarters))
-        places = list(range(len(quarters)))
-    if not places:
+    indices = []
+    count = 0
+    for index, prompt in enumerate(prompts):
+        quarter = content_hash(as_prompt(index, prompt)) % 4
+        if quarter in SPLITS[split]:
+            indices.append(index)
+        count += 1
+    if all_if_few and not 0 < len(indices) < count:
+        logger.warning("%d prompts are too few to hold some out: training and evaluation use them all", count)
+        indices = list(range(count))
+    if not indices:
         raise ValueError(f"none of the {len(prompts)} prompts is in split {split!r}: give more prompts")
-    return Subset(prompts, np.array(places))
+    return Subset(prompts, np.array(indices))
 
 
 def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
     """Raise a ValueError if a prompt is in both, by content; for splits not made by `split_prompts`."""
     train = by_position(train)
     test = by_position(test)
-    seen = {content_hash(as_prompt(i, prompt)) for i, prompt in enumerate(train)}
-    both = [i for i, prompt in enumerate(test) if content_hash(as_prompt(i, prompt)) in seen]
-    if both:
+    train_hashes = {content_hash(as_prompt(index, prompt)) for index, prompt in enumerate(train)}
+    in_both = []
+    for index, prompt in enumerate(test):
+        if content_hash(as_prompt(index, prompt)) in train_hashes:
+            in_both.append(index)
+    if in_both:
+        first = in_both[0]
         raise ValueError(
-            f"{len(both)} of {len(test)} test prompts are also training prompts, the first at {both[0]}: "
-            f"{as_prompt(both[0], test[both[0]]).content!r:.200}. Remove them from one of the two, or "
+            f"{len(in_both)} of {len(test)} test prompts are also training prompts, the first at {first}: "
+            f"{as_prompt(first, test[first]).content!r:.200}. Remove them from one of the two, or "
             "use split_prompts."
         )
 
 
 def content_hash(prompt: Prompt) -> int:
-    """64-bit hash of the content alone; runs of white space count as one space."""
+    """Return a 64-bit hash of the content alone; runs of white space count as one space."""
     if isinstance(prompt.content, str):
-        text = " ".join(prompt.content.split())
+        text = _with_single_spaces(prompt.content)
     elif isinstance(prompt.content[0], dict):
-        messages = [message for message in prompt.content if isinstance(message, dict)]
-        texts = [" ".join(str(message.get("content", "")).split()) for message in messages]
-        text = repr([(str(message["role"]), text) for message, text in zip(messages, texts, strict=True)])
+        messages = []
+        for message in prompt.content:
+            assert isinstance(message, dict)
+            messages.append((str(message["role"]), _with_single_spaces(str(message.get("content", "")))))
+        text = repr(messages)
     else:
-        text = " ".join(repr(prompt.content).split())
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+        text = _with_single_spaces(repr(prompt.content))
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _with_single_spaces(text: str) -> str:
+    return " ".join(text.split())

@@ -10,31 +10,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, dict[str, int]]] = WeakKeyDictionary()
-"""State of a tokenizer and its special tokens, cached: collecting them takes longer than tokenizing a text."""
+_State = tuple[int, list[str]]
+"""What a tokenizer's special tokens depend on: size of the vocabulary, and the named tokens."""
+_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[_State, dict[str, int]]] = WeakKeyDictionary()
+"""State and special tokens of each tokenizer; collecting the tokens takes longer than tokenizing a text."""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tokens that control a model, such as EOS or chat markers, by their spelling."""
-    now, known = (len(tokenizer), tokenizer.all_special_tokens), _KNOWN.get(tokenizer)
-    if known is None or known[0] != now:
-        named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-        known = _KNOWN[tokenizer] = now, named | added
-    return known[1]
+    """Return the tokens that control a model, such as EOS or chat markers: their ids by their spelling."""
+    state = (len(tokenizer), tokenizer.all_special_tokens)
+    cached = _CACHE.get(tokenizer)
+    if cached is not None and cached[0] == state:
+        return cached[1]
+    tokens = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            tokens[str(token)] = index
+    _CACHE[tokenizer] = (state, tokens)
+    return tokens
 
 
 def first_special_token(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the special token that a text spells first (of several at one place the longest); empty if it has none."""
+    """Return the special token that a text spells first, the longest if several begin there; empty if none."""
     spelled = [token for token in special_tokens(tokenizer) if token and token in text]
-    return min(spelled, key=lambda token: (text.index(token), -len(token)), default="")
+
+    def position_then_longest(token: str) -> tuple[int, int]:
+        return text.index(token), -len(token)
+
+    return min(spelled, key=position_then_longest, default="")
 
 
 def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
-    """Token ids of a text; special tokens that it spells are read as plain text.
+    """Return the token ids of a text; special tokens that it spells are read as plain text.
 
-    Special tokens that the tokenizer itself adds around the text stay. In a vocabulary where a special token is also an
-    ordinary word (word-level, unigram), no other ids spell it, so it gets a space after its first character.
+    Special tokens that the tokenizer itself adds around the text stay. In some vocabularies (word-level, unigram) a
+    special token is also an ordinary word, which no other ids spell: it gets a space after its first character.
 
     Args:
         text: text from users, games or policies.
@@ -47,15 +57,15 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
     check_unicode(text)
     options = {"split_special_tokens": True, "verbose": False} | options
     ids = list(tokenizer(text, **options)["input_ids"])
-    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    # Any text may contain the unknown-word token.
-    steering = set(special_tokens(tokenizer).values()) - ({tokenizer.unk_token_id} - ends)
-    if steering.isdisjoint(ids):
+    control = _control_ids(tokenizer)
+    if control.isdisjoint(ids):
         return ids
-    own = sum(token in steering for token in tokenizer("", **options)["input_ids"])
-    if sum(token in steering for token in ids) > own:
+
+    # More control tokens than the tokenizer adds around an empty text are spelled by the text
+    num_added = _count(control, tokenizer("", **options)["input_ids"])
+    if _count(control, ids) > num_added:
         ids = list(tokenizer(broken_up(text, tokenizer), **options)["input_ids"])
-    if sum(token in steering for token in ids) > own:
+    if _count(control, ids) > num_added:
         raise ValueError(
             f"the tokenizer reads a part of {text!r:.200} as a special token, though it is text: remove that part, "
             "or give token ids if you mean the special token"
@@ -63,19 +73,32 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) 
     return ids
 
 
+def _control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of special tokens that a text must not contain; it may contain the unknown-word token."""
+    control = set(special_tokens(tokenizer).values())
+    if tokenizer.unk_token_id not in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        control.discard(tokenizer.unk_token_id)
+    return control
+
+
+def _count(control: set[int], ids: Sequence[int]) -> int:
+    """Count the control tokens among the ids."""
+    return sum(token in control for token in ids)
+
+
 def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text with a space inside special tokens that are also ordinary words of the tokenizer."""
     for token, index in special_tokens(tokenizer).items():
-        if (
-            token in text
-            and index in tokenizer(token, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        ):
+        if token not in text:
+            continue
+        ids_as_text = tokenizer(token, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if index in ids_as_text:
             text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
 
 
 def check_unicode(value: Any) -> None:
-    """Raise a ValueError if a text, or one in messages, contains an unpaired surrogate (a JSON escape can)."""
+    """Raise a ValueError if a text, or a text in messages, has an unpaired surrogate (a JSON escape can make one)."""
     for text in (*strings(value), *field_names(value)):
         try:
             text.encode()
@@ -90,7 +113,9 @@ def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from strings([item for name, item in value.items() if name != "role"])
+        for name, item in value.items():
+            if name != "role":
+                yield from strings(item)
     elif isinstance(value, Sequence):
         for item in value:
             yield from strings(item)
@@ -100,7 +125,10 @@ def field_names(value: Any) -> Iterator[str]:
     """Yield the roles and field names in messages, including those of tool arguments."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield str(item) if name == "role" else str(name)
+            if name == "role":
+                yield str(item)
+            else:
+                yield str(name)
             yield from field_names(item)
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from textenv.prompts.messages import beginning, read_messages
+from textenv.prompts.messages import Message, beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
     broken_up,
@@ -27,12 +27,16 @@ from textenv.rendering import printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_START, _END = "\U000f0000", "\U000f0001"
-"""Private-use characters around each control token that a message spells; templates pass them through."""
-_PRIVATE = range(0xF0002, 0xFFFFE)
-"""Private-use characters; one stands for an assistant message, to find the text that follows it."""
-_LONGEST_END = 16
-"""Maximum number of tokens in which a template ends a message."""
+_START = "\U000f0000"
+"""Private-use character before each control token that a message spells; templates pass it through."""
+_END = "\U000f0001"
+"""Private-use character after it."""
+_MARKS = f"[{_START}{_END}]"
+"""Pattern of both."""
+_PRIVATE_USE = range(0xF0002, 0xFFFFE)
+"""Further private-use characters; one stands for an assistant's message, to find the text that follows it."""
+_MAX_CLOSING_TOKENS = 16
+"""Maximum number of tokens in which a template closes a message."""
 _warn = functools.cache(logging.getLogger(__name__).warning)
 
 
@@ -42,12 +46,12 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
-    """Token ids of a prompt.
+    """Return the token ids of a prompt.
 
-    Text gets the tokenizer's own special tokens, with at most one BOS; a chat is rendered by the chat template up to
-    the start of the assistant's message. If the chat ends with an assistant's message, that is the beginning of the
-    answer, and the ids end with it. Special tokens spelled in a text or message are read as plain text; to use these
-    tokens, give ids.
+    A text gets the tokenizer's own special tokens, with at most one BOS. A chat is rendered by the chat template up to
+    the start of the assistant's message. If the chat ends with an assistant's message, this message is the beginning of
+    the answer, and the ids end with it. Special tokens spelled in a text or message are read as plain text; to use
+    these tokens, give ids.
 
     Raises:
         ValueError: if the prompt has no tokens, the chat ends with an assistant's message that has no text to continue,
@@ -55,7 +59,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
     """
     if is_chat(prompt):
         messages = read_messages(prompt.content, where="the prompt")
-        ids = chat_ids(messages, tokenizer, **(_start_options(messages) | options))
+        template_options = _start_options(messages) | options
+        ids = chat_ids(messages, tokenizer, **template_options)
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -65,51 +70,72 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
     return ids
 
 
-def reply_ids(reply: Any, prompt: Prompt, said: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids to append for a reply of the environment.
+def reply_ids(
+    reply: str | Sequence[Message], prompt: Prompt, ids_so_far: Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Return the token ids to append for a reply of the environment.
 
     Args:
         reply: text of the reply, or a list of messages with the results of tools.
         prompt: the episode's prompt; if it is a chat, the reply is rendered by the chat template.
-        said: token ids so far, which end with the policy's turn.
+        ids_so_far: token ids that end with the policy's turn.
         tokenizer: the policy's tokenizer.
     """
-    replies = [{"role": "user", "content": reply}] if isinstance(reply, str) else reply
     if not is_chat(prompt):
-        results = (f"\n<tool_response>\n{message['content']}\n</tool_response>\n" for message in replies)
-        return text_ids(reply if isinstance(reply, str) else "".join(results), tokenizer)
-    system = [message for message in prompt.content[:1] if isinstance(message, dict) and message["role"] == "system"]
-    written = "".join(strings([*system, *replies]))
-    answer = next(mark for mark in map(chr, _PRIVATE) if mark not in written)
+        return text_ids(_reply_text(reply), tokenizer)
+    if isinstance(reply, str):
+        reply = [{"role": "user", "content": reply}]
+
+    # Render a short chat whose assistant message is one character that occurs nowhere else
+    first = prompt.content[0]
+    system = []
+    if isinstance(first, dict) and first["role"] == "system":
+        system = [first]
+    texts = "".join(strings([*system, *reply]))
+    answer = next(character for character in map(chr, _PRIVATE_USE) if character not in texts)
     chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
-    ids = chat_ids((*chat, *replies), tokenizer, after=answer)
-    # The first tokens close the assistant's message: drop what the policy has written already
-    for count in range(min(len(ids), len(said), _LONGEST_END), 0, -1):
-        if list(said[-count:]) == ids[:count]:
+    ids = chat_ids((*chat, *reply), tokenizer, after=answer)
+
+    # The first tokens close the assistant's message: drop those that the policy has written already
+    max_count = min(len(ids), len(ids_so_far), _MAX_CLOSING_TOKENS)
+    for count in range(max_count, 0, -1):
+        if list(ids_so_far[-count:]) == ids[:count]:
             return ids[count:]
-    after_space = _without_space(ids, tokenizer)
-    last_message = chat_ids(chat, tokenizer, after=answer, add_generation_prompt=False)
-    # A template may close the last message by another token than one inside a chat
-    if said[-1] in (*after_space[:1], *_without_space(last_message, tokenizer)[:1]):
-        return after_space[1:]
+
+    # The policy may have closed it by another token: the one with which the template closes the last message
+    last_message_ids = chat_ids(chat, tokenizer, after=answer, add_generation_prompt=False)
+    closing_ids = _without_space(ids, tokenizer)
+    closing_ids_at_end = _without_space(last_message_ids, tokenizer)
+    if ids_so_far[-1] in (*closing_ids[:1], *closing_ids_at_end[:1]):
+        return closing_ids[1:]
     return ids
 
 
+def _reply_text(reply: str | Sequence[Message]) -> str:
+    """Return the text of a reply where there is no chat: results of tools stand in tags."""
+    if isinstance(reply, str):
+        return reply
+    return "".join(f"\n<tool_response>\n{message['content']}\n</tool_response>\n" for message in reply)
+
+
 def _without_space(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Leave out a first token that is white space."""
-    return ids[1:] if ids and not str(tokenizer.decode(ids[:1])).strip() else ids
+    """Return the ids without a first token that is white space."""
+    if ids and not str(tokenizer.decode(ids[:1])).strip():
+        return ids[1:]
+    return ids
 
 
 def chat_ids(
     messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: Any
 ) -> list[int]:
-    """Token ids of a chat by the tokenizer's template; all special tokens come from the template.
+    """Return the token ids of a chat by the tokenizer's template; all special tokens come from the template.
 
     Args:
         messages: chat messages; special tokens that they spell are read as plain text.
         tokenizer: tokenizer with a chat template.
-        after: return only the part after the message with this text.
-        options: of the tokenizer's ``apply_chat_template``, such as ``tools``; by default ``add_generation_prompt``.
+        after: text of a message; only the part after this text is returned. Empty: all.
+        options: options of the tokenizer's ``apply_chat_template``, such as ``tools``; by default
+            ``add_generation_prompt=True``.
 
     Raises:
         ValueError: if there is no template, if it refuses the messages, or if a special token that they spell looks
@@ -117,26 +143,33 @@ def chat_ids(
     """
     check_template(messages, tokenizer)
     protected, marked = protect(messages, tokenizer)
-    rendered = render(protected, tokenizer, **{"add_generation_prompt": True} | options)
-    if after and (times := rendered.count(after)) != 1:
-        expected = "expected once: use another template for conversations"
-        raise ValueError(f"the tokenizer's chat template writes an assistant message {times} times, {expected}")
-    wanted = rendered.partition(after)[2] if after else rendered
-    return rendered_ids(wanted, tokenizer, marked=marked)
+    options = {"add_generation_prompt": True} | options
+    text = render(protected, tokenizer, **options)
+    if after:
+        times = text.count(after)
+        if times != 1:
+            raise ValueError(
+                f"the tokenizer's chat template writes an assistant message {times} times, expected once: "
+                "use another template for conversations"
+            )
+        _, _, text = text.partition(after)
+    return rendered_ids(text, tokenizer, marked=marked)
 
 
 def check_template(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError if the tokenizer has no chat template for these messages."""
     if not tokenizer.chat_template:
-        hint = "set tokenizer.chat_template, or give the prompt as text (without system_prompt and chat)"
-        raise ValueError(f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: {hint}")
+        raise ValueError(
+            f"prompt {messages!r:.200} is a chat, but the tokenizer has no chat template: set tokenizer.chat_template, "
+            "or give the prompt as text (without system_prompt and chat)"
+        )
 
 
 def protect(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Any], bool]:
     """Put marks around the control tokens that messages spell, so that `rendered_ids` reads them as text.
 
     Returns:
-        The messages, and True if they have marks.
+        The messages, and whether they have marks.
 
     Raises:
         ValueError: as `chat_ids`.
@@ -145,29 +178,34 @@ def protect(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> tupl
     if patterns is None:
         return list(messages), False
     broken = with_strings(messages, functools.partial(broken_up, tokenizer=tokenizer))
-    return [_marked(message, tokens) for message, tokens in zip(broken, patterns, strict=True)], True
+    protected = [_marked(message, pattern) for message, pattern in zip(broken, patterns, strict=True)]
+    return protected, True
 
 
 def rendered_ids(text: str, tokenizer: PreTrainedTokenizerBase, *, marked: bool) -> list[int]:
-    """Token ids of a rendered chat, or of its beginning; ``marked`` says if `protect` has put marks into it."""
-    return _marked_ids(text, tokenizer) if marked else _usual_ids(text, tokenizer)
+    """Return the token ids of a rendered chat, or of a part; ``marked`` says whether it has marks (`protect`)."""
+    if marked:
+        return _marked_ids(text, tokenizer)
+    return _usual_ids(text, tokenizer)
 
 
 def unmarked(text: str) -> str:
     """Return a rendered chat without marks, for errors."""
-    return text.replace(_START, "").replace(_END, "")
+    return re.sub(_MARKS, "", text)
 
 
 def _start_options(messages: Sequence[Any]) -> dict[str, Any]:
-    """Options of the chat template by which a chat ends where the policy begins to write."""
+    """Return the options of the chat template with which a rendered chat ends where the policy begins to write."""
     if beginning(messages) is None:
         return {"add_generation_prompt": True}
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a text inside an episode: no special tokens are added, and spelled ones are read as text."""
-    return ordinary_ids(text, tokenizer, add_special_tokens=False) if text else []
+    """Return the token ids of a text inside an episode: no special tokens are added, spelled ones are read as text."""
+    if not text:
+        return []
+    return ordinary_ids(text, tokenizer, add_special_tokens=False)
 
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -178,18 +216,24 @@ def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Log a warning, once per token, if a text of the data spells special tokens: they are read as text."""
     for token in special_tokens(tokenizer):
-        if token in text:  # such as a chat that is already rendered, or a completion with EOS appended
+        # The text may be a chat that is rendered already, or a completion with EOS appended
+        if token in text:
             hint = "if you mean the token, give chat messages or token ids; a completion gets its EOS automatically"
             _warn("a prompt or completion spells out the special token %r, which is read as text: %s", token, hint)
 
 
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a prompt that is a text."""
+    # A spelled BOS would stand beside the one that the tokenizer adds
     bos = tokenizer.bos_token
-    while bos and text.startswith(bos) and tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
-        text = text.removeprefix(bos)  # the tokenizer adds one
+    if bos and text.startswith(bos):
+        added_ids = tokenizer("", verbose=False)["input_ids"]
+        while text.startswith(bos) and added_ids[:1] == [tokenizer.bos_token_id]:
+            text = text.removeprefix(bos)
     warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
-    # An EOS added by the tokenizer would end the completion before it begins.
+
+    # An EOS added by the tokenizer would end the completion before it begins
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
     return ids
@@ -198,69 +242,106 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
     """Return, for each message, a pattern of its control tokens; None if no message spells one.
 
-    Control tokens are special tokens, and added tokens that the template writes; in assistant messages, the latter
-    (such as ``<think>``) stay tokens.
+    Control tokens are special tokens and added tokens that the template writes, such as ``<think>``. In assistant
+    messages the added tokens stay tokens.
 
     Raises:
         ValueError: as `chat_ids` does.
     """
-    template = str(tokenizer.get_chat_template())
-    added = tokenizer.added_tokens_decoder.values()
-    special = [str(token) for token in added if token.special]
-    words = [str(token) for token in added if not token.special and str(token) in template and str(token).strip()]
+    special, written = _tokens_of_template(tokenizer)
     check_unicode(messages)
-    names = [name for name in field_names(messages) if not name.isidentifier()]
-    whole = "\n".join([*strings(messages), *names, *map(_parts_text, messages)])
-    if not any(token in whole for token in (*special, *words)):
+
+    # No message spells one, as nearly always
+    unusual_names = [name for name in field_names(messages) if not name.isidentifier()]
+    parts = [_parts_text(message) for message in messages]
+    texts = "\n".join([*strings(messages), *unusual_names, *parts])
+    if not any(token in texts for token in (*special, *written)):
         return None
-    of_others, of_assistants = _any_of([*special, *words]), _any_of(special)
-    spelt = [of_assistants if message["role"] == "assistant" else of_others for message in messages]
-    for message, own in zip(messages, spelt, strict=True):
-        if found := own.search("\n".join([*names, _parts_text(message)])):
+
+    # Marks can be put into texts, but not around names and parts
+    in_assistants = _any_of(special)
+    in_others = _any_of([*special, *written])
+    patterns = []
+    for message, parts_text in zip(messages, parts, strict=True):
+        pattern = in_others
+        if message["role"] == "assistant":
+            pattern = in_assistants
+        match = pattern.search("\n".join([*unusual_names, parts_text]))
+        if match is not None:
             raise ValueError(
-                f"a message spells out the special token {found[0]!r} in a list of parts, its role or the name of a "
+                f"a message spells out the special token {match[0]!r} in a list of parts, its role or the name of a "
                 f"field, where it looks like the chat template's own: {message!r:.200}. Give its content as one text"
             )
-    return spelt
+        patterns.append(pattern)
+    return patterns
+
+
+def _tokens_of_template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
+    """Return the special tokens, and other added tokens that the chat template writes."""
+    template = str(tokenizer.get_chat_template())
+    special = []
+    written = []
+    for token in tokenizer.added_tokens_decoder.values():
+        spelling = str(token)
+        if token.special:
+            special.append(spelling)
+        elif spelling in template and spelling.strip():
+            written.append(spelling)
+    return special, written
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Pattern that matches any of these tokens, longest first; if there are none, it never matches."""
-    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
+    """Return a pattern that matches any of these tokens, the longest first; without tokens it never matches."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    alternatives = "|".join(re.escape(token) for token in longest_first)
+    return re.compile(alternatives or r"(?!)")
 
 
 def _marked(message: Any, tokens: re.Pattern[str]) -> Any:
     """Return the message with marks around each of these tokens in its texts."""
-    marks = rf"{_START}\g<0>{_END}"
-    return with_strings(message, lambda text: tokens.sub(marks, text.replace(_START, "").replace(_END, "")))
+
+    def mark(text: str) -> str:
+        return tokens.sub(rf"{_START}\g<0>{_END}", unmarked(text))
+
+    return with_strings(message, mark)
 
 
 def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a rendered chat; marked parts are read as text. (`transformers` >= 5.20 does this itself.)
+    """Return the token ids of a rendered chat; marked parts are read as text.
 
-    A template that cuts texts may leave an unpaired mark: it is dropped; both sides are tokenized separately.
+    (`transformers` >= 5.20 does this itself.) A template that cuts texts may leave an unpaired mark. It is dropped, and
+    both sides are tokenized separately.
     """
     tokens = _any_of(list(tokenizer.get_added_vocab())).pattern
-    newline, ids = _usual_ids("\n", tokenizer), []
-    for number, piece in enumerate(re.split(f"{_START}({tokens}){_END}|[{_START}{_END}]", chat)):
-        if piece:
-            encode = _word_ids if number % 2 else _usual_ids
-            # Encode after a newline: some tokenizers put a space before the first word of a text.
-            found = encode(f"\n{piece}", tokenizer)
-            inside = number > 0 and found[: len(newline)] == newline
-            found = found[len(newline) :] if inside else encode(piece, tokenizer)
-            if number % 2 and tokenizer.convert_tokens_to_ids(piece) in found:
-                raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: remove it")
-            ids += found
+    pieces = re.split(f"{_START}({tokens}){_END}|{_MARKS}", chat)
+    newline = _usual_ids("\n", tokenizer)
+    ids = []
+    for number, piece in enumerate(pieces):
+        if not piece:
+            continue
+        is_marked = number % 2 == 1  # re.split puts the marked tokens between the other pieces
+        encode = _word_ids if is_marked else _usual_ids
+
+        # Encode after a newline, because some tokenizers put a space before the first word of a text
+        piece_ids = encode(f"\n{piece}", tokenizer)
+        if number > 0 and piece_ids[: len(newline)] == newline:
+            piece_ids = piece_ids[len(newline) :]
+        else:
+            piece_ids = encode(piece, tokenizer)
+
+        if is_marked and tokenizer.convert_tokens_to_ids(piece) in piece_ids:
+            raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: remove it")
+        ids += piece_ids
     return ids
 
 
 def _usual_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text in which special tokens are tokens; none is added."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids by the base vocabulary alone: added tokens, special or not, are not matched."""
+    """Return the token ids of a text by the base vocabulary alone: added tokens, special or not, are not matched."""
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -268,22 +349,28 @@ def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     backend = tokenizer.backend_tokenizer
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)
-    cut = backend.pre_tokenizer
-    words = [text] if cut is None else [word for word, _ in cut.pre_tokenize_str(text)]
-    return [token.id for word in words for token in backend.model.tokenize(word)]
+    words = [text]
+    if backend.pre_tokenizer is not None:
+        words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    ids = []
+    for word in words:
+        ids += [token.id for token in backend.model.tokenize(word)]
+    return ids
 
 
 def _parts_text(message: Mapping[str, Any]) -> str:
-    """Texts of a message's parts, joined without a separator, as a template may render them."""
+    """Return the texts of a message's parts, joined without a separator, as a template may render them."""
     content = message.get("content")
-    parts = content if isinstance(content, (list, tuple)) else []
-    return "".join(strings([part.get("text") for part in parts if isinstance(part, Mapping)]))
+    if not isinstance(content, (list, tuple)):
+        return ""
+    texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+    return "".join(strings(texts))
 
 
 def render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
-    """Text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
+    """Return the text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
 
-    Where it refuses a message without content (of tool calls), that message gets an empty one.
+    If it refuses them and some have no content (but tool calls), it is asked again with empty contents.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))

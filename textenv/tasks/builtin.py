@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from textenv.envs.string_env import StringGames
     from textenv.rewards.reward_model import RewardModel
 
 
@@ -46,7 +47,11 @@ class Periods(PromptList):
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
-        return [min(turn.completion.count("."), self.k) / self.k for turn in turns]
+        scores = []
+        for turn in turns:
+            full_stops = turn.completion.count(".")
+            scores.append(min(full_stops, self.k) / self.k)
+        return scores
 
 
 class Reviews(PromptList):
@@ -64,14 +69,14 @@ class Reviews(PromptList):
 
     def __init__(self, split: str = "train", *, classifier: str | Path = "embedded") -> None:
         super().__init__(split_prompts(openings(), split))
-        self._name = classifier
+        self._classifier_name = classifier
 
     @functools.cached_property
     def classifier(self) -> RewardModel:
         """Sentiment classifier, loaded at first use."""
         from textenv.rewards.reward_model import RewardModel
 
-        return RewardModel.load(self._name, label="positive")
+        return RewardModel.load(self._classifier_name, label="positive")
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `Task.score`."""
@@ -98,8 +103,11 @@ class _Digits(PromptList):
         if not 1 <= length <= 8:
             raise ValueError(f"length is {length}, expected 1 to 8 digits")
         lists = np.random.default_rng(0).integers(0, 10, size=(4000, length))
-        texts = sorted({f"{self.VERB} " + " ".join(map(str, digits)) + " =" for digits in lists.tolist()})
-        super().__init__(split_prompts(texts, split))
+        texts = set()
+        for digits in lists.tolist():
+            spaced_digits = " ".join(map(str, digits))
+            texts.add(f"{self.VERB} {spaced_digits} =")
+        super().__init__(split_prompts(sorted(texts), split))
 
     @staticmethod
     def answer(digits: list[str]) -> list[str]:
@@ -110,9 +118,11 @@ class _Digits(PromptList):
         """See `Task.score`."""
         scores = []
         for turn in turns:
-            right, given = self.answer(turn.prompt_text.split()[1:-1]), turn.completion.split()
-            hits = sum(a == b for a, b in zip(right, given, strict=False))
-            scores.append(hits / max(len(right), len(given)))
+            digits = turn.prompt_text.split()[1:-1]  # between the verb and the equals sign
+            expected = self.answer(digits)
+            words = turn.completion.split()
+            num_correct = sum(a == b for a, b in zip(expected, words, strict=False))
+            scores.append(num_correct / max(len(expected), len(words)))
         return scores
 
 
@@ -133,7 +143,7 @@ class Copy(_Digits):
 class Sort(_Digits):
     """Sort digits.
 
-    Prompt: ``sort 3 1 2 0 =``. Best score: 1, for ``0 1 2 3``. Scoring and arguments as in `Copy`.
+    Prompt: ``sort 3 1 2 0 =``. Best score: 1, for ``0 1 2 3``. Scoring and arguments are those of `Copy`.
     """
 
     VERB = "sort"
@@ -145,6 +155,7 @@ class Sort(_Digits):
 
 
 TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort, Prompts)}
+"""Class of each task of one turn."""
 GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
     "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
     "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
@@ -153,10 +164,11 @@ GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
         {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
     ),
 }
-"""Constructor and limits of each game; by default, the games end after fewer turns."""
+"""Constructor and limits of each game; by default the games end before ``max_turns``."""
 WORLDS = {"TextWorld": "textenv.extras.textworld:TextWorld", "OpenEnv": "textenv.extras.openenv:OpenEnv"}
 """Class of each task that plays an environment of another package; imported at first use."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
+"""Limits of ``"ReasoningGym"``."""
 
 
 def make_task(
@@ -168,10 +180,10 @@ def make_task(
         name: a name in `TASKS`, `GAMES` or `WORLDS`, or ``"ReasoningGym"``.
         tokenizer: the policy's tokenizer.
         split: ``"train"`` or ``"test"``; games have no splits, as each episode is drawn at random.
-        arguments: of the task and of the environment.
+        arguments: arguments of the task and of the environment.
 
     Returns:
-        The task, its default limits, and the environment's arguments.
+        The task, its default limits, and those of the arguments that are the environment's.
 
     Raises:
         ValueError: if there is no such task or split.
@@ -181,31 +193,64 @@ def make_task(
 
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-    of_task = inspect.signature(TASKS[name]).parameters.keys() if name in TASKS else set()
-    ours = inspect.signature(TextVectorEnv).parameters.keys() - of_task
-    rest = {key: x for key, x in arguments.items() if key in ours}
-    own = {key: x for key, x in arguments.items() if key not in ours}
-    if name in TASKS:
-        task, limits = TASKS[name](split, **own), dict(TASKS[name].LIMITS)
-        if isinstance(task, Prompts):
-            longest = rest.get("max_prompt_tokens") or task.longest_prompt(tokenizer)
-            room = max(1, tokenizer.model_max_length - longest)  # of a small model; its documents say so
-            limits |= {"max_prompt_tokens": longest, "max_new_tokens": min(limits["max_new_tokens"], room)}
-        return task, limits, rest
-    if name in GAMES:
-        from textenv.envs.string_env import StringGames
 
-        pay = {"pay_at": own.pop("pay_at")} if "pay_at" in own else {}
-        make, of_game = GAMES[name]
-        game = functools.partial(make, **own)
-        game()  # raises now on a wrong argument
-        return StringGames(game, tokenizer=tokenizer, **pay), dict(of_game), rest
+    # Divide the arguments; a name that both have is the task's
+    env_parameters = set(inspect.signature(TextVectorEnv).parameters)
+    if name in TASKS:
+        env_parameters -= inspect.signature(TASKS[name]).parameters.keys()
+    env_arguments = {}
+    task_arguments = {}
+    for argument, value in arguments.items():
+        if argument in env_parameters:
+            env_arguments[argument] = value
+        else:
+            task_arguments[argument] = value
+
+    if name in TASKS:
+        task = TASKS[name](split, **task_arguments)
+        limits = dict(task.LIMITS)
+        if isinstance(task, Prompts):
+            limits |= _limits_of_prompts(task, tokenizer, env_arguments.get("max_prompt_tokens"))
+        return task, limits, env_arguments
+    if name in GAMES:
+        games, limits = _make_games(name, tokenizer, task_arguments)
+        return games, limits, env_arguments
     if name == "ReasoningGym":
         from textenv.extras.reasoning_gym import ReasoningGym
 
-        return ReasoningGym(split=split, **own), dict(REASONING_GYM), rest
+        return ReasoningGym(split=split, **task_arguments), dict(REASONING_GYM), env_arguments
     if name in WORLDS:
-        world = resolve_name(WORLDS[name])(split, tokenizer=tokenizer, **own)
-        return world, world.limits, rest
-    known = ", ".join([*TASKS, *GAMES, *WORLDS, "ReasoningGym"])
-    raise ValueError(f"unknown task {name!r}, expected one of {known}")
+        make_world = resolve_name(WORLDS[name])
+        world = make_world(split, tokenizer=tokenizer, **task_arguments)
+        return world, world.limits, env_arguments
+    names = ", ".join([*TASKS, *GAMES, *WORLDS, "ReasoningGym"])
+    raise ValueError(f"unknown task {name!r}, expected one of {names}")
+
+
+def _limits_of_prompts(
+    task: Prompts, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int | None
+) -> dict[str, int]:
+    """Return limits that fit the prompts and the model; ``max_prompt_tokens`` is the user's limit, if there is one."""
+    prompt_tokens = max_prompt_tokens or task.longest_prompt(tokenizer)
+    # A small model's context may leave room for few new tokens
+    room = max(1, tokenizer.model_max_length - prompt_tokens)
+    return {
+        "max_prompt_tokens": prompt_tokens,
+        "max_new_tokens": min(task.LIMITS["max_new_tokens"], room),
+    }
+
+
+def _make_games(
+    name: str, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
+) -> tuple[StringGames, dict[str, int]]:
+    """Make the task that plays a game; return it and its limits."""
+    from textenv.envs.string_env import StringGames
+
+    options = {}
+    game_arguments = dict(arguments)
+    if "pay_at" in arguments:
+        options["pay_at"] = game_arguments.pop("pay_at")
+    make, limits = GAMES[name]
+    make_game = functools.partial(make, **game_arguments)
+    make_game()  # raises now on a wrong argument
+    return StringGames(make_game, tokenizer=tokenizer, **options), dict(limits)

@@ -1,11 +1,13 @@
 """`Prompts`: one's own prompts and rewards as a task, from files or from Python."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textenv.envs.task import FunctionTask
 from textenv.importing import load_function, name_of
@@ -17,21 +19,28 @@ from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, distinct_names, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PromptSource = str | Path | Sequence[Any]
+"""A file as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
 FEW = 10
 """Number of held-out prompts below which an evaluation says little."""
-_warn_once = functools.cache(logging.getLogger(__name__).warning)  # for training and evaluation
+logger = logging.getLogger(__name__)
+_warn_once = functools.cache(logger.warning)
+"""Logs a warning once, though training and evaluation both make the task."""
 
 
 class Prompts(FunctionTask):
     """Answer one's own prompts, scored by one's own reward functions.
 
-    About a quarter of the prompts, chosen by their content, is held out as the test split. If that would leave one of
-    the splits empty, both have all prompts, and the log says so.
+    About a quarter of the prompts, chosen by their content, is held out as the test split. If this would leave a split
+    empty, both splits have all prompts, and the log says so.
 
     Args:
         split: ``"train"`` or ``"test"``.
         prompts: a file as in `textenv.load_prompts`, or a sequence as in `PromptList`.
-        reward: a function, ``"rewards.py:function"``, or several: a mapping as in `Rewards`, or a list such as
+        reward: a function, or ``"rewards.py:function"``; or several: a mapping as in `Rewards`, or a list such as
             ``["rewards.py:f", "other.py:g=0.5"]``, where the number is the weight.
         eval_prompts: prompts of the test split; ``prompts`` is then not split.
         prompt_column: name of the prompt's column in the files.
@@ -55,9 +64,9 @@ class Prompts(FunctionTask):
         self,
         split: str = "train",
         *,
-        prompts: str | Path | Sequence[Any] | None = None,
+        prompts: PromptSource | None = None,
         reward: Any = None,
-        eval_prompts: str | Path | Sequence[Any] | None = None,
+        eval_prompts: PromptSource | None = None,
         prompt_column: str = "prompt",
         system_prompt: str | None = None,
         chat: bool = False,
@@ -68,28 +77,34 @@ class Prompts(FunctionTask):
                 f"textenv/Prompts-v0 has no {missing}: give prompts='prompts.jsonl' and reward='rewards.py:function', "
                 "on the command line --prompts prompts.jsonl --reward rewards.py:function"
             )
-        self._system, self._chat = system_prompt, chat or system_prompt is not None
+        self._system = system_prompt
+        self._chat = chat or system_prompt is not None
         rewards = read_rewards(reward)
-        super().__init__(_of_split(split, prompts, eval_prompts, prompt_column), rewards)
+        super().__init__(_prompts_of_split(split, prompts, eval_prompts, prompt_column), rewards)
         for function, _ in rewards.functions.values():
             check_columns(function, self.names | RESERVED)
 
     def prompt(self, index: int) -> Prompt:
-        """See `PromptList.prompt`; text becomes a chat if the task was made so."""
+        """See `PromptList.prompt`; a text becomes a chat if ``chat`` or ``system_prompt`` was set."""
         prompt = super().prompt(index)
-        content: Any = prompt.content
         if not self._chat:
             return prompt
-        if isinstance(content[0], int):
+        chat: Any = prompt.content
+        if isinstance(chat[0], int):
             raise ValueError(f"prompt {prompt.row} is a list of token ids, but a chat (system_prompt, chat) needs text")
-        chat = ({"role": "user", "content": content},) if isinstance(content, str) else content
+        if isinstance(chat, str):
+            chat = ({"role": "user", "content": chat},)
         if self._system is not None and chat[0]["role"] != "system":
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
 
-    def longest_prompt(self, tokenizer: Any) -> int:
-        """Tokens of the longest prompt, the default limit."""
-        return longest_prompt(self, lambda prompt: len(prompt_ids(prompt, tokenizer)))
+    def longest_prompt(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Return the length of the longest prompt in tokens, which is the default limit."""
+
+        def count_tokens(prompt: Prompt) -> int:
+            return len(prompt_ids(prompt, tokenizer))
+
+        return longest_prompt(self, count_tokens)
 
 
 def read_rewards(reward: Any) -> Rewards:
@@ -102,51 +117,74 @@ def read_rewards(reward: Any) -> Rewards:
         return reward
     if not isinstance(reward, (str, list, tuple)):
         return Rewards(reward)
+    # Functions and their weights
     entries = [reward] if isinstance(reward, str) else reward
-    weighted = [_loaded(entry) if isinstance(entry, str) else (entry, 1.0) for entry in entries]
-    functions = [function for function, _ in weighted]
-    if not any(weight for _, weight in weighted):
+    functions: list[RewardFunction] = []
+    weights: list[float] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            function, weight = _load_reward(entry)
+        else:
+            function = entry
+            weight = 1.0
+        functions.append(function)
+        weights.append(weight)
+    if not any(weights):
         raise ValueError(f"reward is {reward!r:.200}, whose weights are all 0, so nothing would be learnt: raise one")
-    if len(weighted) == 1 and weighted[0][1] == 1.0:
+    if weights == [1.0]:
         return Rewards(functions[0])
+
+    # A name of its own for each
     names = distinct_names(functions)
     for name, function in zip(names, functions, strict=True):
         if name != reward_name(function):
             _warn_once("several rewards have the name %s: %s is %s", reward_name(function), name, name_of(function))
-    return Rewards(dict(zip(names, weighted, strict=True)))
+    weighted_functions = zip(functions, weights, strict=True)
+    return Rewards(dict(zip(names, weighted_functions, strict=True)))
 
 
-def _loaded(named: str) -> tuple[RewardFunction, float]:
-    """Load ``"rewards.py:function"`` or ``"rewards.py:function=WEIGHT"``."""
-    name, weighted, weight = named.rpartition("=")
-    if not weighted or ":" in weight:  # the sign is part of a path
-        return load_function(named), 1.0
+def _load_reward(text: str) -> tuple[RewardFunction, float]:
+    """Load the function and the weight of ``"rewards.py:function"`` or ``"rewards.py:function=WEIGHT"``."""
+    name, equals_sign, weight = text.rpartition("=")
+    if not equals_sign or ":" in weight:  # the sign is part of a path
+        return load_function(text), 1.0
     try:
         factor = float(weight)
     except ValueError as error:
-        raise ValueError(f"reward is {named!r}, whose weight is no number: give rewards.py:function=0.5") from error
+        raise ValueError(f"reward is {text!r}, whose weight is no number: give rewards.py:function=0.5") from error
     return load_function(name), factor
 
 
-def _of_split(split: str, prompts: Any, eval_prompts: Any, column: str) -> Sequence[Any]:
+def _prompts_of_split(
+    split: str, prompts: PromptSource, eval_prompts: PromptSource | None, column: str
+) -> Sequence[Any]:
     """Return the prompts of a split; raise a ValueError if either source cannot be read."""
     if eval_prompts is not None and split == "test":
-        return _opened(eval_prompts, column)
-    found = _opened(prompts, column)
+        return _open_prompts(eval_prompts, column)
+    all_prompts = _open_prompts(prompts, column)
+
+    # Hold some out
     if eval_prompts is None:
-        part = split_prompts(found, split, all_if_few=True)
-        if split == "test" and len(part) < min(FEW, len(found)):
-            said = "only %d of %d prompts are held out for evaluation, which says little: give more, or others with %s"
-            logging.getLogger(__name__).warning(said, len(part), len(found), "--eval-prompts (eval_prompts=)")
+        part = split_prompts(all_prompts, split, all_if_few=True)
+        if split == "test" and len(part) < min(FEW, len(all_prompts)):
+            logger.warning(
+                "only %d of %d prompts are held out for evaluation, which says little: give more, or others with "
+                "--eval-prompts (eval_prompts=)",
+                len(part),
+                len(all_prompts),
+            )
         return part
+
+    # The user has held some out
     try:
-        check_no_overlap(found, _opened(eval_prompts, column))
+        check_no_overlap(all_prompts, _open_prompts(eval_prompts, column))
     except ValueError as error:
-        logging.getLogger(__name__).warning("%s", error)
-    return found
+        logger.warning("%s", error)
+    return all_prompts
 
 
-def _opened(prompts: Any, column: str) -> Sequence[Any]:
+def _open_prompts(prompts: PromptSource, column: str) -> Sequence[Any]:
     """Open a file of prompts, or check a sequence."""
-    from_file = isinstance(prompts, (str, Path))
-    return PromptList(load_prompts(prompts, prompt_column=column) if from_file else prompts).prompts
+    if isinstance(prompts, (str, Path)):
+        prompts = load_prompts(prompts, prompt_column=column)
+    return PromptList(prompts).prompts
