@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule
-from textenv.envs.early_scores import PORTION, EarlyScores
+from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
@@ -667,7 +667,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             refilled = self._refill()
             changed[refilled] = True
         if self._early is not None:
-            self._early.offer(batch.transcript.unscored, least=PORTION * len(batch.numbers))
+            self._early.offer(batch.transcript.unscored, least=MIN_PORTION * len(batch.numbers))
         return changed
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
