@@ -239,11 +239,11 @@ def texts(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, 
     """
     tokens = rollout["observation"]
     needed = rollout["mask"]
-    first_length = 1  # length of the text that ends with column 0
+    first_length = 1  # the state of column t has t + 1 tokens
     if whole:
         tokens = sequences(rollout)
         needed = needed | rollout["terminated"] | rollout["truncated"]
-        first_length = 2  # its action included
+        first_length = 2  # and the state after its action t + 2
     steps = needed.shape[1]
     lengths = torch.arange(first_length, first_length + steps, device=needed.device)  # [T]
     needed_length = (needed * lengths).amax(1).clamp(min=1)  # [B]
