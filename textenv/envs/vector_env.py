@@ -306,7 +306,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; log which objects begin anew, without a saved state."""
+        """Restore the state that `state_dict` returned; log which objects and saved states do not fit each other."""
         self.prompt_order = state["prompt_order"]
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
